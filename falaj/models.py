@@ -138,7 +138,7 @@ def withdraw(
     """
     from tasks.features.access.audit import AuditTrail, process_identity
     from tasks.registry.connection import RegistryLocation
-    from tasks.registry.standing import withdraw as withdraw_version
+    from tasks.registry.promotion import withdraw as withdraw_version
 
     settings, reason, approver = context.settings, reason.strip(), approver.strip()
     if not reason or not approver or len(reason) > LONGEST_REASON:

@@ -22,7 +22,7 @@ from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
     find_calibration_source,
-    find_rival,
+    find_incumbent,
     register_candidate,
 )
 from tasks.validation.suites import read_suite
@@ -68,9 +68,9 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     if outcome.fit is None:
         return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
     model = map_program(source, outcome, dataset, splits)
-    rival = find_rival(model, config.registry)
+    incumbent = find_incumbent(model, config.registry)
     baseline_model = fit_baseline_model(dataset, splits, config.baseline_model)
-    evaluation = judge_candidate(model, dataset, rival, baseline_model, config.evaluation)
+    evaluation = judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
     refusal = weigh_recalibration(model, evaluation)
     result = RecalibrationResult(
         source=version_before, fit=outcome, refusal=refusal, evaluation=evaluation

@@ -24,7 +24,7 @@ from tasks.predictions.labels import KNOWN_AT
 from tasks.predictions.reading import LogQuery
 from tasks.registry.approval import VISIBLE
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.standing import find_standing, roll_back
+from tasks.registry.promotion import find_standing, roll_back
 from tasks.release.config import ReleaseConfig
 from tasks.release.evidence import no_labels
 from tasks.release.looking import Look

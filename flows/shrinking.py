@@ -26,7 +26,7 @@ from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
-    find_rival,
+    find_incumbent,
     find_shrinking_parent,
     register_candidate,
 )
@@ -95,9 +95,9 @@ def release(
     result: ShrinkingResult, model: ShrunkModel, dataset: ValidatedDataset, config: PipelineConfig
 ) -> ShrinkingResult:
     """The way of every candidate: judged, registered, converted, promoted or refused."""
-    rival = find_rival(model, config.registry)
+    incumbent = find_incumbent(model, config.registry)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
-    evaluation = judge_candidate(model, dataset, rival, baseline_model, config.evaluation)
+    evaluation = judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     entities, staging = config.features.training_set.sql, config.staging_queries

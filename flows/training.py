@@ -13,7 +13,7 @@ from tasks.features.task import build_training_set, rank_single_features
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
-from tasks.registry.task import claim_model_name, find_rival, find_start, register_candidate
+from tasks.registry.task import claim_model_name, find_incumbent, find_start, register_candidate
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
@@ -51,8 +51,8 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     with leased(request, config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
-    rival = find_rival(model, config.registry)
-    evaluation = judge_candidate(model, dataset, rival, baseline_model, config.evaluation, ranking)
+    incumbent = find_incumbent(model, config.registry)
+    evaluation = judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation, ranking)
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)

@@ -29,8 +29,7 @@ from tasks.kernel.errors import FalajError, RegistryError
 from tasks.kernel.files import file_state, size_of
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import PROGRAM_TAG, VARIANTS_TAG, RegisteredVersion, Registry
-from tasks.registry.model_folder import read_version, verified_program
-from tasks.registry.records import RegisteredVariant
+from tasks.registry.model_folder import RegisteredVariant, read_version, verified_program
 
 logger = logging.getLogger(__name__)
 PROGRAM_VARIANT = "pytorch-program"

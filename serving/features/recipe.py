@@ -32,7 +32,7 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import MANIFEST_TAG, Registry
-from tasks.registry.records import MANIFEST_FILE
+from tasks.registry.model_folder import MANIFEST_FILE
 
 
 class ModelOrigin(BaseModel):

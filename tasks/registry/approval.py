@@ -7,11 +7,9 @@ tags of the version. The first answer counts. Nothing here moves an alias: see `
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from pydantic import Field, ValidationError
@@ -21,10 +19,10 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import Approval, ModelVariant
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.files import write_atomically
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import RegisteredVersion, Registry
+from tasks.registry.model_folder import digest_of_value
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +37,7 @@ WAITING: Final = "waiting"
 APPROVED: Final = "approved"
 REJECTED: Final = "rejected"
 TIMED_OUT: Final = "timed_out"
+QUESTION_FILE = "promotion/question-{}.json"
 FINAL = frozenset({APPROVED, REJECTED, TIMED_OUT})
 VISIBLE = r"[^\s\x1c-\x1f]"  # what `str.strip` leaves: it takes four separators that `\s` does not
 
@@ -53,14 +52,9 @@ class Question(Contract):
     config: PromotionConfig
 
     @property
-    def text(self) -> str:
-        """Content of the file that keeps it."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @property
     def digest(self) -> str:
-        """SHA-256 that names it."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        """SHA-256 of the file that keeps it."""
+        return digest_of_value(self)
 
 
 class Answer(Contract):
@@ -106,9 +100,8 @@ def put_question(
         StorageError: the disk refused. Nothing was asked.
     """
     deadline = now + timedelta(hours=question.config.approval.timeout_h)
-    write_atomically(_file(registry, version, question.digest), question.text)
     tags = {
-        QUESTION_TAG: question.digest,
+        QUESTION_TAG: registry.keep(version, QUESTION_FILE, question),
         ASKED_TAG: now.isoformat(),
         DEADLINE_TAG: deadline.isoformat(),
         STATE_TAG: WAITING,  # last: until then the version is as it was
@@ -131,7 +124,7 @@ def read_question(registry: Registry, version: RegisteredVersion) -> Question:
             "open and `promotion.approval.enabled` is set. Run the promotion first; nothing was "
             "changed"
         )
-    file = _file(registry, version, digest)
+    file = registry.run_folder(version.run_id) / QUESTION_FILE.format(digest[:12])
     try:
         question = Question.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValidationError, UnicodeDecodeError) as exc:
@@ -233,8 +226,12 @@ def close_question(
     return known.state == TIMED_OUT
 
 
-def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> bool:
-    """True while a question is the last one put about a version and nobody settled it.
+def seconds_left(
+    name: str, number: int, location: RegistryLocation, now: datetime, digest: str
+) -> float | None:
+    """Seconds until the time of a question is over, at least 0; None where it is settled.
+
+    It is also settled where another question was put since.
 
     Raises:
         RegistryError: the version is gone.
@@ -242,18 +239,14 @@ def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> 
     """
     version = Registry(location).version(name, number)
     known = known_approval(version)
-    is_last = version.tags.get(QUESTION_TAG) == digest
-    return is_last and known is not None and known.state == WAITING
-
-
-def seconds_left(
-    name: str, number: int, location: RegistryLocation, now: datetime, digest: str
-) -> float:
-    """Seconds until the time of an open question is over; 0 where it is over or not open."""
-    known = known_approval(Registry(location).version(name, number))
-    if known is None or not is_open(name, number, location, digest):
-        return 0.0
+    if known is None or known.state != WAITING or version.tags.get(QUESTION_TAG) != digest:
+        return None
     return max(0.0, (known.deadline - now).total_seconds())
+
+
+def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> bool:
+    """True while a question is the last one put about a version and nobody settled it."""
+    return seconds_left(name, number, location, datetime.now(UTC), digest) is not None
 
 
 def known_approval(version: RegisteredVersion) -> Approval | None:
@@ -303,7 +296,3 @@ def _close(registry: Registry, version: RegisteredVersion, known: Approval) -> A
     registry.set_tags(version, {STATE_TAG: TIMED_OUT})
     logger.warning("%s is rejected: nobody answered before %s", version, known.deadline.isoformat())
     return known.model_copy(update={"state": TIMED_OUT})
-
-
-def _file(registry: Registry, version: RegisteredVersion, digest: str) -> Path:
-    return registry.run_folder(version.run_id) / "promotion" / f"question-{digest[:12]}.json"

@@ -1,13 +1,14 @@
-"""From a trained and judged model to a registered version with the alias `candidate`."""
+"""Registering: a trained and judged model as the candidate, an imported program, a name's owner."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ImportedProgram
 from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
 from tasks.contracts.training import (
@@ -16,25 +17,26 @@ from tasks.contracts.training import (
     ShrunkModel,
     TrainedModel,
 )
-from tasks.kernel.errors import RegistryError
+from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
+    INCUMBENT_TAG,
     MANIFEST_TAG,
     MODEL_FOLDER,
     NOBODY,
+    ORIGIN_TAG,
     PROGRAM_TAG,
     RECALIBRATED_TAG,
-    RIVAL_TAG,
     SHRUNK_TAG,
     SNAPSHOT_TAG,
     MetricPoint,
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import read_version, write_model
+from tasks.registry.model_folder import VersionRecord, read_version, write_import, write_model
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +68,17 @@ def register_candidate(
     _check_they_belong_together(trained, evaluation, dataset)
     registry = Registry(location)
     with exclusive(location):
-        version = _find_whole(registry, config.model_name, trained)
+        version = _find_whole(
+            registry,
+            config.model_name,
+            {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: trained.snapshot_sha256},
+            lambda record: record.manifest is not None,
+        )
         if version is None:
             discard_half_runs(registry, config)
             version = _register(registry, trained, evaluation, dataset, config, store, code_commit)
         registry.finish_run(version.run_id)
-        registry.set_tags(version, {RIVAL_TAG: _rival_of(evaluation)})
+        registry.set_tags(version, {INCUMBENT_TAG: _incumbent_of(evaluation)})
         registry.set_alias(version, CANDIDATE)
     return version.ref
 
@@ -98,13 +105,19 @@ def _check_they_belong_together(
         )
 
 
-def _find_whole(registry: Registry, name: str, trained: CandidateModel) -> RegisteredVersion | None:
-    tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: trained.snapshot_sha256}
+def _find_whole(
+    registry: Registry,
+    name: str,
+    tags: Mapping[str, str],
+    is_same: Callable[[VersionRecord], bool],
+) -> RegisteredVersion | None:
+    """The version with these tags whose files are undamaged and that is described the same."""
     for version in registry.versions(name, tags):
         record = read_version(version)
-        if record.manifest is not None and not record.damage:
+        if record.damage:
+            logger.warning("%s is passed over: %s", version, "; ".join(record.damage))
+        elif is_same(record):
             return version
-        logger.warning("%s is passed over: %s", version, "; ".join(record.damage) or "no manifest")
     return None
 
 
@@ -253,7 +266,7 @@ def _interval(name: str, metric: Metric) -> Iterator[MetricPoint]:
     yield MetricPoint(f"{name}_high", metric.high)
 
 
-def _rival_of(evaluation: EvaluationReport) -> str:
+def _incumbent_of(evaluation: EvaluationReport) -> str:
     for comparison in evaluation.comparisons:
         if match := _AGAINST_CHAMPION.fullmatch(comparison.against):
             return match[1]
@@ -277,3 +290,135 @@ def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
         f"({quality.low:.4f} to {quality.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
         f"{evaluation.window}."
     )
+
+
+def register_import(
+    imported: ImportedProgram,
+    config: RegistryConfig,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    code_commit: str,
+) -> ModelVersionRef:
+    """Record where the program comes from and file it as a version of its model.
+
+    The same program of the same origin and description is registered once. No alias points at it:
+    nothing judged it against a champion.
+
+    Raises:
+        RegistryError: MLflow refused.
+        ArtifactError: the program is gone from the store, or damaged.
+        TransientError: the registry was busy.
+        StorageError: the disk refused.
+    """
+    registry = Registry(location)
+    described = (imported.family, imported.signature, imported.columns)
+    with exclusive(location):
+        version = _find_whole(
+            registry,
+            config.model_name,
+            {PROGRAM_TAG: imported.program.sha256, SNAPSHOT_TAG: imported.origin_sha256},
+            lambda record: (
+                (m := record.imported) is not None
+                and (m.family, m.signature, m.columns) == described
+            ),
+        )
+        if version is None:
+            discard_half_runs(registry, config)
+            version = _file_import(registry, imported, config, store, code_commit)
+        registry.finish_run(version.run_id)
+    return version.ref
+
+
+def _file_import(
+    registry: Registry,
+    imported: ImportedProgram,
+    config: RegistryConfig,
+    store: ArtifactStore,
+    code_commit: str,
+) -> RegisteredVersion:
+    told = " ".join(imported.origin.get(name, "") for name in ("package", "version")).strip()
+    tags = {
+        PROGRAM_TAG: imported.program.sha256,
+        SNAPSHOT_TAG: imported.origin_sha256,
+        ORIGIN_TAG: told or "files",
+        "family": imported.family,
+        "code_commit": code_commit,
+    }
+    run_name = f"import-{imported.program.sha256[:8]}"
+    run = registry.start_run(config.experiment, run_name, tags)
+    digests = {f"sha256.{name}": digest for name, digest in imported.files.items()}
+    registry.log(run, {**imported.origin, **digests}, [])
+    folder = run.folder / MODEL_FOLDER
+    manifest = write_import(folder, imported, config.model_name, code_commit, store)
+    described = f"Trained elsewhere ({tags[ORIGIN_TAG]}); family {imported.family}."
+    return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
+
+
+SERVICE_TAG = "feature_service"
+IMPORTS = "(imports)"
+"""Owner of a name under which models are imported; no use case can be called so."""
+
+
+def claim_model_name(
+    use_case: str,
+    service: str | None,
+    config: RegistryConfig,
+    location: RegistryLocation,
+    *,
+    reserve: bool,
+) -> None:
+    """See that the model name is this use case's, or nobody's, and note it as its owner.
+
+    A model of an earlier release names no owner: it is the use case's whose feature service its
+    newest version was trained on.
+
+    Args:
+        use_case: who wants to register under the name; `IMPORTS` for an import.
+        service: feature service that it trains on; None for an import.
+        config: the model name, and whose name is taken over.
+        location: the registry.
+        reserve: note the owner; else nothing is written.
+
+    Raises:
+        ConfigurationError: the name belongs to another use case. Nothing was written.
+        TransientError: the registry was busy.
+    """
+    database = location.database_path
+    if not reserve and database is not None and not database.exists():
+        return
+    registry, name = Registry(location), config.model_name
+    with exclusive(location):
+        owner = registry.owner(name)
+        if owner == use_case:
+            return
+        if config.adopts is None or owner not in (None, config.adopts):
+            _check_is_free(registry, name, owner, use_case, service)
+        elif reserve:
+            logger.warning("%s takes %s over from %s", _told(use_case), name, config.adopts)
+        if reserve:
+            registry.set_owner(name, use_case)
+
+
+def _check_is_free(
+    registry: Registry, name: str, owner: str | None, use_case: str, service: str | None
+) -> None:
+    if owner is None:
+        versions = registry.versions(name)
+        trained_on = versions[-1].tags.get(SERVICE_TAG, service) if versions else service
+        if trained_on == service:
+            return
+        seen = f"holds versions that were trained on feature service {trained_on}"
+        cure = "set registry.adopts to the name of the use case whose model it continues"
+    else:
+        seen = f"belongs to {_told(owner)}"
+        cure = f'set registry.adopts: "{owner}" where it continues that model'
+    who = _told(use_case) + (f" (feature service {service})" if service else "")
+    raise ConfigurationError(
+        f"model name {name!r} {seen}, and {who} names it too: each would replace the other's "
+        f"candidate and champion. Choose a registry.model_name of its own, or {cure}. Nothing was "
+        "written"
+    )
+
+
+def _told(owner: str) -> str:
+    return "imported models" if owner == IMPORTS else f"use case {owner}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,14 +34,11 @@ if TYPE_CHECKING:
 LOCK_WAIT_S = 120.0
 SQLITE_SCHEME = "sqlite:///"
 SQLITE_MAGIC = b"SQLite format 3\0"
-_LOCKED = ("database is locked", "database table is locked", "database schema is locked")
-_REFUSED = (
-    "readonly database",
-    "unable to open database file",
-    "database or disk is full",
-    "disk I/O error",
+_LOCKED = re.compile("database (table |schema )?is locked")
+_REFUSED = re.compile(
+    "readonly database|unable to open database file|database or disk is full|disk I/O error"
 )
-_DAMAGED = ("file is not a database", "disk image is malformed")
+_DAMAGED = re.compile("file is not a database|disk image is malformed")
 
 
 @dataclass(frozen=True)
@@ -137,26 +135,21 @@ def _is_database(path: Path) -> bool:
     )
 
 
-@contextmanager
-def exclusive(location: RegistryLocation, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Be the only process (and thread) that changes this registry.
-
-    The lock belongs to the process, so that of a killed one is free at once. Not re-entrant.
+def exclusive(
+    location: RegistryLocation, wait_s: float = LOCK_WAIT_S
+) -> AbstractContextManager[int]:
+    """Be the only process (and thread) that changes this registry. Not re-entrant.
 
     Raises:
         TransientError: somebody else held it for `wait_s` seconds.
         StorageError: the folder cannot be written.
     """
     path = location.artifacts / ".registry.lock"
-
-    def held() -> TransientError:
-        return TransientError(
-            f"another process held {path} for {wait_s:g} s while changing the model registry; "
-            "expected it to finish sooner. Nothing was changed; try again"
-        )
-
-    with locked(path, wait_s=wait_s, held=held):
-        yield
+    busy = TransientError(
+        f"another process held {path} for {wait_s:g} s while changing the model registry; nothing "
+        "was changed; try again"
+    )
+    return locked(path, wait_s=wait_s, held=lambda: busy)
 
 
 @contextmanager
@@ -180,27 +173,19 @@ def explained(location: RegistryLocation) -> Iterator[None]:
 
 def _as_ours(text: str, location: RegistryLocation, *, busy: bool) -> FalajError:
     where = location.database_path or "the tracking database"
-    said = text.strip().splitlines()[0] if text.strip() else "no reason given"
-    if any(sign in text for sign in _LOCKED):
-        return TransientError(
-            f"{where} was locked by another process for longer than MLflow waits ({said}); the "
-            "change was not made. Try again when the other process is done"
-        )
-    if any(sign in text for sign in _REFUSED):
-        return StorageError(
-            f"{where}: the disk refused ({said}); expected a writable file with free space. The "
-            "change was not made; free space or mend the permissions and run again"
-        )
-    if any(sign in text for sign in _DAMAGED):
+    reason = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    kept = f"{where}: the change was not made ({reason})"
+    if _LOCKED.search(text):
+        return TransientError(f"{kept}; another process holds its lock. Try again later")
+    if _REFUSED.search(text):
+        return StorageError(f"{kept}; expected a writable file with free space. Retry then")
+    if _DAMAGED.search(text):
         return RegistryError(
-            f"{where} is damaged ({said}). Restore it from a backup, or move it away to begin an "
-            "empty registry; the files of earlier runs stay in " + str(location.artifacts)
+            f"{kept}; the file is damaged. Restore it from a backup, or move it away to begin an "
+            f"empty registry; the files of earlier runs stay in {location.artifacts}"
         )
     if "out-of-date database schema" in text:
         return RegistryError(
-            f"{where} was written by another version of MLflow ({said}). Back it up, then run "
-            "`mlflow db upgrade` on it; nothing was changed"
+            f"{kept}; another version of MLflow wrote it. Back it up, then run `mlflow db upgrade`"
         )
-    if busy:
-        return TransientError(f"{where} was not available ({said}); the change was not made")
-    return RegistryError(f"{where}: MLflow refused ({said}); the change was not made")
+    return TransientError(f"{kept}; try again") if busy else RegistryError(kept)

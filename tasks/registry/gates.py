@@ -25,7 +25,7 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.release import GateResult, ModelVariant
 from tasks.registry.config import PromotionConfig
-from tasks.registry.records import VariantList, VersionRecord
+from tasks.registry.model_folder import VariantList, VersionRecord
 
 SECONDS_PER_DAY = 86_400
 TINY = 1e-30

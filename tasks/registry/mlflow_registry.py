@@ -5,6 +5,7 @@ Every method raises only `TransientError`, `StorageError` or `RegistryError`.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.kernel.errors import RegistryError
+from tasks.kernel.files import write_atomically
 from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ VARIANTS_TAG = "variants_sha256"  # of `variants.json`
 KEPT_TAG = "kept_variants"
 RECALIBRATED_TAG = "recalibrated_from"  # number of the version whose network it has
 SHRUNK_TAG = "shrunk_from"  # number of the version whose network was made smaller
-RIVAL_TAG = "rival"  # number of the version that the evaluation compared with
+INCUMBENT_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"
 PREVIOUS_TAG = "previous_champion"
@@ -240,6 +242,22 @@ class Registry:
             )
             run = self._client.create_run(number, tags=dict(tags), run_name=name)
             return StartedRun(run.info.run_id, _local_path(run.info.artifact_uri))
+
+    def keep(self, version: RegisteredVersion, place: str, value: Contract) -> str:
+        """Keep a value as a file among those of a version's run; returns its SHA-256.
+
+        Args:
+            version: whose run.
+            place: path in the run's folder; `{}` stands for the first 12 digits of the digest.
+            value: to be kept.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        text = value.model_dump_json(indent=1) + "\n"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        write_atomically(self.run_folder(version.run_id) / place.format(digest[:12]), text)
+        return digest
 
     def opened(self, run_id: str) -> StartedRun:
         """An earlier run, to be written to again."""

@@ -10,43 +10,45 @@ of everything else.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from tasks.contracts.base import Contract
-from tasks.contracts.conversion import ImportedProgram
-from tasks.contracts.data import FeatureSnapshot
-from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.calibration import Calibration
+from tasks.contracts.conversion import (
+    ImportedProgram,
+    Signature,
+    TensorSpec,
+    tabular_signature,
+)
+from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
+from tasks.contracts.evaluation import Comparison, EvaluationReport, Quality
 from tasks.contracts.release import ModelVariant
-from tasks.contracts.training import CandidateModel
+from tasks.contracts.training import (
+    CandidateModel,
+    RecalibratedModel,
+    Shrinking,
+    ShrunkModel,
+    StartingPoint,
+)
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore
+from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
+    KEPT_TAG,
     MANIFEST_TAG,
+    NOBODY,
     ORIGIN_TAG,
     PROGRAM_TAG,
     VARIANTS_TAG,
     RegisteredVersion,
-)
-from tasks.registry.records import (
-    EVALUATION_FILE,
-    MANIFEST_FILE,
-    PROGRAM_FILE,
-    VARIANTS_FILE,
-    FileRecord,
-    ImportedManifest,
-    ModelInterface,
-    ModelManifest,
-    ModelStart,
-    RegisteredVariant,
-    VariantList,
-    VersionRecord,
-    describe_import,
-    describe_model,
+    Registry,
 )
 
 Value = TypeVar("Value", bound=BaseModel)
@@ -286,3 +288,280 @@ def _write_value(path: Path, value: Contract) -> str:
     write_atomically(path, _text_of(value))
     flush_to_disk(path.parent)
     return digest_of(path)
+
+
+MANIFEST_FILE = "model.json"
+VARIANTS_FILE = "variants.json"
+PROGRAM_FILE = "program.pt2"
+EVALUATION_FILE = "evaluation.json"
+CATEGORY_CODE_RULE = (
+    "CRC-32 (zlib) of the string's UTF-8 bytes, bitwise-and 0x7FFFFFFF; null or empty is 0"
+)
+
+
+class FileRecord(Contract):
+    """One file or folder in a model's folder."""
+
+    sha256: str = Field(min_length=64, max_length=64)
+    num_bytes: NonNegativeInt
+
+
+class Preprocessing(Contract):
+    """Where raw columns become network input."""
+
+    place: str = "inside the program: every format takes the same raw columns"
+    fitted_on: TimeWindow = Field(description="The training window; no other row was seen.")
+    categorical: str = (
+        "the program maps each category code to its own vocabulary; a code it does not know, and "
+        "0, have embeddings of their own"
+    )
+    numeric: str = "NaN means missing; the program fills and scales with training statistics"
+    category_code_rule: str = CATEGORY_CODE_RULE
+
+
+class EvaluationSummary(Contract):
+    """The judgement in short; `evaluation.json` holds the whole."""
+
+    window: TimeWindow
+    overall: Quality
+    yardstick_name: str
+    yardstick: Quality
+    comparisons: tuple[Comparison, ...]
+
+
+class ModelManifest(Contract):
+    """`model.json`: everything needed to use, check and trace one registered model."""
+
+    manifest_version: Literal[1] = 1
+    model_name: str
+    code_commit: str
+    columns: DatasetSchema
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    preprocessing: Preprocessing
+    snapshot_sha256: str
+    splits: DataSplits
+    feature_service: str
+    feature_views: dict[str, str]
+    tables_version: str
+    pins: SnapshotPins | None = Field(
+        default=None, description="What the snapshot was made from; None in earlier releases."
+    )
+    label_definition: str
+    training_config: dict[str, object]
+    best_epoch: NonNegativeInt
+    started_from: StartingPoint | None = Field(
+        default=None, description="Whose weights it began with; None for none."
+    )
+    calibration: Calibration | None = Field(
+        default=None,
+        description="The map of another version's scores; None where the network was trained.",
+    )
+    shrinking: Shrinking | None = Field(
+        default=None, description="The version that it is a smaller one of; None for none."
+    )
+    evaluation: EvaluationSummary
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
+
+
+class ImportedManifest(Contract):
+    """`model.json` of a program that was trained elsewhere."""
+
+    manifest_version: Literal[1] = 1
+    model_name: str
+    code_commit: str
+    family: str
+    signature: Signature
+    columns: DatasetSchema | None
+    origin: dict[str, str] = Field(description="Package, its version and licence; settings.")
+    origin_files: dict[str, str] = Field(description="Digest of every file it was made from.")
+    snapshot_sha256: str = Field(description="Digest of `origin_files`: there is no snapshot.")
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
+
+
+class ModelInterface(BaseModel):
+    """The part of `model.json` that using the model takes.
+
+    A champion outlives the code that registered it, so what later code added or left out elsewhere
+    in the manifest does not matter here.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    columns: DatasetSchema | None
+    family: str = "tabular"
+    signature: Signature | None = None
+
+
+class ModelStart(ModelInterface):
+    """The part of `model.json` that going on from the model takes."""
+
+    columns: DatasetSchema
+    snapshot_sha256: str
+    splits: DataSplits
+    training_config: dict[str, object]
+    files: dict[str, FileRecord]
+    started_from: StartingPoint | None = None
+    best_epoch: NonNegativeInt
+    calibration: Calibration | None = None
+    shrinking: Shrinking | None = None
+
+
+class RegisteredVariant(Contract):
+    """One variant and, where it was kept, its folder inside the model's folder."""
+
+    variant: ModelVariant
+    folder: str | None
+
+
+class VariantList(Contract):
+    """`variants.json`: all variants of a version, kept and dropped, with the reasons."""
+
+    source_sha256: str
+    variants: tuple[RegisteredVariant, ...]
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """What the registry really holds of one version, read back and checked by digest."""
+
+    ref: ModelVersionRef
+    manifest: ModelManifest | None
+    """None too of a program that was trained elsewhere."""
+    variants: VariantList | None
+    damage: tuple[str, ...]
+    """One sentence for each file that is missing or not what its digest says."""
+    imported: ImportedManifest | None = None
+    """Of a program that was trained elsewhere."""
+
+
+def describe_model(
+    trained: CandidateModel,
+    evaluation: EvaluationReport,
+    snapshot: FeatureSnapshot,
+    model_name: str,
+    code_commit: str,
+    files: dict[str, FileRecord],
+) -> ModelManifest:
+    """The manifest of one trained model."""
+    signature = tabular_signature(trained.columns)
+    return ModelManifest(
+        model_name=model_name,
+        code_commit=code_commit,
+        columns=trained.columns,
+        inputs=signature.inputs,
+        outputs=(signature.output,),
+        preprocessing=Preprocessing(fitted_on=trained.splits.train),
+        snapshot_sha256=trained.snapshot_sha256,
+        splits=trained.splits,
+        feature_service=snapshot.feature_service,
+        feature_views=snapshot.feature_views,
+        tables_version=snapshot.tables_version,
+        pins=snapshot.pins,
+        label_definition=snapshot.label_definition,
+        training_config=trained.config,
+        best_epoch=trained.best_epoch,
+        started_from=trained.started_from,
+        calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
+        shrinking=trained.shrinking if isinstance(trained, ShrunkModel) else None,
+        evaluation=EvaluationSummary(
+            window=evaluation.window,
+            overall=evaluation.overall,
+            yardstick_name=evaluation.baseline_model_name,
+            yardstick=evaluation.baseline_model,
+            comparisons=evaluation.comparisons,
+        ),
+        files=files,
+    )
+
+
+def describe_import(
+    imported: ImportedProgram, model_name: str, code_commit: str, files: dict[str, FileRecord]
+) -> ImportedManifest:
+    """The manifest of a program that was trained elsewhere."""
+    return ImportedManifest(
+        model_name=model_name,
+        code_commit=code_commit,
+        family=imported.family,
+        signature=imported.signature,
+        columns=imported.columns,
+        origin=imported.origin,
+        origin_files=imported.files,
+        snapshot_sha256=imported.origin_sha256,
+        files=files,
+    )
+
+
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def attach_variants(
+    ref: ModelVersionRef,
+    variants: tuple[ModelVariant, ...],
+    location: RegistryLocation,
+    store: ArtifactStore,
+) -> ModelVersionRef:
+    """File the kept variants under the version, and name all, kept and dropped, with the reasons.
+
+    They take the place of those that were made before for the same hardware classes; what was made
+    for other classes stays. Idempotent: the same variants, whole in the registry, are not copied
+    again. Interrupted, the version has the list it had before; the next call completes.
+
+    Raises:
+        RegistryError: a variant is of another program, or has no files though it is kept; the
+            version is gone; MLflow refused. Nothing was attached.
+        ArtifactError: a kept variant is gone from the store, or damaged.
+        TransientError: the registry was busy.
+        StorageError: the disk refused.
+    """
+    _check(ref, variants)
+    registry = Registry(location)
+    with exclusive(location):
+        version = registry.confirmed(ref)
+        record = read_version(version)
+        together = _with_other_classes(record, variants)
+        listed = list_variants(ref.program_sha256, together)
+        attached = version.tags.get(VARIANTS_TAG) == digest_of_value(listed)
+        if attached and not record.damage:
+            return ref
+        digest = write_variants(version.folder, ref.program_sha256, together, store)
+        kept = ",".join(dict.fromkeys(v.name for v in together if v.accepted)) or NOBODY
+        registry.set_tags(version, {KEPT_TAG: kept, VARIANTS_TAG: digest})
+        remove_unlisted(version.folder, listed)
+    return ref
+
+
+def _with_other_classes(
+    record: VersionRecord, variants: tuple[ModelVariant, ...]
+) -> tuple[ModelVariant, ...]:
+    """These, and what is filed for hardware classes that none of these is of; class by class."""
+    classes = {variant.hardware_class for variant in variants}
+    listed = record.variants.variants if record.variants is not None else ()
+    others = [e.variant for e in listed if e.variant.hardware_class not in classes]
+    return tuple(sorted((*others, *variants), key=lambda variant: variant.hardware_class))
+
+
+def _check(ref: ModelVersionRef, variants: tuple[ModelVariant, ...]) -> None:
+    names = [(variant.hardware_class, variant.name) for variant in variants]
+    for variant in variants:
+        problem = _problem(ref, variant)
+        if names.count((variant.hardware_class, variant.name)) > 1:
+            problem = "is there twice"
+        if problem:
+            raise RegistryError(
+                f"variant {variant.name!r} {problem}; nothing was attached to {ref.name} version "
+                f"{ref.version}. Convert this version and attach the result"
+            )
+
+
+def _problem(ref: ModelVersionRef, variant: ModelVariant) -> str | None:
+    if variant.source_sha256 != ref.program_sha256:
+        return (
+            f"was made from program {variant.source_sha256[:12]}, expected "
+            f"{ref.program_sha256[:12]}"
+        )
+    if variant.accepted and variant.files is None:
+        return "is kept but names no files"
+    if not _FOLDER_NAME.fullmatch(variant.name):
+        return "has a name that is no folder name (letters, digits and _.- are)"
+    return None

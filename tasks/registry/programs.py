@@ -1,11 +1,13 @@
-"""Programs out of the registry: the rival of a candidate, and any version by number or alias."""
+"""Programs out of the registry: the incumbent of a candidate, any version by number or alias."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
 
-from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.base import Artifact, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import (
@@ -22,9 +24,9 @@ from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
     CHAMPION,
+    INCUMBENT_TAG,
     ORIGIN_TAG,
     PROGRAM_TAG,
-    RIVAL_TAG,
     RegisteredVersion,
     Registry,
 )
@@ -34,12 +36,13 @@ from tasks.registry.model_folder import (
     verified_program,
     verified_start,
 )
-from tasks.registry.records import PROGRAM_FILE
 
 logger = logging.getLogger(__name__)
+Weighted = TypeVar("Weighted", CalibrationSource, ShrinkingParent)
+_OF_MANIFEST = {"best_epoch", "calibration"}
 
 
-def find_rival(
+def find_incumbent(
     trained: CandidateModel,
     config: RegistryConfig,
     location: RegistryLocation,
@@ -51,13 +54,13 @@ def find_rival(
     version that it was compared with before, so the repeated evaluation is the same one.
 
     Raises:
-        RegistryError: the rival's files are missing or damaged, or MLflow refused.
+        RegistryError: the champion's files are missing or damaged, or MLflow refused.
         TransientError: the registry was busy.
     """
     registry = Registry(location)
     champion = registry.by_alias(config.model_name, CHAMPION)
     if champion is not None and champion.ref.program_sha256 == trained.program.sha256:
-        champion = _recorded_rival(registry, champion)
+        champion = _recorded_incumbent(registry, champion)
     return None if champion is None else _fetch(champion, store)
 
 
@@ -187,11 +190,9 @@ def find_start(
         return manifest.started_from
 
     def build(folder: StagedFolder) -> StartingPoint:
-        with refused_writes_explained(folder.path):
-            copy_flushed(source, folder.path / source.name)
         return StartingPoint(
             version=champion.ref,
-            checkpoint=folder.artifact(source.name),
+            checkpoint=_staged(source, folder),
             columns=manifest.columns,
             trained_on=manifest.splits.train,
         )
@@ -224,17 +225,12 @@ def find_calibration_source(
         TransientError: the registry was busy.
     """
     registry = Registry(location)
-    champion = registry.by_alias(name, CHAMPION)
-    if champion is None:
-        raise RegistryError(
-            f"{name} has no champion whose scores could be mapped anew; expected one. Train and "
-            "promote a first version"
-        )
+    champion = _required_champion(registry, name)
     _, manifest = verified_start(champion)
     made = manifest.calibration
     if made is not None and (made.fit.window, manifest.splits.test) == (fit, holdout):
         champion = registry.confirmed(made.source)
-    return _fetch_source(champion, store)
+    return _fetch_with_weights(champion, store, CalibrationSource)
 
 
 def find_shrinking_parent(
@@ -262,13 +258,24 @@ def find_shrinking_parent(
     registry = Registry(location)
     if version is not None:
         return _fetch_parent(registry.version(name, version), store)
+    champion = _required_champion(registry, name)
+    return _fetch_parent(_before_shrinking(champion, registry), store)
+
+
+def _required_champion(registry: Registry, name: str) -> RegisteredVersion:
     champion = registry.by_alias(name, CHAMPION)
     if champion is None:
+        raise RegistryError(f"{name} has no champion; train and promote a first version")
+    return champion
+
+
+def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> ShrinkingParent:
+    if ORIGIN_TAG in version.tags:
         raise RegistryError(
-            f"{name} has no champion that could be made smaller; expected one. Train and promote a "
-            "first version, or name a version"
+            f"{version} was trained elsewhere, so nothing here can train a smaller network as it "
+            "was; expected a version that this project trained. Convert it to fewer bits instead"
         )
-    return _fetch_parent(_before_shrinking(champion, registry), store)
+    return _fetch_with_weights(version, store, ShrinkingParent)
 
 
 def _before_shrinking(champion: RegisteredVersion, registry: Registry) -> RegisteredVersion:
@@ -286,54 +293,37 @@ def _before_shrinking(champion: RegisteredVersion, registry: Registry) -> Regist
         version = registry.confirmed(manifest.calibration.source)
 
 
-def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> ShrinkingParent:
-    if ORIGIN_TAG in version.tags:
-        raise RegistryError(
-            f"{version} was trained elsewhere, so nothing here can train a smaller network as it "
-            "was; expected a version that this project trained. Convert it to fewer bits instead"
-        )
+def _fetch_with_weights(
+    version: RegisteredVersion, store: ArtifactStore, kind: type[Weighted]
+) -> Weighted:
+    """A version's program and checkpoint in the store, with what training goes on from."""
     checkpoint, manifest = verified_start(version)
     program = _fetch(version, store)
 
-    def build(folder: StagedFolder) -> ShrinkingParent:
-        with refused_writes_explained(folder.path):
-            copy_flushed(checkpoint, folder.path / checkpoint.name)
-        return ShrinkingParent(
+    def build(folder: StagedFolder) -> Weighted:
+        return kind(
             program=program,
-            checkpoint=folder.artifact(checkpoint.name),
+            checkpoint=_staged(checkpoint, folder),
             splits=manifest.splits,
             training_config=manifest.training_config,
+            **{name: getattr(manifest, name) for name in kind.model_fields.keys() & _OF_MANIFEST},
         )
 
-    key = content_key("shrinking parent", version.ref)
-    return store.build_once("programs", key, ShrinkingParent, build)
+    key = content_key(kind.__name__, version.ref)
+    return store.build_once("programs", key, kind, build)
 
 
-def _fetch_source(version: RegisteredVersion, store: ArtifactStore) -> CalibrationSource:
-    checkpoint, manifest = verified_start(version)
-    program = _fetch(version, store)
-
-    def build(folder: StagedFolder) -> CalibrationSource:
-        with refused_writes_explained(folder.path):
-            copy_flushed(checkpoint, folder.path / checkpoint.name)
-        return CalibrationSource(
-            program=program,
-            checkpoint=folder.artifact(checkpoint.name),
-            splits=manifest.splits,
-            training_config=manifest.training_config,
-            best_epoch=manifest.best_epoch,
-            calibration=manifest.calibration,
-        )
-
-    key = content_key("calibration source", version.ref)
-    return store.build_once("programs", key, CalibrationSource, build)
+def _staged(source: Path, folder: StagedFolder) -> Artifact:
+    with refused_writes_explained(folder.path):
+        copy_flushed(source, folder.path / source.name)
+    return folder.artifact(source.name)
 
 
-def _recorded_rival(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:
-    rival = version.tags.get(RIVAL_TAG, "")
-    if not rival.isdigit():
+def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:
+    number = version.tags.get(INCUMBENT_TAG, "")
+    if not number.isdigit():
         return None
-    found = registry.version(version.name, int(rival))
+    found = registry.version(version.name, int(number))
     same = found.tags.get(PROGRAM_TAG) == version.tags.get(PROGRAM_TAG)
     return None if same else found
 
@@ -351,9 +341,7 @@ def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgra
         signature = tabular_signature(interface.columns)
 
     def build(folder: StagedFolder) -> RegisteredProgram:
-        with refused_writes_explained(folder.path):
-            copy_flushed(source, folder.path / PROGRAM_FILE)
-        program = folder.artifact(PROGRAM_FILE)
+        program = _staged(source, folder)
         if program.sha256 != ref.program_sha256:
             raise RegistryError(f"{version} changed while it was copied; run again")
         return RegisteredProgram(

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from datetime import datetime
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import Approval, GateResult, ModelVariant, PromotionDecision
-from tasks.kernel.errors import ArtifactError
-from tasks.kernel.files import write_atomically
+from tasks.contracts.release import (
+    Approval,
+    ChampionStanding,
+    GateResult,
+    ModelVariant,
+    PromotionDecision,
+    Rollback,
+    Withdrawal,
+)
+from tasks.kernel.errors import ArtifactError, RegistryError
 from tasks.kernel.settings import ArtifactStore, named_artifacts
-from tasks.registry.approval import APPROVED, Answer, Question, consent, record_answer
+from tasks.registry.approval import (
+    APPROVED,
+    WAITING,
+    Answer,
+    Question,
+    consent,
+    known_approval,
+    record_answer,
+)
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.gates import Evidence, judge
 from tasks.registry.mlflow_registry import (
+    CANDIDATE,
     CHAMPION,
     DECISION_SHA_TAG,
     DECISION_TAG,
     NOBODY,
     PREVIOUS_TAG,
+    WITHDRAWN_TAG,
     RegisteredVersion,
     Registry,
 )
 from tasks.registry.model_folder import read_version
-from tasks.registry.standing import note_promotion
 
 logger = logging.getLogger(__name__)
 
@@ -183,11 +198,7 @@ def _lost(
 
 
 def _record(registry: Registry, version: RegisteredVersion, decision: PromotionDecision) -> None:
-    text = decision.model_dump_json(indent=1) + "\n"
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    path = registry.run_folder(version.run_id) / "promotion" / f"{digest[:12]}.json"
-    if not path.exists():
-        write_atomically(path, text)
+    digest = registry.keep(version, "promotion/{}.json", decision)
     tags = {DECISION_TAG: _summary(decision), DECISION_SHA_TAG: digest}
     if decision.promoted:
         tags[PREVIOUS_TAG] = str(decision.previous_champion or NOBODY)
@@ -223,3 +234,224 @@ def _log(decision: PromotionDecision) -> None:
                 gate.name,
                 gate.evidence,
             )
+
+
+PROMOTED_AT_TAG = "promoted_at"
+RESTORED_BY_TAG = "restored_by"  # order that made it champion again; empty after a promotion
+ROLLBACK_SHA_TAG = "rollback_sha256"
+WITHDRAWAL_SHA_TAG = "withdrawal_sha256"
+
+
+def find_standing(name: str, location: RegistryLocation, now: datetime) -> ChampionStanding | None:
+    """The champion, since when, and its predecessor; None where there is no champion.
+
+    Args:
+        name: registered model.
+        location: the registry.
+        now: this moment, UTC; a question whose time is over waits for nobody.
+
+    Raises:
+        RegistryError: the champion was not registered by this pipeline, or MLflow refused.
+        TransientError: the registry was busy.
+    """
+    if location.database_path is not None and not location.database_path.exists():
+        return None
+    registry = Registry(location)
+    champion = registry.by_alias(name, CHAMPION)
+    if champion is None:
+        return None
+    former = _former(registry, champion)
+    told = champion.tags.get(PROMOTED_AT_TAG)
+    restored = champion.tags.get(RESTORED_BY_TAG)
+    return ChampionStanding(
+        version=champion.ref,
+        promoted_at=datetime.fromisoformat(told) if told and not restored else None,
+        former=former.ref if former else None,
+        former_trouble=_trouble(former) if former else None,
+        asked_about=_asked_about(registry, champion, now),
+    )
+
+
+def note_promotion(registry: Registry, version: RegisteredVersion, now: datetime) -> None:
+    """Note on a version, just before it becomes champion, that a promotion makes it that."""
+    registry.set_tags(version, {PROMOTED_AT_TAG: now.isoformat(), RESTORED_BY_TAG: ""})
+
+
+def roll_back(
+    name: str,
+    replaced: int,
+    reason: str,
+    order_id: str,
+    location: RegistryLocation,
+    now: datetime,
+) -> Rollback:
+    """Point the alias `champion` at the champion before `replaced` again.
+
+    The decision is kept as `rollback/<order>.json` with the run of the restored version and as its
+    tags. Repeating an order that was carried out changes nothing and returns the same record.
+
+    Args:
+        name: registered model.
+        replaced: version that must be the champion now.
+        reason: why, for the record.
+        order_id: who asked; one order rolls back once.
+        location: the registry.
+        now: moment for the record.
+
+    Raises:
+        RegistryError: another version is the champion by now, it has no predecessor, or that
+            one's files are missing or damaged. The alias was not moved.
+        TransientError: the registry was busy.
+        StorageError: the disk refused; the alias was not moved.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        champion = registry.by_alias(name, CHAMPION)
+        if champion is not None and champion.tags.get(RESTORED_BY_TAG) == order_id:
+            return _read_record(registry, champion, order_id)
+        if champion is None or champion.number != replaced:
+            seen = "nobody" if champion is None else f"version {champion.number}"
+            raise RegistryError(
+                f"{name}: the champion is {seen}, and version {replaced} was to be rolled back; it "
+                "was replaced in between. The alias was not moved; check drift of the champion"
+            )
+        former = _former(registry, champion)
+        if former is None:
+            raise RegistryError(
+                f"{champion} has no predecessor to roll back to. The alias was not moved; train "
+                "and promote another version"
+            )
+        if trouble := _trouble(former):
+            raise RegistryError(
+                f"{champion} cannot be rolled back to version {former.number}: {trouble}. The "
+                "alias was not moved; restore its folder from a backup, or train another version"
+            )
+        record = Rollback(
+            restored=former.ref, replaced=champion.ref, reason=reason, order_id=order_id, at=now
+        )
+        _write_record(registry, former, record)
+        registry.set_alias(former, CHAMPION)
+    logger.warning("%s is the champion again instead of version %d: %s", former, replaced, reason)
+    return record
+
+
+def withdraw(
+    name: str,
+    number: int,
+    reason: str,
+    by: str,
+    location: RegistryLocation,
+    now: datetime,
+) -> Withdrawal:
+    """Mark a version as one that must never serve again; where it is the champion, take it back.
+
+    The newest earlier champion that is whole and was not withdrawn, nor made from such a one, is
+    the champion again. Without one there is none, and the next candidate is compared with nobody.
+    The record is kept as `withdrawal/<digest>.json` with the version's run. A call that was cut
+    off is completed by the next one.
+
+    Args:
+        name: registered model.
+        number: version to withdraw.
+        reason: why, for the record.
+        by: who says so.
+        location: the registry.
+        now: moment for the record.
+
+    Raises:
+        RegistryError: there is no such version.
+        TransientError: the registry was busy.
+        StorageError: the disk refused; no alias was moved.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        version = registry.version(name, number)
+        reigning = registry.by_alias(name, CHAMPION)
+        registry.set_tags(version, {WITHDRAWN_TAG: reason})
+        champion = reigning
+        if reigning is not None and registry.why_withdrawn(registry.version(name, reigning.number)):
+            champion = _whole_former(registry, reigning)
+        record = Withdrawal(
+            version=version.ref,
+            reason=reason,
+            by=by,
+            at=now,
+            champion=champion.ref if champion else None,
+        )
+        _keep_withdrawal(registry, version, record)
+        if champion is None:
+            registry.remove_alias(name, CHAMPION)
+        elif reigning is not None and champion.number != reigning.number:
+            registry.set_tags(champion, {RESTORED_BY_TAG: f"withdrawal of version {number}"})
+            registry.set_alias(champion, CHAMPION)
+        candidate = registry.by_alias(name, CANDIDATE)
+        if candidate is not None and registry.why_withdrawn(candidate):
+            registry.remove_alias(name, CANDIDATE)  # it stands in where there is no champion
+    logger.warning("%s was withdrawn by %s: %s", version, by, reason)
+    return record
+
+
+def _whole_former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
+    version = _former(registry, champion)
+    while version is not None and (trouble := _trouble(version)):
+        logger.warning("%s is passed over: %s", version, trouble)
+        version = _former(registry, version)
+    return version
+
+
+def _keep_withdrawal(registry: Registry, version: RegisteredVersion, record: Withdrawal) -> None:
+    digest = registry.keep(version, "withdrawal/{}.json", record)
+    tags = {"withdrawn_at": record.at.isoformat(), "withdrawn_by": record.by}
+    registry.set_tags(version, {**tags, WITHDRAWAL_SHA_TAG: digest})
+
+
+def _former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
+    """The champion before, or before that one where it was withdrawn."""
+    known = {v.number: v for v in registry.versions(champion.name) if v.number != champion.number}
+    version: RegisteredVersion | None = champion
+    while version is not None:
+        number = version.tags.get(PREVIOUS_TAG, "")
+        version = known.pop(int(number), None) if number.isdigit() else None
+        if version is not None and registry.why_withdrawn(version) is None:
+            return version
+    return None
+
+
+def _asked_about(registry: Registry, champion: RegisteredVersion, now: datetime) -> int | None:
+    later = [v for v in registry.versions(champion.name) if v.number > champion.number]
+    for version in sorted(later, key=lambda v: -v.number):
+        try:
+            approval = known_approval(version)
+        except RegistryError as exc:  # its promotion is refused; the champion stands
+            logger.warning("%s", exc)
+            continue
+        if approval is not None and approval.state == WAITING and now < approval.deadline:
+            return version.number
+    return None
+
+
+def _trouble(version: RegisteredVersion) -> str | None:
+    """Why a version cannot serve; None where every file has its digest."""
+    record = read_version(version)
+    problems = list(record.damage)
+    if record.manifest is None and record.imported is None and not problems:
+        problems.append("it has no readable manifest")
+    if record.variants is None and not problems:
+        problems.append("it has no converted variants, so nothing could serve it")
+    return "; ".join(problems) or None
+
+
+def _write_record(registry: Registry, version: RegisteredVersion, record: Rollback) -> None:
+    digest = registry.keep(version, f"rollback/{record.order_id[:32]}.json", record)
+    registry.set_tags(version, {ROLLBACK_SHA_TAG: digest, RESTORED_BY_TAG: record.order_id})
+
+
+def _read_record(registry: Registry, version: RegisteredVersion, order_id: str) -> Rollback:
+    path = registry.run_folder(version.run_id) / "rollback" / f"{order_id[:32]}.json"
+    try:
+        return Rollback.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise RegistryError(
+            f"{version} was restored by order {order_id[:12]}, and its record {path.name} is gone; "
+            "the alias stays as it is"
+        ) from exc

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -33,12 +33,14 @@ from tasks.contracts.release import (
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
 from tasks.kernel.retry_policy import RETRIED
-from tasks.kernel.settings import Settings
+from tasks.kernel.settings import ArtifactStore, Settings
+from tasks.registry import approval, candidate, model_folder, programs, promotion, question
+from tasks.registry import trials as trial_runs
+from tasks.registry.approval import Answer
 from tasks.registry.config import PromotionConfig, RegistryConfig
-
-if TYPE_CHECKING:
-    from tasks.registry.approval import Answer
-    from tasks.registry.question import OpenQuestion
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import Registry
+from tasks.registry.question import OpenQuestion
 
 EARLIEST_S = 60.0
 """Seconds before the end of a question for which whoever comes to close it waits."""
@@ -50,6 +52,11 @@ _POLICY: dict[str, Any] = {
     "result_serializer": "json",
     "cache_policy": NO_CACHE,
 }
+
+
+def _installation() -> tuple[RegistryLocation, ArtifactStore]:
+    settings = Settings.from_environment()
+    return RegistryLocation.of(settings), settings.store
 
 
 @task(name="claim-model-name", task_run_name="claim-{config.model_name}", **_POLICY)
@@ -69,25 +76,19 @@ def claim_model_name(
     Raises:
         ConfigurationError: it belongs to another use case. Not retried.
     """
-    from tasks.registry import owner
-    from tasks.registry.connection import RegistryLocation
-
-    location = RegistryLocation.of(Settings.from_environment())
-    whose = owner.IMPORTS if use_case is None else use_case
-    owner.claim_model_name(whose, service, config, location, reserve=reserve)
+    location, _ = _installation()
+    whose = candidate.IMPORTS if use_case is None else use_case
+    candidate.claim_model_name(whose, service, config, location, reserve=reserve)
 
 
-@task(name="find-rival", task_run_name="find-rival-{config.model_name}", **_POLICY)
-def find_rival(trained: CandidateModel, config: RegistryConfig) -> RegisteredProgram | None:
+@task(name="find-incumbent", task_run_name="find-incumbent-{config.model_name}", **_POLICY)
+def find_incumbent(trained: CandidateModel, config: RegistryConfig) -> RegisteredProgram | None:
     """The champion that the trained model is to be compared with; None where there is none.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    return programs.find_rival(trained, config, RegistryLocation.of(settings), settings.store)
+    location, store = _installation()
+    return programs.find_incumbent(trained, config, location, store)
 
 
 @task(name="find-start", task_run_name="find-start-{config.model_name}", **_POLICY)
@@ -104,13 +105,8 @@ def find_start(
     Raises:
         RegistryError: the champion's files are missing or damaged. Not retried.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    start = programs.find_start(
-        dataset, splits, training, config.model_name, RegistryLocation.of(settings), settings.store
-    )
+    location, store = _installation()
+    start = programs.find_start(dataset, splits, training, config.model_name, location, store)
     if start is None:
         get_run_logger().info("%s has no earlier champion to begin with", config.model_name)
     return start
@@ -127,14 +123,8 @@ def find_calibration_source(
     Raises:
         RegistryError: there is no champion, or its files are missing or damaged. Not retried.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
-    return programs.find_calibration_source(
-        fit, holdout, config.model_name, location, settings.store
-    )
+    location, store = _installation()
+    return programs.find_calibration_source(fit, holdout, config.model_name, location, store)
 
 
 @task(name="find-shrinking-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
@@ -148,12 +138,8 @@ def find_shrinking_parent(version: int | None, config: RegistryConfig) -> Shrink
     Raises:
         RegistryError: there is none, or its files are missing or damaged. Not retried.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
-    return programs.find_shrinking_parent(version, config.model_name, location, settings.store)
+    location, store = _installation()
+    return programs.find_shrinking_parent(version, config.model_name, location, store)
 
 
 @task(name="find-champion", task_run_name="find-champion-{config.model_name}", **_POLICY)
@@ -168,12 +154,8 @@ def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
     Raises:
         RegistryError: its files are missing or damaged. Not retried.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
-    champion = programs.find_champion(config.model_name, location, settings.store)
+    location, store = _installation()
+    champion = programs.find_champion(config.model_name, location, store)
     if champion is None:
         get_run_logger().info("%s has no version yet: train a first one", config.model_name)
     return champion
@@ -188,11 +170,8 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
     Raises:
         RegistryError: the version is gone, or its files are missing or damaged. Not retried.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    return programs.fetch_version(version, RegistryLocation.of(settings), settings.store)
+    location, store = _installation()
+    return programs.fetch_version(version, location, store)
 
 
 @task(name="find-trained-version", task_run_name="find-version-{config.model_name}", **_POLICY)
@@ -205,10 +184,7 @@ def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
         RegistryError: there is no such version, it is damaged, or was trained elsewhere. Not
             retried.
     """
-    from tasks.registry import programs
-    from tasks.registry.connection import RegistryLocation
-
-    location = RegistryLocation.of(Settings.from_environment())
+    location, _ = _installation()
     return programs.find_trained(config.model_name, number, location)
 
 
@@ -225,19 +201,15 @@ def register_candidate(
     Safe to retry: the same program on the same snapshot is one version, which comes into being
     after its files; a run that was cut off is discarded by the next call.
     """
-    from tasks.registry import candidate
-    from tasks.registry.announcement import announcement
-    from tasks.registry.connection import RegistryLocation
-    from tasks.registry.mlflow_registry import Registry
-
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
+    location, store = _installation()
     ref = candidate.register_candidate(
-        trained, evaluation, dataset, config, location, settings.store, code_commit
+        trained, evaluation, dataset, config, location, store, code_commit
     )
     folder = Registry(location).run_folder(ref.run_id)
     create_markdown_artifact(
-        announcement(ref, evaluation, code_commit, folder, settings.home),
+        question.announcement(
+            ref, evaluation, code_commit, folder, Settings.from_environment().home
+        ),
         key="registered-model",
         description=f"{ref.name} version {ref.version} is the candidate",
     )
@@ -253,12 +225,8 @@ def register_import(
     Safe to retry: the same program of the same origin is one version, which comes into being after
     its files; a run that was cut off is discarded by the next call.
     """
-    from tasks.registry import imports
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
-    return imports.register_import(imported, config, location, settings.store, code_commit)
+    location, store = _installation()
+    return candidate.register_import(imported, config, location, store, code_commit)
 
 
 # No timeout: trials may run in threads, where Prefect cannot keep one.
@@ -271,11 +239,8 @@ def record_trials(study: str, trials: tuple[TrialRecord, ...], config: RegistryC
 
     Safe to retry: a trial has one run, and one that was cut off is written anew.
     """
-    from tasks.registry import trials as writing
-    from tasks.registry.connection import RegistryLocation
-
-    location = RegistryLocation.of(Settings.from_environment())
-    return writing.record_trials(study, trials, config, location)
+    location, _ = _installation()
+    return trial_runs.record_trials(study, trials, config, location)
 
 
 @task(name="end-study", task_run_name="end-{record.study}", **_POLICY)
@@ -284,10 +249,7 @@ def end_study(record: StudyRecord, config: RegistryConfig) -> None:
 
     Safe to retry: what is there already is left, and the numbers are the same.
     """
-    from tasks.registry import trials as writing
-    from tasks.registry.connection import RegistryLocation
-
-    writing.end_study(record, config, RegistryLocation.of(Settings.from_environment()))
+    trial_runs.end_study(record, config, _installation()[0])
 
 
 @task(
@@ -302,11 +264,8 @@ def attach_variants(
 
     Safe to retry: folders are named by digest and the list that names them is replaced last.
     """
-    from tasks.registry import variants as filing
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    return filing.attach_variants(version, variants, RegistryLocation.of(settings), settings.store)
+    location, store = _installation()
+    return model_folder.attach_variants(version, variants, location, store)
 
 
 @task(
@@ -325,18 +284,15 @@ def promote_candidate(
 
     Safe to retry: the decision is kept by digest and moving the alias is the last step.
     """
-    from tasks.registry import promotion
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
+    location, store = _installation()
     decision = promotion.promote(
         candidate,
         evaluation,
         dataset,
         variants,
         config,
-        RegistryLocation.of(settings),
-        settings.store,
+        location,
+        store,
         now=datetime.now(UTC),
     )
     show_gates(decision)
@@ -361,12 +317,8 @@ def open_promotion_question(model: str, version: int, again: bool) -> OpenQuesti
     Raises:
         RegistryError: nobody was asked, or the question cannot be read. Not retried.
     """
-    from tasks.registry.connection import RegistryLocation
-    from tasks.registry.question import open_question
-
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
-    opened = open_question(model, version, location, settings.store, datetime.now(UTC), again=again)
+    location, store = _installation()
+    opened = question.open_question(model, version, location, store, datetime.now(UTC), again=again)
     create_markdown_artifact(
         opened.markdown,
         key="approval-question",
@@ -392,11 +344,7 @@ def answer_promotion_question(
     Raises:
         RegistryError: by now another question was put, or nothing was settled. Not retried.
     """
-    from tasks.registry import question
-    from tasks.registry.connection import RegistryLocation
-
-    settings = Settings.from_environment()
-    location, store = RegistryLocation.of(settings), settings.store
+    location, store = _installation()
     decision = question.settle(model, version, digest, answer, location, store, datetime.now(UTC))
     show_gates(decision)
     return decision
@@ -411,20 +359,15 @@ def close_promotion_question(model: str, version: int, digest: str) -> bool:
 
     Safe to retry: a question is closed once.
     """
-    from tasks.registry.approval import close_question, seconds_left
-    from tasks.registry.connection import RegistryLocation
-
-    location = RegistryLocation.of(Settings.from_environment())
-    left_s = seconds_left(model, version, location, datetime.now(UTC), digest)
-    if left_s <= EARLIEST_S:
+    location, _ = _installation()
+    left_s = approval.seconds_left(model, version, location, datetime.now(UTC), digest)
+    if left_s is not None and left_s <= EARLIEST_S:
         time.sleep(left_s)
-    return close_question(model, version, location, datetime.now(UTC), digest)
+    return approval.close_question(model, version, location, datetime.now(UTC), digest)
 
 
 def show_gates(decision: PromotionDecision) -> None:
     """The gates of a decision as a table in the Prefect UI."""
-    from tasks.registry.question import outcome
-
     create_table_artifact(
         key="promotion-gates",
         table=[
@@ -435,7 +378,7 @@ def show_gates(decision: PromotionDecision) -> None:
             }
             for gate in decision.gates
         ],
-        description=outcome(decision),
+        description=question.outcome(decision),
     )
 
 
@@ -445,11 +388,8 @@ def find_standing(model_name: str) -> ChampionStanding | None:
 
     Safe to retry: it only reads.
     """
-    from tasks.registry import standing
-    from tasks.registry.connection import RegistryLocation
-
-    location = RegistryLocation.of(Settings.from_environment())
-    return standing.find_standing(model_name, location, datetime.now(UTC))
+    location, _ = _installation()
+    return promotion.find_standing(model_name, location, datetime.now(UTC))
 
 
 @task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)
@@ -461,9 +401,6 @@ def roll_back(model_name: str, replaced: int, reason: str, order_id: str) -> Rol
     Raises:
         RegistryError: another version is the champion, or the one before cannot serve. Not retried.
     """
-    from tasks.registry import standing
-    from tasks.registry.connection import RegistryLocation
-
-    location = RegistryLocation.of(Settings.from_environment())
+    location, _ = _installation()
     now = datetime.now(UTC)
-    return standing.roll_back(model_name, replaced, reason, order_id, location, now)
+    return promotion.roll_back(model_name, replaced, reason, order_id, location, now)

@@ -43,7 +43,7 @@ from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
-from tasks.registry.standing import note_promotion
+from tasks.registry.promotion import note_promotion
 from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.ledger import ReleaseLedger

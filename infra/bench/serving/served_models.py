@@ -22,12 +22,12 @@ from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tasks.registry.candidate import register_import
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.model_folder import attach_variants
 from tasks.registry.programs import fetch_version
-from tasks.registry.variants import attach_variants
 
 MODEL = "bench"
 COLUMNS = 40

@@ -30,8 +30,8 @@ from flows.training import training_flow
 from tasks.contracts.base import field_title
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, ArtifactStore
-from tasks.registry.announcement import announcement
 from tasks.registry.pictures import draw_pictures
+from tasks.registry.question import announcement
 from tasks.reporting.task import publish_report
 from tests.support.reporting.run_records import run_record
 from tests.support.services.browser import Page, browser, needs_browser

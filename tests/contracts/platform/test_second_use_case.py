@@ -17,7 +17,7 @@ from tasks.contracts.run import RunRecord
 from tasks.evaluation.slices import judge_slices
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tasks.registry.gates import Evidence, judge
-from tasks.registry.records import VersionRecord
+from tasks.registry.model_folder import VersionRecord
 from tests.support.data.use_cases import TRAFFIC, small_traffic
 from tests.support.host.processes import processes_of
 

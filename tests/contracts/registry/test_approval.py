@@ -22,9 +22,8 @@ from tasks.registry.approval import Answer, close_question, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.connection import prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
-from tasks.registry.promotion import answer_and_promote, promote
+from tasks.registry.promotion import answer_and_promote, find_standing, promote
 from tasks.registry.question import open_question, outcome
-from tasks.registry.standing import find_standing
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.suite.promises import Promise, proves
 

@@ -27,20 +27,18 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import Settings
 from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
+from tasks.registry.candidate import IMPORTS, claim_model_name, register_import
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
-from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
-from tasks.registry.model_folder import read_version
-from tasks.registry.owner import IMPORTS, claim_model_name
+from tasks.registry.model_folder import attach_variants, read_version
 from tasks.registry.programs import (
     fetch_program,
     find_champion,
-    find_rival,
+    find_incumbent,
     find_start,
     find_trained,
 )
-from tasks.registry.variants import attach_variants
 from tests.support.data.builders import COLUMNS
 from tests.support.registry import builders
 from tests.support.registry.builders import CONFIG, World, comparison
@@ -299,7 +297,7 @@ def test_a_version_that_somebody_else_registered_is_refused_with_a_sentence(worl
 
 def test_a_repeated_run_meets_the_same_rival_and_never_itself(world: World) -> None:
     def rival(seed: int) -> int | None:
-        found = find_rival(world.model(seed), CONFIG, world.location, world.store)
+        found = find_incumbent(world.model(seed), CONFIG, world.location, world.store)
         return None if found is None else found.version.version
 
     assert rival(0) is None
@@ -496,7 +494,7 @@ def test_the_tasks_find_their_registry_in_the_environment_and_show_what_they_did
 
     @flow(name="registry-tasks")
     def release() -> tuple[UUID, ModelVersionRef, PromotionDecision]:
-        assert registry_tasks.find_rival(model, CONFIG) is None
+        assert registry_tasks.find_incumbent(model, CONFIG) is None
         ref = registry_tasks.register_candidate(model, report, world.dataset, CONFIG, "abc1234")
         made = builders.variants(world.store, ref.program_sha256)
         assert registry_tasks.attach_variants(ref, made) == ref

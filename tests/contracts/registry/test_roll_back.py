@@ -19,11 +19,11 @@ from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import Settings
-from tasks.registry import pictures, standing
+from tasks.registry import pictures
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
-from tasks.registry.programs import find_champion, find_rival
-from tasks.registry.standing import find_standing, roll_back, withdraw
+from tasks.registry.programs import find_champion, find_incumbent
+from tasks.registry.promotion import find_standing, roll_back, withdraw
 from tests.support.control import builders as evidence
 from tests.support.registry import builders
 from tests.support.registry.builders import CONFIG, World, comparison
@@ -114,7 +114,7 @@ def killed_before_the_alias_moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(standing.Registry, "set_alias", killed)
+        patch.setattr(Registry, "set_alias", killed)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -216,7 +216,7 @@ def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
     assert champion(world) is None
     assert Registry(world.location).by_alias(NAME, CANDIDATE) is None
     model = world.model(2)
-    assert find_rival(model, CONFIG, world.location, world.store) is None
+    assert find_incumbent(model, CONFIG, world.location, world.store) is None
     assert world.promoted(2).promoted
 
 

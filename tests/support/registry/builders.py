@@ -23,8 +23,8 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation
+from tasks.registry.model_folder import attach_variants
 from tasks.registry.promotion import promote
-from tasks.registry.variants import attach_variants
 from tests.support.data import builders
 
 CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")

@@ -8,7 +8,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NoReturn
 
-from tasks.registry import model_folder, pictures, promotion, variants
+from tasks.registry import model_folder, pictures, promotion
 from tasks.registry.mlflow_registry import Registry
 from tests.support.registry import builders
 
@@ -26,7 +26,7 @@ ATTACH_STEPS: dict[str, tuple[object, str]] = {
     "folder not renamed": (Path, "rename"),
     "folders without list": (model_folder, "_write_value"),
     "list without tags": (Registry, "set_tags"),
-    "old folders not removed": (variants, "remove_unlisted"),
+    "old folders not removed": (model_folder, "remove_unlisted"),
 }
 PROMOTE_STEPS: dict[str, tuple[object, str]] = {
     "nothing recorded": (Registry, "run_folder"),
@@ -56,7 +56,7 @@ def attach_and_die(home: Path, step: str, content: str) -> None:
     ref, _ = world.register()
     made = builders.variants(world.store, ref.program_sha256, content)
     setattr(*ATTACH_STEPS[step], die)
-    variants.attach_variants(ref, made, world.location, world.store)
+    model_folder.attach_variants(ref, made, world.location, world.store)
 
 
 def promote_and_die(home: Path, step: str) -> None:

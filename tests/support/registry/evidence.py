@@ -11,8 +11,7 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import Evidence, judge
-from tasks.registry.model_folder import list_variants
-from tasks.registry.records import FileRecord, VersionRecord, describe_model
+from tasks.registry.model_folder import FileRecord, VersionRecord, describe_model, list_variants
 from tests.support.data import builders as shared
 from tests.support.registry import builders
 

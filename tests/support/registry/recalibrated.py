@@ -27,7 +27,7 @@ from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
-from tasks.registry.programs import find_calibration_source, find_rival
+from tasks.registry.programs import find_calibration_source, find_incumbent
 from tests.support.data.builders import dataset, frame, month
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry import builders
@@ -61,7 +61,7 @@ class Installation(World):
         return report, self.promote(ref, report, made, GATES)
 
     def judge(self, model: CandidateModel) -> EvaluationReport:
-        rival = find_rival(model, CONFIG, self.location, self.store)
+        rival = find_incumbent(model, CONFIG, self.location, self.store)
         baseline_model = score_baseline_model(
             self.dataset, SPLITS, BaselineModelConfig(max_iterations=20), self.store
         )

@@ -42,7 +42,7 @@ from tasks.conversion.config import ConversionConfig
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
-from tasks.registry.standing import note_promotion
+from tasks.registry.promotion import note_promotion
 from tasks.release.acting import Releasing
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.looking import Look, look

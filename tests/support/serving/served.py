@@ -18,12 +18,12 @@ from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tasks.registry.candidate import register_import
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.imports import register_import
 from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.model_folder import attach_variants
 from tasks.registry.programs import fetch_program
-from tasks.registry.variants import attach_variants
 from tests.support.conversion.programs import SmallNetwork, built, exported, kept
 from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, frame

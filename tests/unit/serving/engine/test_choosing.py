@@ -12,7 +12,7 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.measurement import GoalStanding, VariantLatency
 from tasks.contracts.release import ModelVariant
 from tasks.kernel.errors import RegistryError
-from tasks.registry.records import RegisteredVariant
+from tasks.registry.model_folder import RegisteredVariant
 
 
 def entry(

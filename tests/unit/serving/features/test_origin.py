@@ -10,7 +10,7 @@ from serving.features.recipe import RegistryOrigins
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import Registry
-from tasks.registry.records import MANIFEST_FILE
+from tasks.registry.model_folder import MANIFEST_FILE
 from tests.support.data.builders import COLUMNS
 from tests.support.registry.builders import World, draw_nothing
 
