@@ -137,7 +137,7 @@ def check_mapped(
     with torch_threads_restored():
         own = _own_outputs(before, columns.task)
         other = load_pytorch(after, tabular_signature(columns), Runtime())
-        edges = edge_rows(inputs, EDGE_ROWS, seed=0)
+        edges = edge_rows(inputs, EDGE_ROWS)
         unit = 1.0
         for rows in (inputs, edges):
             batches = tuple(rows.blocks(BLOCK_ROWS))

@@ -93,9 +93,6 @@ class TritonConfig(_Model):
     max_wait_us: NonNegativeInt = Field(
         default=0, le=1_000_000, description="Microseconds a request may wait for others."
     )
-    max_queue_requests: PositiveInt = Field(
-        default=256, le=1_000_000, description="Requests that wait; a further one is refused."
-    )
     timeout_ms: PositiveInt = Field(
         default=1000, le=600_000, description="Milliseconds after which who waits is refused."
     )
@@ -160,7 +157,6 @@ class ConversionConfig(_Model):
         description="Kind of machine the variants are measured on and for: `cpu` or `gpu`, "
         "specified after a hyphen where there are several.",
     )
-    opset: int = Field(default=20, ge=18, le=23, description="ONNX operator set version.")
     bounds: Mapping[str, QualityBound] = Field(
         default={},
         description="Bound by precision, where it is not to be that of the model's kind.",
@@ -174,19 +170,8 @@ class ConversionConfig(_Model):
         description="OpenVINO operations to quantise. All others, the encoding of raw numbers "
         "among them, stay in 32-bit floats.",
     )
-    auc_replicates: PositiveInt = Field(
-        default=1000,
-        le=100_000,
-        description="Bootstrap replicates (of days, or of texts) for the change of the metric.",
-    )
     batch_sizes: tuple[PositiveInt, ...] = Field(
         default=(1, 32, 1024), min_length=1, description="Rows per call at which latency is taken."
-    )
-    timing_rounds: int = Field(
-        default=15, ge=6, le=1000, description="Interleaved timing rounds for each batch size."
-    )
-    round_ms: PositiveFloat = Field(
-        default=20.0, le=5000, description="Least length of one runtime's turn in a round, ms."
     )
     minimum_gain: float = Field(
         default=1.05,
@@ -194,16 +179,12 @@ class ConversionConfig(_Model):
         le=100,
         description="Times faster than a simpler variant one must be, with 95 % confidence.",
     )
-    engine_rows: PositiveInt = Field(
-        default=1024,
-        le=65_536,
-        description="Rows a call that a TensorRT engine is built for; larger calls are cut up.",
-    )
     threads: PositiveInt = Field(
         default=1, le=256, description="Threads of one runtime within one call."
     )
-    measure_memory: bool = Field(
-        default=True, description="Load each variant in a process of its own to see what it takes."
+    measurement: Literal["full", "quick"] = Field(
+        default="full",
+        description="`quick`: few and short timing rounds and no memory, to try things out.",
     )
     goals: Mapping[str, Goal] = Field(
         default=GOALS, description="What a variant is chosen for on this hardware, by name."
@@ -215,13 +196,15 @@ class ConversionConfig(_Model):
         "in `currency`. Set your own: the default is about that of a small rented machine.",
     )
     currency: str = Field(default="USD", min_length=1, max_length=8, description="Of the price.")
-    seed: NonNegativeInt = Field(
-        default=0, description="Seed of the calibration sample, edge rows and bootstrap."
-    )
     triton: TritonConfig | None = Field(
         default=None,
         description="Write a model repository of each accepted variant that Triton serves.",
     )
+
+    @property
+    def rounds(self) -> tuple[int, float]:
+        """Interleaved timing rounds of each batch size, and the least length of a turn, ms."""
+        return (15, 20.0) if self.measurement == "full" else (6, 1.0)
 
     @model_validator(mode="after")
     def _names_are_known_and_unique(self) -> Self:

@@ -100,7 +100,7 @@ def _measure(
     timed = {EAGER: reference.model, **{built.name: models[built.name] for built in passed}}
     footprints = (
         measure_footprints(passed, program, batch, config.threads, config.hardware_class, store)
-        if config.measure_memory
+        if config.measurement == "full"
         else {}
     )
     return Measurements(
@@ -118,7 +118,7 @@ def _time_all(
     timings = {}
     for batch_rows, batch in zip(config.batch_sizes, reference.timed, strict=True):
         calls = {name: partial(model, batch) for name, model in models.items()}
-        timings[batch_rows] = time_interleaved(calls, config.timing_rounds, config.round_ms)
+        timings[batch_rows] = time_interleaved(calls, *config.rounds)
     return timings
 
 
@@ -130,7 +130,7 @@ def _throughput(
         partial(load_variant, built, reference.program, runtime, store),
         reference.judged.timing_batch(THROUGHPUT_ROWS),
         max(1, usable_cores() // config.threads),
-        config.round_ms,
+        config.rounds[1],
     )
 
 

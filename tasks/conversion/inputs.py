@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from tasks.kernel.errors import DataContractError
 
+SEED = 0
+"""Of every draw: calibrating rows, edge rows, bootstrap; so equal inputs give equal variants."""
 Array = NDArray[Any]
 FloatArray = NDArray[np.floating[Any]]
 Scores = NDArray[np.floating[Any]]

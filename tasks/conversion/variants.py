@@ -13,6 +13,7 @@ from pathlib import Path
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.inputs import SEED
 from tasks.conversion.kinds.registry import kind_of
 from tasks.conversion.provenance import (
     check_provenance,
@@ -107,7 +108,7 @@ def _write(
         sample = kind_of(program).read_calibration(program, rows, config, request.store)
         check_sample(sample)
         request = replace(request, sample=sample)
-        calibrated = {"calibration_seed": str(config.seed), **rows.calibration_source}
+        calibrated = {"calibration_seed": str(SEED), **rows.calibration_source}
     provenance = full_provenance(made, program, request.sample)
     request = replace(request, provenance=provenance)
     settings = converter_of(made).build(made, request, folder)

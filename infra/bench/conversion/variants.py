@@ -67,7 +67,7 @@ def convert(
     """Build every form for processors and keep those that pass the gates, however fast they are."""
     every = tuple(target.name for target in FORMATS if target.is_for("cpu"))
     names = bench.size(every, SMALL)
-    quick = {"formats": names, "batch_sizes": (1,), "timing_rounds": 6, "round_ms": 1.0}
+    quick = {"formats": names, "batch_sizes": (1,), "measurement": "quick"}
     config = ConversionConfig.model_validate({**config.model_dump(), **quick})
     built: dict[str, BuiltVariant] = {}
     for target in with_sources(config.formats):

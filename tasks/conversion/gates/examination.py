@@ -114,7 +114,7 @@ def _compare(
     change = judged.change(reference.scores, scores)
     failure = (
         parity_failure(rows, edges, timed, bound, judged.wording)
-        or batch_invariance_failure(model, judged, scores, bound, config.seed)
+        or batch_invariance_failure(model, judged, scores, bound)
         or quality_failure(change, bound, judged.wording.metric)
         or _hardware_failure(built.name, config.hardware_class)
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.inputs import Batches, Distances, Scorer, Scores
+from tasks.conversion.inputs import SEED, Batches, Distances, Scorer, Scores
 from tasks.conversion.kinds.interface import JudgedRows, Wording
 from tasks.kernel.errors import ConversionParityError
 
@@ -126,13 +126,13 @@ def parity_failure(
     return None
 
 
-def rearrange(batches: Batches, seed: int) -> tuple[Batches, NDArray[np.int64]]:
+def rearrange(batches: Batches) -> tuple[Batches, NDArray[np.int64]]:
     """Seeded rows of up to eight batches, spread over all, in another order and smaller calls.
 
     Returns:
         The calls, and the place of each of their rows among all judged rows.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
     chosen = np.unique(np.linspace(0, len(batches) - 1, MOST_BATCHES).astype(np.int64))
     calls, places = [], []
@@ -145,7 +145,7 @@ def rearrange(batches: Batches, seed: int) -> tuple[Batches, NDArray[np.int64]]:
 
 
 def batch_invariance_failure(
-    model: Scorer, judged: JudgedRows, scores: Scores, bound: QualityBound, seed: int
+    model: Scorer, judged: JudgedRows, scores: Scores, bound: QualityBound
 ) -> str | None:
     """Why the answers of a variant depend on more than their row; None where they do not.
 
@@ -154,7 +154,6 @@ def batch_invariance_failure(
         judged: the rows.
         scores: what the variant answered for their batches.
         bound: rows in other company may differ by a quarter of it.
-        seed: of the choice of rows.
 
     Raises:
         ConversionParityError: the variant gives other shapes, or no finite answer.
@@ -166,7 +165,7 @@ def batch_invariance_failure(
             f"{wording.one} changes by {changed:.2g} when the same rows are asked for again, "
             "expected the same answer each time"
         )
-    calls, places = rearrange(judged.batches, seed)
+    calls, places = rearrange(judged.batches)
     gap = score_gap(scores[places], score_batches(model, calls), judged.distances)
     most, mean = bound.max_gap * COMPANY, bound.mean_gap * COMPANY
     if gap.largest > most or gap.mean > mean:

@@ -13,7 +13,7 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.inputs import Batches, ModelInputs, Scores
 from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
-from tasks.conversion.kinds.tabular_metric import paired_quality
+from tasks.conversion.kinds.quality import paired_change
 from tasks.conversion.kinds.tabular_rows import (
     category_rows,
     edge_rows,
@@ -86,7 +86,6 @@ def _read_calibration(
             source.splits.train,
             store,
             limit=config.calibration_rows,
-            seed=config.seed,
         )
     except DataContractError as exc:
         raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
@@ -103,17 +102,17 @@ def _read_judged(
     read = read_rows(source.dataset, columns, source.splits.test, store)
     is_number = columns.task == "regression"
     unit, centre = (float(read.labels.std()), float(read.labels.mean())) if is_number else (1, None)
-    edges = edge_rows(read.inputs, max(EDGE_BATCH_SIZES), config.seed)
+    edges = edge_rows(read.inputs, max(EDGE_BATCH_SIZES))
     codes = read_categories(source.dataset, columns, store)
     return JudgedRows(
         batches=tuple(read.inputs.blocks(BLOCK_ROWS)),
         edges=(
             *edge_batches(edges),
             *category_rows(read.inputs, codes).blocks(BLOCK_ROWS),
-            magnitude_rows(read.inputs, max(EDGE_BATCH_SIZES), config.seed),
+            magnitude_rows(read.inputs, max(EDGE_BATCH_SIZES)),
         ),
         distances=partial(score_distances, unit=unit, centre=centre),
-        change=paired_quality(columns.task, read, config.auc_replicates, config.seed).change,
+        change=paired_change(columns.task, read),
         timing_batch=read.inputs.repeated,
         wording=WORDING[columns.task],
     )

@@ -17,7 +17,7 @@ from tasks.contracts.data import (
     ValidatedDataset,
     category_code,
 )
-from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.inputs import SEED, ModelInputs
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -46,7 +46,6 @@ def read_rows(
     store: ArtifactStore,
     *,
     limit: int | None = None,
-    seed: int = 0,
 ) -> LabelledRows:
     """Rows of one window, or a seeded sample of them, in the order of the snapshot.
 
@@ -56,7 +55,6 @@ def read_rows(
         window: the rows' event times lie in it.
         store: holds the snapshot.
         limit: at most so many rows; None for all.
-        seed: of the sample.
 
     Raises:
         DataContractError: the snapshot has other columns, or no row in the window.
@@ -78,13 +76,13 @@ def read_rows(
             f"snapshot {snapshot.data.sha256[:12]} ({snapshot.window}) has no row in {window}; "
             "choose a window with rows"
         )
-    return _labelled(_sample(table, limit, seed), columns)
+    return _labelled(_sample(table, limit), columns)
 
 
-def _sample(table: pa.Table, limit: int | None, seed: int) -> pa.Table:
+def _sample(table: pa.Table, limit: int | None) -> pa.Table:
     if limit is None or limit >= table.num_rows:
         return table
-    chosen = np.random.default_rng(seed).choice(table.num_rows, size=limit, replace=False)
+    chosen = np.random.default_rng(SEED).choice(table.num_rows, size=limit, replace=False)
     return table.take(np.sort(chosen))
 
 
@@ -100,15 +98,14 @@ def _labelled(table: pa.Table, columns: DatasetSchema) -> LabelledRows:
     )
 
 
-def edge_rows(typical: ModelInputs, num_rows: int, seed: int) -> ModelInputs:
+def edge_rows(typical: ModelInputs, num_rows: int) -> ModelInputs:
     """Rows that data rarely holds: all missing, all unknown, extreme, and random mixtures of these.
 
     Args:
         typical: ordinary rows to mix with.
         num_rows: how many.
-        seed: of the mixture.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     rows = typical.repeated(num_rows)
     categorical, numeric = rows["categorical"], rows["numeric"]
     unknown = rng.integers(1, CATEGORY_CODE_MASK, categorical.shape, dtype=np.int32)
@@ -157,7 +154,7 @@ def category_rows(typical: ModelInputs, codes: tuple[NDArray[np.int32], ...]) ->
     return rows
 
 
-def magnitude_rows(typical: ModelInputs, num_rows: int, seed: int) -> ModelInputs:
+def magnitude_rows(typical: ModelInputs, num_rows: int) -> ModelInputs:
     """Ordinary rows, some of whose numbers are far smaller or larger than they use to be.
 
     From a thousandth to a million times as large, of either sign: a form whose numbers overflow, or
@@ -166,9 +163,8 @@ def magnitude_rows(typical: ModelInputs, num_rows: int, seed: int) -> ModelInput
     Args:
         typical: ordinary rows.
         num_rows: how many.
-        seed: of the draws.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     rows = typical.repeated(num_rows)
     numeric = rows["numeric"]
     factors = 10.0 ** rng.uniform(-3, 6, numeric.shape) * rng.choice([-1, 1], numeric.shape)

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
-from tasks.conversion.inputs import Array, ModelInputs
+from tasks.conversion.inputs import SEED, Array, ModelInputs
 from tasks.kernel.errors import DataContractError
 
 EDGE_ROWS = 64
@@ -109,7 +109,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-def edge_calls(inputs: ModelInputs, most_rows: int, seed: int) -> tuple[ModelInputs, ...]:
+def edge_calls(inputs: ModelInputs, most_rows: int) -> tuple[ModelInputs, ...]:
     """Rows that data rarely holds, in calls of several sizes.
 
     The least and the greatest value of each place, places of different rows put together, and the
@@ -118,9 +118,8 @@ def edge_calls(inputs: ModelInputs, most_rows: int, seed: int) -> tuple[ModelInp
     Args:
         inputs: ordinary rows.
         most_rows: of a call.
-        seed: of the mixture.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     mixed = {name: _mixed(array, rng) for name, array in inputs.items()}
     rows = ModelInputs(mixed)
     return tuple(rows.block(0, size) for size in EDGE_CALLS if size <= most_rows)

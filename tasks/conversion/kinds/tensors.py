@@ -8,7 +8,6 @@ converted by a configuration alone; a kind of its own can know more about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -20,9 +19,9 @@ from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.inputs import Batches, Distances, FloatArray, ModelInputs, Scores
+from tasks.conversion.inputs import SEED, Batches, Distances, FloatArray, ModelInputs, Scores
 from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
-from tasks.conversion.kinds.tabular_metric import paired_quality
+from tasks.conversion.kinds.quality import Change, blocks_of, mean_interval, paired_change
 from tasks.conversion.kinds.tabular_rows import LabelledRows
 from tasks.conversion.kinds.tensor_rows import edge_calls, most_rows_of, read_inputs
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
@@ -43,7 +42,6 @@ BOUNDS = {
     "weights-int8": QualityBound(max_gap=0.25, mean_gap=0.025, edge_gap=0.5, quality_drop=0.01),
     "int8": QualityBound(max_gap=0.5, mean_gap=0.05, edge_gap=1.0, quality_drop=0.02),
 }
-Change = Callable[[Scores, Scores], Metric]
 
 
 def spread_of(answers: Scores, apart: bool) -> FloatArray:
@@ -82,24 +80,22 @@ def _distances(answers: Scores, apart: bool) -> Distances:
     return partial(spread_distances, unit=spread_of(answers, apart))
 
 
-def accuracy_change(
-    source: Scores, variant: Scores, labels: NDArray[np.int64], replicates: int, seed: int
-) -> Metric:
+def accuracy_change(source: Scores, variant: Scores, labels: NDArray[np.int64]) -> Metric:
     """Share of rows whose greatest answer is that of the label: variant's minus source's."""
     right = _classes(variant) == labels
-    return _mean_interval(right * 1.0 - (_classes(source) == labels), replicates, seed)
+    return mean_interval(right * 1.0 - (_classes(source) == labels), BLOCKS)
 
 
-def agreement_change(source: Scores, variant: Scores, replicates: int, seed: int) -> Metric:
+def agreement_change(source: Scores, variant: Scores) -> Metric:
     """Minus the share of rows whose greatest answer is another one than the program's."""
-    return _mean_interval((_classes(source) == _classes(variant)) - 1.0, replicates, seed)
+    return mean_interval((_classes(source) == _classes(variant)) - 1.0, BLOCKS)
 
 
-def explained_change(source: Scores, variant: Scores, replicates: int, seed: int) -> Metric:
+def explained_change(source: Scores, variant: Scores) -> Metric:
     """Minus the share of the spread of the program's own answers that the variant loses."""
     errors = ((source.astype(np.float64) - variant) ** 2).reshape(len(source), -1).sum(axis=1)
     spread = float(source.astype(np.float64).var(axis=0).sum()) or 1.0
-    return _mean_interval(-errors / spread, replicates, seed)
+    return mean_interval(-errors / spread, BLOCKS)
 
 
 def _classes(scores: Scores) -> NDArray[np.int64]:
@@ -107,32 +103,16 @@ def _classes(scores: Scores) -> NDArray[np.int64]:
     return greatest
 
 
-def _mean_interval(values: NDArray[np.float64], replicates: int, seed: int) -> Metric:
-    """Mean over the rows and its 95 % interval, from seeded draws of blocks."""
-    block = _blocks(len(values))
-    sums = np.bincount(block, weights=values)
-    counts = np.bincount(block)
-    drawn = np.random.default_rng(seed).integers(0, len(counts), (replicates, len(counts)))
-    low, high = np.quantile(sums[drawn].sum(1) / counts[drawn].sum(1), [0.025, 0.975])
-    return Metric(value=float(values.mean()), low=float(low), high=float(high))
-
-
-def _blocks(rows: int) -> NDArray[np.int64]:
-    return np.arange(rows) * min(BLOCKS, rows) // rows
-
-
 def _metric(
     program: RegisteredProgram,
     judged: ModelInputs,
     labels: NDArray[np.generic] | None,
-    config: ConversionConfig,
 ) -> tuple[str, Change]:
     """Name of the metric, and what a variant changes of it."""
     has_classes = _has_classes(program)
-    count, seed = config.auc_replicates, config.seed
     if labels is None:
         change = agreement_change if has_classes else explained_change
-        return AGREEMENT_NAME, partial(change, replicates=count, seed=seed)
+        return AGREEMENT_NAME, change
     if has_classes:
         if labels.dtype.kind not in "iu":
             raise DataContractError(
@@ -140,15 +120,15 @@ def _metric(
                 "expected the number of each row's class, from 0"
             )
         known = labels.astype(np.int64)
-        return ACCURACY_NAME, partial(accuracy_change, labels=known, replicates=count, seed=seed)
+        return ACCURACY_NAME, partial(accuracy_change, labels=known)
     is_binary = set(np.unique(labels).tolist()) <= {0, 1}
     labelled = LabelledRows(
         inputs=judged,
         labels=labels == 1 if is_binary else labels.astype(np.float64),
-        days=_blocks(len(labels)).astype("datetime64[D]"),
+        days=blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
     )
-    paired = paired_quality("classification" if is_binary else "regression", labelled, count, seed)
-    return AUC_NAME if is_binary else R2_NAME, partial(_of_single_answers, paired.change)
+    paired = paired_change("classification" if is_binary else "regression", labelled)
+    return AUC_NAME if is_binary else R2_NAME, partial(_of_single_answers, paired)
 
 
 def _of_single_answers(change: Change, source: Scores, variant: Scores) -> Metric:
@@ -172,7 +152,7 @@ def _read_calibration(
     except DataContractError as exc:
         raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
     count = min(config.calibration_rows, inputs.num_rows)
-    chosen = np.random.default_rng(config.seed).choice(inputs.num_rows, count, replace=False)
+    chosen = np.random.default_rng(SEED).choice(inputs.num_rows, count, replace=False)
     sample = ModelInputs({name: array[np.sort(chosen)] for name, array in inputs.items()})
     return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(program.signature))))
 
@@ -195,10 +175,10 @@ def _read_judged(
             f"latency is asked for at {wanted} rows a call, the program takes {most_rows} at most; "
             "name smaller ones in conversion.batch_sizes"
         )
-    name, change = _metric(program, inputs, labels, config)
+    name, change = _metric(program, inputs, labels)
     return JudgedRows(
         batches=tuple(inputs.blocks(min(CALL_ROWS, most_rows))),
-        edges=edge_calls(inputs, most_rows, config.seed),
+        edges=edge_calls(inputs, most_rows),
         distances=spread_distances,
         distances_of=partial(_distances, apart=name != ACCURACY_NAME),
         change=change,

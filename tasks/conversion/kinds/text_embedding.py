@@ -12,8 +12,9 @@ from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, PreparedRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound, TritonConfig
-from tasks.conversion.inputs import Batches, FloatArray, ModelInputs, Scores
+from tasks.conversion.inputs import SEED, Batches, FloatArray, ModelInputs, Scores
 from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
+from tasks.conversion.kinds.quality import mean_interval
 from tasks.conversion.triton.model import BACKENDS, TEXT_TYPE, Tensor, TritonModel, tensors_of
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
@@ -67,16 +68,12 @@ def cosine_distances(reference: Scores, converted: Scores) -> NDArray[np.float64
     return distances
 
 
-def overlap_change(
-    source: FloatArray, variant: FloatArray, replicates: int = 1000, seed: int = 0
-) -> Metric:
+def overlap_change(source: FloatArray, variant: FloatArray) -> Metric:
     """Share of the five nearest other texts that stay the same, minus 1, with its 95 % interval.
 
     Args:
         source: embeddings of the texts, shape (texts, width).
         variant: those of the converted program, same texts in the same order.
-        replicates: draws of texts, with replacement, for the interval.
-        seed: of the draws.
 
     Returns:
         0 where every text keeps its neighbours; the overlap is 1 more.
@@ -85,9 +82,7 @@ def overlap_change(
         DataContractError: there are too few texts to have neighbours.
     """
     overlaps = neighbour_overlaps(source, variant) - 1.0
-    drawn = np.random.default_rng(seed).integers(0, len(overlaps), (replicates, len(overlaps)))
-    low, high = np.quantile(overlaps[drawn].mean(axis=1), [0.025, 0.975])
-    return Metric(value=float(overlaps.mean()), low=float(low), high=float(high))
+    return mean_interval(overlaps, num_blocks=len(overlaps))
 
 
 def neighbour_overlaps(source: FloatArray, variant: FloatArray) -> NDArray[np.float64]:
@@ -125,15 +120,14 @@ def padded(texts: Tokens, length: int | None = None) -> ModelInputs:
     return ModelInputs({IDS: ids, MASK: mask})
 
 
-def edge_texts(texts: Tokens, longest: int, seed: int) -> Batches:
+def edge_texts(texts: Tokens, longest: int) -> Batches:
     """Texts that a corpus rarely holds: one token, random ones, far more padding than text.
 
     Args:
         texts: ordinary ones, whose tokens are mixed.
         longest: most tokens that the program takes; such a text is among them.
-        seed: of the mixture.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     tokens = np.unique(np.concatenate(texts))
     batches = []
     for rows, width in (*EDGE_SHAPES, (1, longest), (2, longest)):
@@ -145,12 +139,12 @@ def edge_texts(texts: Tokens, longest: int, seed: int) -> Batches:
     return tuple(batches)
 
 
-def timing_texts(texts: Tokens, rows: int, seed: int) -> ModelInputs:
+def timing_texts(texts: Tokens, rows: int) -> ModelInputs:
     """So many texts of a typical call: one of median length alone, else a seeded draw."""
     by_length = sorted(texts, key=len)
     if rows == 1:
         return padded([by_length[len(texts) // 2]])
-    chosen = np.random.default_rng(seed).choice(len(texts), rows, replace=rows > len(texts))
+    chosen = np.random.default_rng(SEED).choice(len(texts), rows, replace=rows > len(texts))
     return padded([texts[position] for position in chosen])
 
 
@@ -165,7 +159,7 @@ def _read_calibration(
         raise ConversionError(
             "there is nothing to calibrate INT8 on: the prepared rows have no calibration part"
         )
-    rng = np.random.default_rng(config.seed)
+    rng = np.random.default_rng(SEED)
     count = min(config.calibration_rows, len(texts))
     chosen = [texts[p] for p in np.sort(rng.choice(len(texts), count, replace=False))]
     return tuple(
@@ -208,10 +202,10 @@ def _read_judged(
             padded(texts[start : start + SCORED_TEXTS])
             for start in range(0, len(texts), SCORED_TEXTS)
         ),
-        edges=edge_texts(texts, _longest(program, texts), config.seed),
+        edges=edge_texts(texts, _longest(program, texts)),
         distances=embedding_distances,
-        change=partial(overlap_change, replicates=config.auc_replicates, seed=config.seed),
-        timing_batch=partial(timing_texts, texts, seed=config.seed),
+        change=overlap_change,
+        timing_batch=partial(timing_texts, texts),
         wording=WORDING,
     )
 

@@ -33,14 +33,13 @@ class Format:
         return hardware_class.split("-")[0] in self.hardware
 
 
-_CALIBRATED = ("calibration_rows", "seed")
-_ENGINE = ("engine_rows", "batch_sizes")
+_CALIBRATED = ("calibration_rows",)
+_ENGINE = ("batch_sizes",)
 
 # From simple to complex: each is compared with, and made from, earlier ones only.
 FORMATS = (
     Format(
         *("onnx-fp32", "onnx", "fp32", ("cpu", "gpu")),
-        settings=("opset",),
         packages=("torch", "onnx", "onnxscript"),
     ),
     Format(

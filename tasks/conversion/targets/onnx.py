@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_FILE = "model.onnx"
+OPSET = 20
+"""ONNX operator set that all runtimes here, and Triton's, know."""
 CPU_PROVIDER = "CPUExecutionProvider"
 GPU_PROVIDER = "CUDAExecutionProvider"
 # With these TensorRT takes the file too: it knows no quantised bias, and no zero point but 0. The
@@ -73,7 +75,7 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
         ArtifactError: the program or the source is absent or damaged.
     """
     if made.precision == "fp32":
-        model, how = _exported(request), {"opset": str(request.config.opset)}
+        model, how = _exported(request), {"opset": str(OPSET)}
     else:
         (source,) = made.made_from
         path = request.source_folder(source) / MODEL_FILE
@@ -93,34 +95,31 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
 def _exported(request: BuildRequest) -> onnx.ModelProto:
     from tasks.conversion.targets.pytorch import check_program, load_program
 
-    signature, opset = request.program.signature, request.config.opset
+    signature = request.program.signature
     program = load_program(request.program_path)
     check_program(program, signature)
-    model = export_onnx(program, opset, signature)
-    check_opset(model, opset)
+    model = export_onnx(program, signature)
+    check_opset(model)
     tidy(model, signature)
     return model
 
 
-def check_opset(model: onnx.ModelProto, opset: int) -> None:
-    """Refuse a model of another operator set than was asked for; the exporter only notes that.
+def check_opset(model: onnx.ModelProto) -> None:
+    """Refuse a model of another operator set than `OPSET`; the exporter only notes that.
 
     Raises:
         ConversionError: it has another one, or operators of a library of its own.
     """
     seen = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
-    if seen != {"ai.onnx": opset}:
+    if seen != {"ai.onnx": OPSET}:
         sets = ", ".join(f"{domain} {number}" for domain, number in sorted(seen.items()))
         raise ConversionError(
-            f"the program was written with the ONNX operator sets {sets}, expected ai.onnx {opset} "
-            "alone: it lacks an operator of the program. Set conversion.opset to a version that "
-            "has it, or replace the operator in the network"
+            f"the program was written with the ONNX operator sets {sets}, expected ai.onnx {OPSET} "
+            "alone: it lacks an operator of the program. Replace that operator in the network"
         )
 
 
-def export_onnx(
-    program: torch.export.ExportedProgram, opset: int, signature: Signature
-) -> onnx.ModelProto:
+def export_onnx(program: torch.export.ExportedProgram, signature: Signature) -> onnx.ModelProto:
     """The program as an ONNX model whose inputs and output are named as the signature says.
 
     Raises:
@@ -133,14 +132,14 @@ def export_onnx(
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
-                opset_version=opset,
+                opset_version=OPSET,
                 input_names=[spec.name for spec in signature.inputs],
                 output_names=[signature.output.name],
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as exc:
         raise ConversionError(
-            f"the program cannot be written as ONNX opset {opset}: {first_line_of(exc)}. Replace "
+            f"the program cannot be written as ONNX opset {OPSET}: {first_line_of(exc)}. Replace "
             "that operator in the network"
         ) from exc
     assert exported is not None  # only without dynamo

@@ -29,6 +29,8 @@ from tasks.kernel.errors import ConversionError
 
 ENGINE_FILE = "model.plan"
 FACTS_FILE = "engine.json"
+ENGINE_ROWS = 1024
+"""Rows a call that an engine is built for; larger calls are cut up."""
 BOUND_TO = ("tensorrt", "compute_capability")
 """An engine runs on no other version and no other kind of device."""
 read_provenance = read_beside
@@ -77,7 +79,7 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     config, (source,) = request.config, made.made_from
     content = (request.source_folder(source) / MODEL_FILE).read_bytes()
     typical = sorted(config.batch_sizes)[len(config.batch_sizes) // 2]
-    ranges = shape_ranges(request.program.signature, typical, config.engine_rows)
+    ranges = shape_ranges(request.program.signature, typical, ENGINE_ROWS)
     plan = build_plan(_tensorrt(), content, ranges)
     most = next(iter(ranges.values())).most[0]
     facts = {**request.provenance, **equipment(), "engine_rows": str(most)}

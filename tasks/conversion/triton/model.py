@@ -29,6 +29,8 @@ TYPES = {
 }
 TEXT_TYPE = "TYPE_STRING"
 ANY_LENGTH = -1
+MAX_QUEUE_REQUESTS = 256
+"""Requests that wait; a further one is refused."""
 WARMUP_ROWS = (1, 32)
 """Of the executions before a model is ready: a single request and a dynamic batch."""
 
@@ -170,7 +172,7 @@ def _batching(config: TritonConfig) -> dict[str, Any]:
         "default_queue_policy": {
             "timeout_action": Word("REJECT"),
             "default_timeout_microseconds": config.timeout_ms * 1000,
-            "max_queue_size": config.max_queue_requests,
+            "max_queue_size": MAX_QUEUE_REQUESTS,
         },
     }
 

@@ -14,7 +14,7 @@ from tasks.conversion.config import TRITON_FILES, ConversionConfig, TritonConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.registry import kind_of
 from tasks.conversion.loading import check_files
-from tasks.conversion.triton.checks import check_repository, check_schema
+from tasks.conversion.triton.checks import check_schema
 from tasks.conversion.triton.model import (
     BACKEND_MODULES,
     BACKENDS,
@@ -91,7 +91,6 @@ def write_repository(
         rows,
         served,
         config.threads,
-        config.seed,
     )
     version = program.version.version
 
@@ -100,7 +99,6 @@ def write_repository(
         kind = GPU if variant.hardware_class.startswith("gpu") else CPU
         path = folder.path / FOLDER
         schemas = {_write(model, version, kind, served, path) for model in models}
-        check_repository(models, version, path)
         return TritonRepository(
             files=folder.artifact(FOLDER),
             model=models[-1].name,

@@ -25,7 +25,7 @@ from tests.support.conversion.programs import SmallNetwork, exported, kept, regi
 from tests.support.data.builders import dataset, splits
 from tests.support.suite.promises import Promise, proves
 
-QUICK = ConversionConfig(batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50)
+QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import torch
 
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema, category_code
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.onnx import MODEL_FILE, export_onnx
 from tasks.conversion.targets.pytorch import load_program
 from tasks.kernel.errors import ConfigurationError
@@ -104,7 +103,7 @@ def test_the_conversion_room_takes_its_program(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     path.write_bytes(export_program(trained(), PREPROCESSING))  # type: ignore[arg-type]
     signature = tabular_signature(COLUMNS)
-    model = export_onnx(load_program(path), ConversionConfig().opset, signature)
+    model = export_onnx(load_program(path), signature)
     (tmp_path / MODEL_FILE).write_bytes(model.SerializeToString())
     session = onnxruntime.InferenceSession(
         tmp_path / MODEL_FILE, providers=["CPUExecutionProvider"]

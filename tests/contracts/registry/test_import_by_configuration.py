@@ -24,7 +24,7 @@ from tasks.kernel.settings import Settings
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_prefect")]
 
 BATCH = torch.export.Dim("batch", min=1, max=512)
-QUICK = {"batch_sizes": [1, 16], "timing_rounds": 6, "round_ms": 0.5, "auc_replicates": 100}
+QUICK = {"batch_sizes": [1, 16], "measurement": "quick"}
 ROWS = 160
 
 

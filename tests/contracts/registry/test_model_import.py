@@ -34,9 +34,7 @@ pytestmark = pytest.mark.slow
 QUICK = {
     "formats": ["onnx-fp32", "openvino-int8"],
     "batch_sizes": [1, 8],
-    "timing_rounds": 6,
-    "round_ms": 0.5,
-    "auc_replicates": 50,
+    "measurement": "quick",
     "calibration_rows": 16,
     "minimum_gain": 1.0,
 }

@@ -50,9 +50,7 @@ class Case:
         return load_pytorch(path, self.program.signature, Runtime())
 
 
-QUICK = ConversionConfig(
-    batch_sizes=(1, 8), timing_rounds=6, round_ms=0.5, auc_replicates=50, measure_memory=False
-)
+QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
 
 
 @pytest.fixture(scope="session")
@@ -77,4 +75,4 @@ def typical() -> ModelInputs:
 
 @pytest.fixture
 def edges(typical: ModelInputs) -> ModelInputs:
-    return edge_rows(typical, 1024, seed=0)
+    return edge_rows(typical, 1024)

@@ -24,7 +24,7 @@ WEEKS = {
     "training": {"max_epochs": 12, "global_batch_size": 128, "hidden_sizes": [32], "num_bins": 8},
     "baseline_model": {"max_iterations": 30, "min_leaf_rows": 20},
     "evaluation": {"slices": ["weekday"], "min_slice_rows": 80, "min_days": 3, "replicates": 100},
-    "conversion": {"formats": ["onnx-fp32"], "timing_rounds": 6, "round_ms": 2},
+    "conversion": {"formats": ["onnx-fp32"], "measurement": "quick"},
     "promotion": {
         **{"min_r2": 0.5, "yardstick_margin": 0.3, "min_skill": -5, "max_bias": 0.5},
         **{"max_slice_error_ratio": 5, "required_hardware": []},

@@ -57,7 +57,7 @@ START_LIMIT_S = 180.0
 LIMIT_S = 120.0
 PLENTY = {"per_s": 1e6, "burst": 1_000_000}
 ISSUER = "https://issuer.test"
-FORM = ConversionConfig(formats=("onnx-fp32",), batch_sizes=(1,), measure_memory=False)
+FORM = ConversionConfig(formats=("onnx-fp32",), batch_sizes=(1,), measurement="quick")
 NUM_ROWS = 200
 RELEASE: dict[str, Any] = {
     "steps": [

@@ -30,7 +30,7 @@ from tests.support.data.builders import COLUMNS, frame
 
 FLIGHTS, ENCODER = "flight-delay", "encoder"
 QUICK = ConversionConfig(
-    formats=("onnx-fp32", "openvino-fp32"), batch_sizes=(1,), timing_rounds=6, measure_memory=False
+    formats=("onnx-fp32", "openvino-fp32"), batch_sizes=(1,), measurement="quick"
 )
 
 

@@ -55,7 +55,7 @@ def write(folder: Path, network: nn.Module, name: str = "before.pt2") -> Path:
 def inputs(tmp_path: Path) -> ModelInputs:
     store = ArtifactStore(tmp_path / "artifacts")
     rows = read_rows(dataset(store), COLUMNS, month(1, 12), store).inputs
-    edges = edge_rows(rows, 1024, seed=1)
+    edges = edge_rows(rows, 1024)
     return ModelInputs({name: np.concatenate((rows[name], edges[name])) for name in rows})
 
 

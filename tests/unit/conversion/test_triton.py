@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.conversion import PreparedRows, TensorSpec
+from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import ModelVariant
 from tasks.conversion.config import ConversionConfig, TritonConfig
-from tasks.conversion.triton import repository
-from tasks.conversion.triton.checks import _schema, check_repository, check_schema
-from tasks.conversion.triton.model import Step, Tensor, TritonModel, as_text
+from tasks.conversion.triton.checks import _schema, check_schema
+from tasks.conversion.triton.model import as_text
 from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import ArtifactStore
@@ -23,10 +20,6 @@ from tests.support.conversion.programs import build_one, kept
 from tests.support.data import encoders
 
 VERSION = 3
-NUMBERS = Tensor("numeric", "TYPE_FP32", (5,))
-CODES = Tensor("categorical", "TYPE_INT32", (3,))
-SCORE = Tensor("score", "TYPE_FP32", ())
-WARMUP = {"categorical": np.zeros((1, 3), np.int32), "numeric": np.zeros((1, 5), np.float32)}
 
 
 def serving(case: Case, **settings: object) -> ConversionConfig:
@@ -67,7 +60,7 @@ def test_the_same_repository_is_not_written_twice(case: Case) -> None:
 
 def test_every_setting_is_one_that_tritons_schema_knows(case: Case) -> None:
     form = kept(case.onnx, case.program)
-    config = serving(case, max_wait_us=100, max_queue_requests=7, timeout_ms=20, instances=3)
+    config = serving(case, max_wait_us=100, timeout_ms=20, instances=3)
     told = write_repository(case.program, form, case.rows, config, case.store)
     assert told.schema_of.startswith("tritonclient ")
     text = (case.store.path(told.files) / "late-arrival/config.pbtxt").read_text()
@@ -77,7 +70,7 @@ def test_every_setting_is_one_that_tritons_schema_knows(case: Case) -> None:
     text_format.Parse(text, message)
     assert message.dynamic_batching.max_queue_delay_microseconds == 100
     policy = message.dynamic_batching.default_queue_policy
-    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (7, 20_000)
+    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (256, 20_000)
     assert [(group.count, group.kind) for group in message.instance_group] == [(3, 2)]
     assert [list(tensor.dims) for tensor in message.input] == [[3], [5]]
     assert [sample.batch_size for sample in message.model_warmup] == [1, 32]
@@ -106,98 +99,6 @@ def test_text_is_written_so_that_it_reads_back_as_it_was() -> None:
     assert text.splitlines() == expected
 
 
-def _model(case: Case, **changes: object) -> TritonModel:
-    assert case.onnx.files is not None
-    model = TritonModel(
-        name="late-arrival",
-        backend="onnxruntime",
-        inputs=(CODES, NUMBERS),
-        outputs=(SCORE,),
-        max_batch_rows=64,
-        files={"model.onnx": case.store.path(case.onnx.files) / "model.onnx"},
-        warmup=WARMUP,
-    )
-    return replace(model, **changes)  # type: ignore[arg-type]
-
-
-def _written(model: TritonModel, folder: Path) -> None:
-    for path in (folder / model.name / str(VERSION), folder / model.name / "warmup"):
-        path.mkdir(parents=True, exist_ok=True)
-    for name in ("config.pbtxt", *(f"{VERSION}/{file}" for file in model.files)):
-        (folder / model.name / name).touch()
-    for name in model.warmup:
-        (folder / model.name / "warmup" / name).touch()
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"inputs": (CODES, replace(NUMBERS, dims=(4,)))}, "numeric is TYPE_FP32 .4., in the ONNX"),
-        ({"inputs": (CODES, replace(NUMBERS, dtype="TYPE_FP64"))}, "numeric is TYPE_FP64"),
-        (
-            {"inputs": (CODES,)},
-            "it names .'categorical'., the ONNX file .'categorical', 'numeric'.",
-        ),
-        (
-            {"outputs": (replace(SCORE, dims=(1,)),)},
-            "score is TYPE_FP32 .1., in the ONNX file TYPE",
-        ),
-        ({"outputs": (replace(SCORE, name="scores"),)}, "it names .'scores'., the ONNX file"),
-        ({"warmup": WARMUP | {"numeric": np.zeros((1, 5))}}, "numeric is float64, expected TYPE"),
-        ({"warmup": {"categorical": WARMUP["categorical"]}}, "no warm-up row fits numeric"),
-    ],
-)
-def test_a_configuration_that_says_something_else_than_the_file_is_refused(
-    case: Case, tmp_path: Path, changes: dict[str, object], sentence: str
-) -> None:
-    _written(_model(case), tmp_path)
-    check_repository((_model(case),), VERSION, tmp_path)
-    with pytest.raises(ConversionError, match=sentence):
-        check_repository((_model(case, **changes),), VERSION, tmp_path)
-
-
-def test_a_missing_file_is_named(case: Case, tmp_path: Path) -> None:
-    _written(_model(case), tmp_path)
-    (tmp_path / "late-arrival" / str(VERSION) / "model.onnx").unlink()
-    with pytest.raises(ConversionError, match=r"late-arrival/3/model\.onnx is missing"):
-        check_repository((_model(case),), VERSION, tmp_path)
-
-
-TEXT = Tensor("text", "TYPE_STRING", (1,))
-TOKENS = Tensor("ids", "TYPE_INT64", (-1,))
-FRONT = TritonModel("front", "python", (TEXT,), (TOKENS,), max_batch_rows=64)
-BEHIND = TritonModel("behind", "tensorrt", (TOKENS,), (SCORE,), max_batch_rows=64)
-WHOLE = TritonModel(
-    "whole", "", (TEXT,), (SCORE,), 64, steps=(Step(FRONT, VERSION), Step(BEHIND, VERSION))
-)
-
-
-@pytest.mark.parametrize(
-    ("models", "sentence"),
-    [
-        ((FRONT, WHOLE), "behind version 3 is not in the repository"),
-        (
-            (FRONT, BEHIND, replace(WHOLE, steps=tuple(reversed(WHOLE.steps)))),
-            "behind takes ids TYPE_INT64 .-1., there is no such tensor",
-        ),
-        ((FRONT, BEHIND, replace(WHOLE, outputs=(NUMBERS,))), "it gives numeric TYPE_FP32 .5."),
-        ((FRONT, BEHIND, replace(WHOLE, max_batch_rows=65)), "front takes 64 rows, it more"),
-        (
-            (FRONT, BEHIND, replace(WHOLE, inputs=(replace(TEXT, dtype="TYPE_INT8"),))),
-            "front takes text TYPE_STRING .1., there is text TYPE_INT8",
-        ),
-    ],
-)
-def test_steps_that_do_not_join_are_refused(
-    tmp_path: Path, models: tuple[TritonModel, ...], sentence: str
-) -> None:
-    for model in (FRONT, BEHIND, WHOLE):
-        _written(model, tmp_path)
-    check_repository((FRONT, BEHIND, WHOLE), VERSION, tmp_path)
-    with pytest.raises(ConversionError, match=sentence):
-        check_repository(models, VERSION, tmp_path)
-
-
 def test_a_form_that_cannot_be_served_so_stays_and_says_why(case: Case) -> None:
     form = kept(case.onnx, case.program, "gpu-h200")
     config = serving(case, onnx_backend="python")
@@ -208,23 +109,6 @@ def test_a_form_that_cannot_be_served_so_stays_and_says_why(case: Case) -> None:
         in same.settings["triton"]
     )
     assert same.accepted
-
-
-def test_what_fails_its_check_leaves_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nonsense(*_: object) -> tuple[TritonModel, ...]:
-        return (_model(case, outputs=(replace(SCORE, dims=(7,)),)),)
-
-    before = sorted((case.store.root / repository.KIND).iterdir())
-    monkeypatch.setattr(repository, "_models", nonsense)
-    with pytest.raises(ConversionError, match=r"score is TYPE_FP32 \[7\]"):
-        write_repository(
-            case.program,
-            kept(case.onnx, case.program),
-            case.rows,
-            serving(case, instances=9),
-            case.store,
-        )
-    assert sorted((case.store.root / repository.KIND).iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -264,8 +148,3 @@ def _tokenizer(store: ArtifactStore, tmp_path: Path) -> Artifact:
         return PreparedRows(data=data, num_calibration=1, num_judged=1, made_from={})
 
     return store.build_once("tokenizers", "one", PreparedRows, build).data
-
-
-def test_an_axis_of_any_length_has_no_number() -> None:
-    spec = TensorSpec(name="ids", dtype="int64", shape=("batch", "seq"))
-    assert Tensor.of(spec).dims == (-1,)
