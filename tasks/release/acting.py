@@ -13,7 +13,7 @@ from typing import Protocol
 from tasks.kernel.errors import DataContractError, RegistryError
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
-from tasks.release.records import ROLLED_BACK, Action, ByHand, Release, Verdict, Wanted
+from tasks.release.records import ROLLED_BACK, Action, ByHand, Decision, Release, Wanted
 from tasks.release.traffic import Traffic, set_traffic, share_as
 
 logger = logging.getLogger(__name__)
@@ -137,17 +137,17 @@ class Releasing:
             if is_newest:
                 return release
 
-    def act(self, release: Release, verdict: Verdict, actor: str) -> Release:
+    def act(self, release: Release, decision: Decision, actor: str) -> Release:
         """Record what a person wants and do it.
 
         Raises:
             DataContractError: the release is closed, or changed while the person looked at it.
         """
-        if not release.is_moved and verdict.action is not Action.ROLL_BACK:
+        if not release.is_moved and decision.action is not Action.ROLL_BACK:
             release = self.settle(release)
-        decided = self.ledger.decide(release, verdict, actor)
-        changes = verdict.action in (Action.PROMOTE, Action.ROLL_BACK)
-        holder = {Action.HOLD: actor, Action.RESUME: ""}.get(verdict.action, decided.held_by)
+        decided = self.ledger.decide(release, decision, actor)
+        changes = decision.action in (Action.PROMOTE, Action.ROLL_BACK)
+        holder = {Action.HOLD: actor, Action.RESUME: ""}.get(decision.action, decided.held_by)
         if decided.generation != release.generation + changes or decided.held_by != holder:
             raise DataContractError(
                 f"{decided.title} was changed by another one in the same moment; nothing was done. "
@@ -223,8 +223,8 @@ def act_by_hand(
     if release is None:
         raise DataContractError(f"no release of {model} is open; nothing was changed")
     said = f": {comment}" if comment else ""
-    verdict = Verdict(action=Action(action), rule=BY_HAND, reason=f"{actor}{said}")
-    return releasing.act(release, verdict, actor)
+    decision = Decision(action=Action(action), rule=BY_HAND, reason=f"{actor}{said}")
+    return releasing.act(release, decision, actor)
 
 
 def _was_recorded(ledger: ReleaseLedger, seen: Release, action: Action, actor: str) -> bool:

@@ -29,12 +29,12 @@ from tasks.release.records import (
     ROLLED_BACK,
     SUPERSEDED,
     Action,
+    Decision,
     Entry,
     Evidence,
     Period,
     Release,
     Shares,
-    Verdict,
 )
 
 _CLOSES = {Action.ROLL_BACK: ROLLED_BACK, Action.SUPERSEDE: SUPERSEDED}
@@ -99,7 +99,7 @@ class ReleaseLedger:
                         config=config.model_dump_json(),
                     )
                 )
-                started = Verdict(action=Action.START, rule="start", reason=reason)
+                started = Decision(action=Action.START, rule="start", reason=reason)
                 _write(connection, _read(connection, release_id), started, actor, None, now)
         except IntegrityError:
             known = self.open_release(model)
@@ -132,14 +132,14 @@ class ReleaseLedger:
         return self._first(table.c.model == model, table.c.candidate == candidate)
 
     def decide(
-        self, release: Release, verdict: Verdict, actor: str, evidence: Evidence | None = None
+        self, release: Release, decision: Decision, actor: str, evidence: Evidence | None = None
     ) -> Release:
-        """Record a verdict and, where it changes something, what is wanted from now on.
+        """Record a decision and, where it changes something, what is wanted from now on.
 
         Args:
-            release: as it was when the verdict was reached; if anything else was decided since,
+            release: as it was when the decision was reached; if anything else was decided since,
                 nothing is recorded.
-            verdict: what to do.
+            decision: what to do.
             actor: who decided.
             evidence: what was seen.
 
@@ -159,13 +159,13 @@ class ReleaseLedger:
                     "changed. Start another release"
                 )
             now = database_now(connection)
-            changes = _changes(known, verdict, actor, now)
+            changes = _changes(known, decision, actor, now)
             if changes:
                 table = tables.releases
                 connection.execute(
                     update(table).where(table.c.release_id == known.release_id).values(**changes)
                 )
-            _write(connection, known, verdict, actor, evidence, now)
+            _write(connection, known, decision, actor, evidence, now)
             return _read(connection, release.release_id)
 
     def mark_moved(self, release: Release) -> bool:
@@ -192,7 +192,7 @@ class ReleaseLedger:
     def note(self, release: Release, rule: str, reason: str) -> None:
         """Add a line that changes nothing, also to a closed release."""
         with transaction(self.engine) as connection:
-            told = Verdict(action=Action.HOLD, rule=rule, reason=reason)
+            told = Decision(action=Action.HOLD, rule=rule, reason=reason)
             _write(connection, release, told, BY_ITSELF, None, database_now(connection))
 
     def entries(self, release_id: str) -> list[Entry]:
@@ -219,9 +219,9 @@ def _same(known: Release, stable: str, candidate: str) -> Release:
     )
 
 
-def _changes(release: Release, verdict: Verdict, actor: str, now: datetime) -> dict[str, Any]:
-    """Columns that a verdict changes."""
-    action = verdict.action
+def _changes(release: Release, decision: Decision, actor: str, now: datetime) -> dict[str, Any]:
+    """Columns that a decision changes."""
+    action = decision.action
     if action in _CLOSES:
         return _closing(release, _CLOSES[action], now)
     if action is Action.PROMOTE:
@@ -230,7 +230,7 @@ def _changes(release: Release, verdict: Verdict, actor: str, now: datetime) -> d
         return {"step": release.step + 1, "generation": release.generation + 1, "step_since": now}
     if action is Action.RESUME:
         return {"held_by": ""}
-    if action is Action.HOLD and verdict.rule == "by_hand":
+    if action is Action.HOLD and decision.rule == "by_hand":
         return {"held_by": actor}
     return {}
 
@@ -267,7 +267,7 @@ def _begin_period(connection: Connection, release: Release, now: datetime) -> No
 def _write(
     connection: Connection,
     release: Release,
-    verdict: Verdict,
+    decision: Decision,
     actor: str,
     evidence: Evidence | None,
     now: datetime,
@@ -282,12 +282,12 @@ def _write(
     ).first()
     values = {
         "at": now,
-        "reason": verdict.reason,
+        "reason": decision.reason,
         "evidence": evidence.model_dump_json() if evidence else None,
     }
     known = (newest.rule, newest.actor, newest.generation) if newest else None
-    is_look = verdict.action is Action.HOLD
-    if is_look and newest and known == (verdict.rule, actor, release.generation):
+    is_look = decision.action is Action.HOLD
+    if is_look and newest and known == (decision.rule, actor, release.generation):
         before = Evidence.model_validate_json(newest.evidence) if newest.evidence else None
         if before and evidence and _saw_the_same(before, evidence):
             connection.execute(update(table).where(table.c.number == newest.number).values(values))
@@ -296,8 +296,8 @@ def _write(
         insert(table).values(
             release_id=release.release_id,
             actor=actor,
-            action=verdict.action.value,
-            rule=verdict.rule,
+            action=decision.action.value,
+            rule=decision.rule,
             step=release.step,
             generation=release.generation,
             **values,

@@ -13,7 +13,7 @@ from tasks.release.acting import Releasing
 from tasks.release.comparison import compare
 from tasks.release.evidence import Labels, no_labels, observe
 from tasks.release.policy import decide
-from tasks.release.records import BY_ITSELF, Action, Evidence, Release, Verdict
+from tasks.release.records import BY_ITSELF, Action, Decision, Evidence, Release
 from tasks.release.traffic import SlotsRefusedError
 
 NOT_LOADED = "not_loaded"
@@ -28,7 +28,7 @@ class Look(BaseModel):
 
     release: Release
     """As it is after the look."""
-    verdict: Verdict
+    decision: Decision
     evidence: Evidence | None = None
     was_repaired: bool = False
     """Traffic was not as decided, and was set again."""
@@ -36,7 +36,7 @@ class Look(BaseModel):
     @property
     def is_change(self) -> bool:
         """Whether traffic goes elsewhere by this look."""
-        return self.verdict.action is not Action.HOLD
+        return self.decision.action is not Action.HOLD
 
 
 def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now: datetime) -> Look:
@@ -63,14 +63,14 @@ def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now
     if not release.is_open:
         ended = f"{release.title} has ended"
         return Look(
-            release=release, verdict=Verdict(action=Action.HOLD, rule="closed", reason=ended)
+            release=release, decision=Decision(action=Action.HOLD, rule="closed", reason=ended)
         )
     champion = releasing.champions.champion(release.model)
     if champion != release.candidate:
         reason = f"the champion is {champion or 'nobody'} by now; traffic stays with the stable one"
-        gone = Verdict(action=Action.SUPERSEDE, rule="superseded", reason=reason)
+        gone = Decision(action=Action.SUPERSEDE, rule="superseded", reason=reason)
         decided = releasing.ledger.decide(release, gone, BY_ITSELF)
-        return Look(release=releasing.settle(decided), verdict=gone)
+        return Look(release=releasing.settle(decided), decision=gone)
     try:
         repaired = releasing.keep(release)
     except SlotsRefusedError as exc:
@@ -78,11 +78,11 @@ def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now
     known, fault = _known_labels(labels, release, now)
     evidence = compare(observe(home, release, known, now), release)
     evidence = evidence.model_copy(update={"label_fault": fault})
-    verdict = decide(release, evidence, now)
-    decided = releasing.ledger.decide(release, verdict, BY_ITSELF, evidence)
+    decision = decide(release, evidence, now)
+    decided = releasing.ledger.decide(release, decision, BY_ITSELF, evidence)
     if not decided.is_moved:
         decided = releasing.settle(decided)
-    return Look(release=decided, verdict=verdict, evidence=evidence, was_repaired=repaired)
+    return Look(release=decided, decision=decision, evidence=evidence, was_repaired=repaired)
 
 
 def _known_labels(labels: Labels, release: Release, now: datetime) -> tuple[pd.DataFrame, str]:
@@ -110,14 +110,14 @@ def _not_loaded(
     if now - newest.at < timedelta(minutes=LOAD_MINUTES):
         raise exc
     reason = f"the candidate cannot be loaded: {exc}"
-    verdict = Verdict(action=Action.ROLL_BACK, rule=NOT_LOADED, reason=reason)
-    decided = releasing.ledger.decide(release, verdict, BY_ITSELF)
-    return Look(release=releasing.settle(decided), verdict=verdict)
+    decision = Decision(action=Action.ROLL_BACK, rule=NOT_LOADED, reason=reason)
+    decided = releasing.ledger.decide(release, decision, BY_ITSELF)
+    return Look(release=releasing.settle(decided), decision=decision)
 
 
 def _kept(release: Release, reason: str) -> Look:
     return Look(
         release=release,
-        verdict=Verdict(action=Action.HOLD, rule="unfinished", reason=reason),
+        decision=Decision(action=Action.HOLD, rule="unfinished", reason=reason),
         was_repaired=True,
     )

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tasks.release.records import Action, Evidence, Finding, Release, Verdict
+from tasks.release.records import Action, Decision, Evidence, Finding, Release
 
 
-def decide(release: Release, evidence: Evidence, now: datetime) -> Verdict:
+def decide(release: Release, evidence: Evidence, now: datetime) -> Decision:
     """What to do with an open release, from one look.
 
     Args:
@@ -39,27 +39,27 @@ def decide(release: Release, evidence: Evidence, now: datetime) -> Verdict:
     )
 
 
-def _roll_back_for(harms: list[Finding], rule: str) -> Verdict | None:
+def _roll_back_for(harms: list[Finding], rule: str) -> Decision | None:
     if not harms:
         return None
     told = "; ".join(f"{f.metric.replace('_', ' ')}: {f.sentence}" for f in harms)
-    return Verdict(action=Action.ROLL_BACK, rule=rule, reason=told)
+    return Decision(action=Action.ROLL_BACK, rule=rule, reason=told)
 
 
-def _hold_for_faults(evidence: Evidence) -> Verdict | None:
+def _hold_for_faults(evidence: Evidence) -> Decision | None:
     if evidence.faults:
-        return Verdict(action=Action.HOLD, rule="common_fault", reason="; ".join(evidence.faults))
+        return Decision(action=Action.HOLD, rule="common_fault", reason="; ".join(evidence.faults))
     if evidence.split_fault:
-        return Verdict(action=Action.HOLD, rule="split", reason=evidence.split_fault)
+        return Decision(action=Action.HOLD, rule="split", reason=evidence.split_fault)
     return None
 
 
-def _end_for_time(release: Release, minutes: float) -> Verdict | None:
+def _end_for_time(release: Release, minutes: float) -> Decision | None:
     step = release.current
     if minutes < step.max_minutes:
         return None
     rolls_back = release.config.on_timeout == "roll_back"
-    return Verdict(
+    return Decision(
         action=Action.ROLL_BACK if rolls_back else Action.HOLD,
         rule="timeout",
         reason=f"step {step.name} has lasted {minutes:,.0f} minutes, {step.max_minutes:,.0f} are "
@@ -67,7 +67,7 @@ def _end_for_time(release: Release, minutes: float) -> Verdict | None:
     )
 
 
-def _hold_for_more(release: Release, evidence: Evidence, minutes: float) -> Verdict | None:
+def _hold_for_more(release: Release, evidence: Evidence, minutes: float) -> Decision | None:
     step = release.current
     if release.held_by:
         return _wait("held", f"{release.held_by} holds the release")
@@ -86,7 +86,7 @@ def _hold_for_more(release: Release, evidence: Evidence, minutes: float) -> Verd
     return _wait_for_proof(release, evidence)
 
 
-def _wait_for_proof(release: Release, evidence: Evidence) -> Verdict | None:
+def _wait_for_proof(release: Release, evidence: Evidence) -> Decision | None:
     """Where the configuration asks for it, labels must show that little is lost."""
     bound = release.config.max_task_loss
     if bound is None or release.step != len(release.steps) - 2:
@@ -99,11 +99,11 @@ def _wait_for_proof(release: Release, evidence: Evidence) -> Verdict | None:
     return _wait("not_shown", f"a loss of at most {bound:g} is to be shown, and {seen}")
 
 
-def _promote(release: Release, evidence: Evidence) -> Verdict:
+def _promote(release: Release, evidence: Evidence) -> Decision:
     step = release.current
     is_last = release.step == len(release.steps) - 1
     then = "it is released" if is_last else f"next step {release.steps[release.step + 1].name}"
-    return Verdict(
+    return Decision(
         action=Action.PROMOTE,
         rule="passed",
         reason=f"step {step.name}: {evidence.step_requests:,} requests and "
@@ -111,5 +111,5 @@ def _promote(release: Release, evidence: Evidence) -> Verdict:
     )
 
 
-def _wait(rule: str, reason: str) -> Verdict:
-    return Verdict(action=Action.HOLD, rule=rule, reason=reason)
+def _wait(rule: str, reason: str) -> Decision:
+    return Decision(action=Action.HOLD, rule=rule, reason=reason)

@@ -135,7 +135,7 @@ class Evidence(BaseModel):
         return tuple(f for f in self.findings if f.is_harm)
 
 
-class Verdict(BaseModel):
+class Decision(BaseModel):
     """What is to be done, and why."""
 
     model_config = ConfigDict(frozen=True)

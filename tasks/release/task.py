@@ -204,17 +204,17 @@ def tell_event(name: str, release: Release, reason: str, actor: str) -> None:
 
 
 def _tell_look(before: Release, seen: Look) -> None:
-    verdict, release = seen.verdict, seen.release
+    decision, release = seen.decision, seen.release
     log = get_run_logger()
-    log.info("%s: %s (%s): %s", release.title, verdict.action, verdict.rule, verdict.reason)
+    log.info("%s: %s (%s): %s", release.title, decision.action, decision.rule, decision.reason)
     if seen.was_repaired:
         log.warning("%s: traffic was not as decided; it was set again", release.title)
     if seen.is_change:
-        tell_event(EVENTS[verdict.action], release, verdict.reason, BY_ITSELF)
+        tell_event(EVENTS[decision.action], release, decision.reason, BY_ITSELF)
     if before.is_open and not release.is_open:
-        tell_event(ENDED, release, verdict.reason, BY_ITSELF)
-    if verdict.rule in STUCK_RULES and verdict.action is Action.HOLD:
-        tell_event(STUCK, release, verdict.reason, BY_ITSELF)
+        tell_event(ENDED, release, decision.reason, BY_ITSELF)
+    if decision.rule in STUCK_RULES and decision.action is Action.HOLD:
+        tell_event(STUCK, release, decision.reason, BY_ITSELF)
 
 
 def _releasing(traffic: Traffic, champions: Champions) -> Releasing:

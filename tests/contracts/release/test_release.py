@@ -32,7 +32,7 @@ from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.looking import Look
-from tasks.release.records import Action, Release, Verdict
+from tasks.release.records import Action, Decision, Release
 from tasks.release.traffic import ServerTraffic, Traffic
 from tests.support.data import builders as data
 from tests.support.registry import builders
@@ -165,18 +165,18 @@ def test_a_good_version_takes_over_step_by_step_by_itself(
         assert town.edge.told[-1] == Told(0.0, 1.0, False)
         waiting = release_flow(town.config)
         assert isinstance(waiting, Look)
-        assert waiting.verdict.rule == "too_few"
+        assert waiting.decision.rule == "too_few"
         for step in ("shadow", "quarter"):
             assert town.release.current.name == step
             town.serve(1000)
             found = release_flow(town.config)
             assert isinstance(found, Look)
-            assert found.verdict.action is Action.PROMOTE, found.verdict
+            assert found.decision.action is Action.PROMOTE, found.decision
         town.serve(1000)
         monkeypatch.setattr(release_module, "LOOK_EVERY_S", 0.0)
         last = release_flow(town.config, looks=9)  # ends with the release
         assert isinstance(last, Look)
-        assert last.verdict.action is Action.PROMOTE
+        assert last.decision.action is Action.PROMOTE
         assert release_flow(town.config, looks=9) is None
     assert town.release.state == "released"
     assert town.server.slots == {"stable": "2", "candidate": None, "shadow": None}
@@ -193,7 +193,7 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
         town.serve(1500, error=0.1)
         found = release_flow(town.config)
         assert isinstance(found, Look)
-        assert (found.verdict.action, found.verdict.rule) == (Action.ROLL_BACK, "errors")
+        assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "errors")
         assert release_flow(town.config) is None  # and is not released again by itself
         with get_client(sync_client=True) as client:
             keys = ArtifactFilter(key=ArtifactFilterKey(any_=["release", "release-evidence"]))
@@ -220,12 +220,12 @@ def test_labels_that_name_entities_roll_a_worse_version_back(
         labels, file = town.ask(2000), town.home / "labels.parquet"
         before = release_flow(town.config)
         assert isinstance(before, Look)
-        assert before.verdict.action is Action.PROMOTE  # nobody knows better yet
+        assert before.decision.action is Action.PROMOTE  # nobody knows better yet
         labels.to_parquet(file, index=False)
         assert command.main(["predictions", "label", MODEL, str(file)]) == 0
         found = release_flow(town.config)
     assert isinstance(found, Look)
-    assert (found.verdict.action, found.verdict.rule) == (Action.ROLL_BACK, "harm")
+    assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "harm")
     assert found.evidence is not None
     assert [one.metric for one in found.evidence.harms] == ["task_paired"]
     assert found.evidence.num_labels == 2000
@@ -251,7 +251,7 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
         town.serve(1000)
         found = release_flow(town.config)
         assert isinstance(found, Look)
-        assert found.verdict.rule == "held"
+        assert found.decision.rule == "held"
     assert command.main(["release", "resume", "--approver", "Badr"]) == 0
     assert command.main(["release", "promote", MODEL, "--approver", "Badr"]) == 0
     assert town.release.step == 1
@@ -349,8 +349,8 @@ def test_on_postgresql_one_of_many_openers_and_one_of_two_deciders_is_heard(
         seen = ledger.open_release(MODEL)
         assert seen is not None
         seen = releasing.settle(seen)
-        back = Verdict(action=Action.ROLL_BACK, rule="harm", reason="worse")
-        on = Verdict(action=Action.PROMOTE, rule="passed", reason="as good")
+        back = Decision(action=Action.ROLL_BACK, rule="harm", reason="worse")
+        on = Decision(action=Action.PROMOTE, rule="passed", reason="as good")
         with ThreadPoolExecutor(2) as pool:
             ends = list(pool.map(lambda v: ledger.decide(seen, v, v.rule), (back, on)))
         assert {end.generation for end in ends} == {2}

@@ -119,9 +119,9 @@ def test_a_worse_version_is_rolled_back_by_its_labels_and_so_is_the_alias(
             found = whole.look()
             if not found.release.is_open:
                 break
-        verdict = found.verdict
+        decision = found.decision
         load.wait_for(100)
-    assert (verdict.action, verdict.rule) == (Action.ROLL_BACK, "harm"), verdict
+    assert (decision.action, decision.rule) == (Action.ROLL_BACK, "harm"), decision
     assert found.evidence is not None
     assert "task_paired" in {one.metric for one in found.evidence.harms}
     assert whole.champion == before
@@ -139,8 +139,8 @@ def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_me
     with Load(whole) as load:
         seen = whole.look_until(step="fifth")
         load.wait_for(50)
-    verdict = seen[-1].verdict
-    assert (verdict.action, verdict.rule) == (Action.ROLL_BACK, "errors"), verdict
+    decision = seen[-1].decision
+    assert (decision.action, decision.rule) == (Action.ROLL_BACK, "errors"), decision
     assert whole.champion == before
     assert whole.slots == {"stable": before, "candidate": None, "shadow": None}
     check_all_answered(load, before)

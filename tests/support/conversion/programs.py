@@ -83,14 +83,6 @@ class Decided(SmallNetwork):
             last.weight.mul_(60)
 
 
-class Scaled(SmallNetwork):
-    """Forgets the lower bounds: a wrong normalisation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.low = torch.zeros_like(self.low)
-
-
 class SwappedColumns(SmallNetwork):
     """Takes the numbers in another order than the schema says."""
 

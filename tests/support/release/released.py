@@ -183,7 +183,7 @@ class Whole:
         seen: list[Look] = []
         deadline = time.monotonic() + LIMIT_S
         while (now := self.release).is_open and now.current.name != step:
-            assert time.monotonic() < deadline, seen[-1].verdict
+            assert time.monotonic() < deadline, seen[-1].decision
             time.sleep(0.2)
             seen.append(self.look())
         return seen

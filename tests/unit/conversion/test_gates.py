@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.gates.footprint import _answers, measure_footprints
+from tasks.conversion.gates.footprint import measure_footprints
 from tasks.conversion.gates.parity import (
     CALL_SIZES,
     ScoreGap,
@@ -37,7 +37,6 @@ from tasks.conversion.gates.timing import (
 from tasks.conversion.inputs import ModelInputs, Scorer
 from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
-from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.loading import load_variant
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.profiles import top_operators
@@ -68,11 +67,8 @@ def test_one_changed_score_is_the_largest_gap(scores: list[float], data: st.Data
     assert gap.mean == pytest.approx(gap.largest / len(scores))
 
 
-def test_no_rows_have_no_gap() -> None:
+def test_no_rows_have_no_gap_and_another_shape_is_an_error() -> None:
     assert score_gap(np.empty(0), np.empty(0), score_distances).largest == 0.0
-
-
-def test_another_shape_is_an_error() -> None:
     with pytest.raises(ConversionParityError, match=r"returned shape \(3, 1\), expected \(3,\)"):
         score_gap(np.zeros(3), np.zeros((3, 1)), score_distances)
 
@@ -89,36 +85,22 @@ def test_a_value_that_is_not_finite_is_an_error_that_says_whose(
         score_gap(*pair, score_distances)
 
 
-def test_a_model_that_ignores_the_number_of_rows_is_found(typical: ModelInputs) -> None:
-    def one_score(inputs: ModelInputs) -> np.ndarray:
-        return np.zeros(1, dtype=np.float32)
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (lambda rows: (1,), r"shape \(1,\) for 2 rows"),
+        (lambda rows: (rows, rows), "the same after the first axis"),
+    ],
+    ids=["ignores-the-rows", "as-wide-as-long"],
+)
+def test_a_model_whose_answers_do_not_follow_the_rows_is_found(
+    typical: ModelInputs, shape: Callable[[int], tuple[int, ...]], words: str
+) -> None:
+    def model(inputs: ModelInputs) -> np.ndarray:
+        return np.zeros(shape(inputs.num_rows), dtype=np.float32)
 
-    with pytest.raises(ConversionParityError, match=r"shape \(1,\) for 1500 rows"):
-        score_batches(one_score, (typical,))
-
-
-def test_a_model_that_gives_another_width_in_another_call_is_found(typical: ModelInputs) -> None:
-    def as_wide_as_long(inputs: ModelInputs) -> np.ndarray:
-        return np.zeros((inputs.num_rows, inputs.num_rows), dtype=np.float32)
-
-    with pytest.raises(ConversionParityError, match="the same after the first axis"):
-        score_batches(as_wide_as_long, (typical.block(0, 2), typical.block(0, 3)))
-
-
-def test_rows_are_scored_in_blocks_and_in_order() -> None:
-    rows = 69
-    inputs = tabular_inputs(
-        np.zeros((rows, 1), np.int32), np.arange(rows, dtype=np.float32).reshape(-1, 1)
-    )
-    sizes = []
-
-    def first_number(inputs: ModelInputs) -> np.ndarray:
-        sizes.append(inputs.num_rows)
-        return inputs["numeric"][:, 0]
-
-    scores = score_batches(first_number, tuple(inputs.blocks(64)))
-    np.testing.assert_array_equal(scores, np.arange(rows))
-    assert sizes == [64, 5]
+    with pytest.raises(ConversionParityError, match=words):
+        score_batches(model, (typical.block(0, 2), typical.block(0, 3)))
 
 
 def test_an_error_at_one_batch_size_alone_is_found(edges: ModelInputs) -> None:
@@ -338,11 +320,6 @@ def test_memory_is_measured_in_a_process_of_its_own_of_every_variant_that_loads(
     assert set(found) == {"onnx-fp32", "openvino-fp32"}
     assert all(0 <= one.memory_bytes < 2**30 and one.load_ms > 0 for one in found.values())
     assert "memory of 1 of 3 variants was not measured" in caplog.text
-
-
-def test_lines_of_a_library_on_standard_output_are_passed_over() -> None:
-    lines = ["hello", '["a", {"memory_bytes": 5, "load_ms": 1.5}]', "[1, 2]", '"x"']
-    assert [name for name, _ in _answers(lines)] == ["a"]
 
 
 @pytest.mark.parametrize("name", ["onnx-fp32", "openvino-fp32", "openvino-int8"])

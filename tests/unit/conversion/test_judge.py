@@ -13,7 +13,7 @@ from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.config import GOALS, ConversionConfig, Goal, QualityBound
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.gates.choice import choose, latency_at
-from tasks.conversion.gates.comparison import EAGER, NOTHING, Measurements, decide
+from tasks.conversion.gates.comparison import EAGER, Measurements, decide
 from tasks.conversion.gates.examination import Examined, quality_failure
 from tasks.conversion.gates.parity import ScoreGap
 from tasks.conversion.gates.timing import Timing
@@ -25,7 +25,6 @@ from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import (
     NotANumber,
     OneScore,
-    Scaled,
     SmallNetwork,
     SwappedColumns,
     build_one,
@@ -86,7 +85,7 @@ def test_a_slower_form_is_dropped_with_its_figures(case: Case) -> None:
     assert [at.ratio_to_replaced for at in dropped.latencies] == [2.0, 1.0]
 
 
-def test_the_rival_is_the_fastest_simpler_form_at_each_batch_size(case: Case) -> None:
+def test_the_baseline_is_the_fastest_simpler_form_at_each_batch_size(case: Case) -> None:
     times = {EAGER: (0.2, 6.0), "onnx-fp32": (0.05, 9.0), "openvino-fp32": (0.1, 5.0)}
     kept = _decided(case, times)["openvino-fp32"]
     assert "batch 1: 0.50 x onnx-fp32" in kept.reason
@@ -94,7 +93,7 @@ def test_the_rival_is_the_fastest_simpler_form_at_each_batch_size(case: Case) ->
     assert [at.ratio_to_replaced for at in kept.latencies] == [2.0, None]
 
 
-def test_a_dropped_form_is_nobodys_rival(case: Case) -> None:
+def test_a_dropped_form_is_nobodys_baseline(case: Case) -> None:
     times = {
         EAGER: (0.2, 10.0),
         "onnx-fp32": (0.1, 5.0),
@@ -122,14 +121,6 @@ def test_a_gain_that_is_not_certain_does_not_count(case: Case) -> None:
     assert "1.18 x PyTorch eager (1.0" in variant.reason
 
 
-def test_a_form_that_failed_keeps_its_sentence(case: Case) -> None:
-    failed = [_examined("onnx-fp32", "the disk ate it")]
-    (variant,) = decide(case.program, failed, NOTHING, CONFIG, TOLD)
-    assert not variant.accepted
-    assert variant.reason == "Dropped: the disk ate it."
-    assert variant.latencies == ()
-
-
 @pytest.mark.parametrize(("low", "fails"), [(-0.0009, False), (-0.001, False), (-0.0011, True)])
 def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool) -> None:
     bound = QualityBound(max_gap=0.1, mean_gap=0.1, quality_drop=0.001)
@@ -141,7 +132,9 @@ def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool)
 
 def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
     backwards = case.built[::-1]
+    torch.set_num_threads(2)
     variants = judge_variants(case.program, backwards, case.rows, case.config, case.store)
+    assert torch.get_num_threads() == 2  # judging puts it back
     assert [v.name for v in variants] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     for variant, built in zip(variants, case.built, strict=True):
         assert variant.files == built.files
@@ -168,26 +161,17 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
         assert [standing.goal for standing in variant.standings] == ["one-row", "bulk", "price"]
 
 
-def test_judging_leaves_the_threads_of_pytorch_as_they_were(case: Case) -> None:
-    torch.set_num_threads(2)
-    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
-    judge_variants(case.program, case.built, case.rows, config, case.store)
-    assert torch.get_num_threads() == 2
-
-
 @proves(Promise.CONVERSION, "the wrong form is dropped with its reason")
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [
-        pytest.param(SmallNetwork(seed=1), "a probability differs by", marks=pytest.mark.slow),
-        pytest.param(Scaled(), "a probability differs by", marks=pytest.mark.slow),
         (SwappedColumns(), "a probability differs by"),
         pytest.param(
             NotANumber(), "the converted model gives NaN or Inf for", marks=pytest.mark.slow
         ),
         (OneScore(), "was the batch axis exported as dynamic?"),
     ],
-    ids=["other weights", "wrong normalisation", "swapped inputs", "NaN", "one score"],
+    ids=["swapped inputs", "NaN", "one score"],
 )
 def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
@@ -243,7 +227,7 @@ def test_a_test_window_with_one_label_cannot_judge(case: Case) -> None:
     data = frame(600)
     data.loc[data[COLUMNS.event_time] >= month(9).start, COLUMNS.label] = 0
     rows = dataset(case.store, data)
-    with pytest.raises(DataContractError, match="AUC is undefined"):
+    with pytest.raises(DataContractError, match="expected labels that differ"):
         judge_variants(case.program, case.built, _of(rows), case.config, case.store)
 
 

@@ -19,7 +19,7 @@ from tasks.metadata.database import transaction
 from tasks.release.acting import Releasing, act_by_hand
 from tasks.release.ledger import ReleaseLedger, slots_at_start
 from tasks.release.looking import look
-from tasks.release.records import Action, ByHand, Release, Shares, Verdict
+from tasks.release.records import Action, ByHand, Decision, Release, Shares
 from tasks.release.traffic import SlotsRefusedError
 from tests.support.release.builders import (
     CONFIG,
@@ -33,9 +33,9 @@ from tests.support.release.builders import (
     finding,
 )
 
-PROMOTE = Verdict(action=Action.PROMOTE, rule="passed", reason="no harm")
-BACK = Verdict(action=Action.ROLL_BACK, rule="harm", reason="it is worse")
-HOLD = Verdict(action=Action.HOLD, rule="too_few", reason="more are needed")
+PROMOTE = Decision(action=Action.PROMOTE, rule="passed", reason="no harm")
+BACK = Decision(action=Action.ROLL_BACK, rule="harm", reason="it is worse")
+HOLD = Decision(action=Action.HOLD, rule="too_few", reason="more are needed")
 IDLE = CONFIG.model_copy(
     update={
         "steps": tuple(s.model_copy(update={"min_minutes": 0, "min_requests": 0}) for s in STEPS),
@@ -59,10 +59,10 @@ def begun(releasing: Releasing) -> Release:
     return releasing.begin(MODEL, IDLE, "a test")
 
 
-def decided(releasing: Releasing, verdict: Verdict) -> Release:
+def decided(releasing: Releasing, decision: Decision) -> Release:
     known = releasing.ledger.open_release(MODEL)
     assert known is not None
-    return releasing.ledger.decide(known, verdict, "a test", evidence(finding()))
+    return releasing.ledger.decide(known, decision, "a test", evidence(finding()))
 
 
 def test_a_release_goes_through_its_steps_to_its_end(releasing: Releasing) -> None:
@@ -260,7 +260,7 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
 
 def test_of_two_who_hold_at_once_one_is_told_that_it_was_the_other(releasing: Releasing) -> None:
     release = begun(releasing)
-    hold = Verdict(action=Action.HOLD, rule="by_hand", reason="lunch")
+    hold = Decision(action=Action.HOLD, rule="by_hand", reason="lunch")
     assert releasing.act(release, hold, "Badr").held_by == "Badr"
     with pytest.raises(DataContractError, match="changed by another one"):
         releasing.act(release, hold, "Amal")
@@ -278,7 +278,7 @@ def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     traffic(releasing).at = {"stable": "2", "candidate": None, "shadow": None}
     found = look(releasing, release, FakeLabels(), tmp_path, now)
     assert found.was_repaired
-    assert found.verdict.rule == "errors"
+    assert found.decision.rule == "errors"
     assert found.release.state == "rolled_back"
     assert traffic(releasing).at["stable"] == "1"
     entry = releasing.ledger.entries(release.release_id)[-1]
@@ -316,7 +316,7 @@ def test_a_look_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_bac
     assert (found.release.state, found.release.is_moved) == ("rolled_back", True)
     assert not [call for call in traffic(releasing).calls[before:] if call.startswith("shares 25")]
     again = look(releasing, seen, FakeLabels(), tmp_path, datetime.now(UTC))
-    assert (again.verdict.rule, again.is_change) == ("closed", False)
+    assert (again.decision.rule, again.is_change) == ("closed", False)
 
 
 def _busy(*_: object, **__: object) -> None:
@@ -344,9 +344,9 @@ def test_labels_that_cannot_be_read_hold_a_release_and_keep_no_failing_version(
     candidate = {"slot": "shadow", "version": "2", "error": share, "start": start}
     Rows().add(12_000, start=start).add(12_000, **candidate).write(tmp_path)
     now = start + timedelta(minutes=release.current.min_minutes + 1)
-    verdict = look(releasing, release, DamagedLabels(), tmp_path, now).verdict
-    assert (verdict.action, verdict.rule) == (action, rule)
-    assert action is Action.ROLL_BACK or "labels.parquet is damaged" in verdict.reason
+    decision = look(releasing, release, DamagedLabels(), tmp_path, now).decision
+    assert (decision.action, decision.rule) == (action, rule)
+    assert action is Action.ROLL_BACK or "labels.parquet is damaged" in decision.reason
 
 
 def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
@@ -368,7 +368,7 @@ def test_a_look_carries_out_what_was_decided_before_it_reads_anything(
     begun(releasing)
     left = decided(releasing, PROMOTE)
     found = look(releasing, left, FakeLabels(), tmp_path / "nowhere", datetime.now(UTC))
-    assert found.verdict.rule == "unfinished"
+    assert found.decision.rule == "unfinished"
     assert traffic(releasing).shared.candidate == 25
 
 
@@ -390,7 +390,7 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
         with pytest.raises(SlotsRefusedError):
             look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=minutes))
     found = look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=11))
-    assert (found.verdict.rule, found.release.state) == ("not_loaded", "rolled_back")
+    assert (found.decision.rule, found.release.state) == ("not_loaded", "rolled_back")
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.champions.champion(MODEL) == "1"
 

@@ -14,14 +14,14 @@ LATER = START + timedelta(minutes=5)
 
 
 def rule(seen: Evidence, known: Release | None = None, minutes: float = 5) -> tuple[str, str]:
-    verdict = decide(known or release(), seen, START + timedelta(minutes=minutes))
-    return verdict.action.value, verdict.rule
+    decision = decide(known or release(), seen, START + timedelta(minutes=minutes))
+    return decision.action.value, decision.rule
 
 
 def test_without_harm_the_next_step_follows() -> None:
-    verdict = decide(release(), evidence(finding()), LATER)
-    assert verdict.action is Action.PROMOTE
-    assert "next step quarter" in verdict.reason
+    decision = decide(release(), evidence(finding()), LATER)
+    assert decision.action is Action.PROMOTE
+    assert "next step quarter" in decision.reason
     assert "released" in decide(release(step=2), evidence(), LATER).reason
 
 
