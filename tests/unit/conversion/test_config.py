@@ -38,7 +38,7 @@ def test_a_format_names_sources_settings_and_packages_that_exist(made: Format) -
     assert set(library_versions(made)) == set(made.packages)
     assert set(made.hardware) <= {"cpu", "gpu"}
     assert made.file_format in CONVERTERS
-    assert not made.needs_calibration or {"calibration_rows", "seed"} <= set(made.settings)
+    assert not made.needs_calibration or "calibration_rows" in made.settings
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
