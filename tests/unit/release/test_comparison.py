@@ -65,16 +65,11 @@ def test_rows_count_for_a_version_by_slot_and_version(tmp_path: Path) -> None:
     assert found.step_requests == 30
 
 
-def test_parts_that_were_merged_are_not_read_again(tmp_path: Path) -> None:
+def test_parts_that_were_merged_or_are_being_written_are_not_read(tmp_path: Path) -> None:
     Rows().add(30).write(tmp_path)
     Rows().add(30, ids="other").write(
         tmp_path, "merged-1", {"falaj.replaces": "part-0.parquet,part-9.parquet"}
     )
-    assert seen(tmp_path, release()).stable.num_requests == 30
-
-
-def test_a_part_that_is_being_written_is_not_read(tmp_path: Path) -> None:
-    Rows().add(30).write(tmp_path)
     (written,) = tmp_path.rglob("part-0.parquet")
     written.with_name(".aside-1-part-1.parquet").write_bytes(written.read_bytes()[:100])
     assert seen(tmp_path, release()).stable.num_requests == 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -97,40 +96,6 @@ def test_a_copy_has_its_originals_label_where_another_is_nearer_to_the_copy(town
     assert seen.labelled(SHADOW)["label"].tolist() == [1.0]
 
 
-def test_labels_follow_the_rules_of_the_log(town: Town) -> None:
-    for name, flight in (("own", 1), ("far", 2), ("torn", 3), ("twice", 4), ("late", 5)):
-        town.ask_with_copy(name, BEGUN + SECOND, flight=flight)
-    moments = {flight: BEGUN + SECOND for flight in range(1, 6)}
-    moments[2] -= timedelta(minutes=6)
-    later = BEGUN + timedelta(hours=1)
-    rows = [
-        (1, 1.0, later),
-        (2, 1.0, later),
-        (3, 1.0, later),
-        (3, 0.0, later),
-        (4, 1.0, later),
-        (4, 0.0, later + SECOND),
-        (5, 1.0, LATER + SECOND),
-    ]
-    flights, labels, known = zip(*rows, strict=True)
-    town.tell(
-        flight=flights,
-        event_timestamp=[moments[flight] for flight in flights],
-        label=labels,
-        known_at=known,
-    )
-    town.tell(request_id=["own", "own"], request_row=[0, 1], label=[5.0, 7.0])
-    assert town.labels() == {"own": 5.0, "twice": 0.0}
-    assert town.labels(LATER + 2 * SECOND) == {"own": 5.0, "twice": 0.0, "late": 1.0}
-
-
-def test_where_all_labels_contradict_each_other_nothing_is_known(town: Town) -> None:
-    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
-    town.tell(request_id=["a", "a"], label=[0.0, 1.0])
-    town.tell(flight=[1, 1], event_timestamp=[BEGUN, BEGUN], label=[0.0, 1.0])
-    assert town.labels() == {}
-
-
 def test_what_a_later_look_knows_comes_behind_what_an_earlier_one_knew(town: Town) -> None:
     rng = np.random.default_rng(5)
     number = 120
@@ -170,17 +135,6 @@ def test_labels_that_no_row_of_the_release_can_meet_are_not_held(
         town.labels()
 
 
-def test_labels_by_keys_that_nobody_asked_by_do_not_stop_a_look(
-    town: Town, caplog: pytest.LogCaptureFixture
-) -> None:
-    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
-    town.tell(flight=[1], gate=["B7"], event_timestamp=[BEGUN], label=[0.0])
-    town.tell(flight=[1], event_timestamp=[BEGUN], label=[1.0])
-    with caplog.at_level(logging.WARNING):
-        assert town.labels() == {"a": 1.0}
-    assert "name e:gate, which no row of the log has" in caplog.text
-
-
 def test_recorded_data_that_is_played_meets_labels_of_its_own_year(town: Town) -> None:
     town.ask_with_copy("a", BEGUN + SECOND, flight=1)
     town.tell(flight=[1], event_timestamp=[BEGUN.replace(year=2013)], label=[1.0])
@@ -196,12 +150,6 @@ def test_without_labels_the_log_is_not_read(town: Town, monkeypatch: pytest.Monk
     assert town.observed().labels.empty
     town.tell(request_id=["a"], label=[0.0])
     assert town.known(NOW).empty  # nothing has settled yet
-
-
-def test_labels_before_the_first_row_are_none(town: Town) -> None:
-    town.tell(request_id=["a"], label=[0.0])
-    town.tell(flight=[1], event_timestamp=[BEGUN], label=[1.0])
-    assert town.observed().labels.empty
 
 
 def test_a_damaged_table_of_labels_is_named(town: Town) -> None:

@@ -92,7 +92,6 @@ def test_a_roll_back_takes_requests_away_first_and_the_alias_next(releasing: Rel
     release = releasing.settle(decided(releasing, BACK))
     assert traffic(releasing).calls == ["shares 0/0", "slots 1/None/None"]
     champions = releasing.champions
-    assert isinstance(champions, FakeChampions)
     assert champions.now == "1"
     assert "it is worse" in champions.taken_back[0]
     assert release.state == "rolled_back"
@@ -106,7 +105,6 @@ def test_an_alias_that_cannot_go_back_is_recorded_and_traffic_is_back(
     releasing: Releasing,
 ) -> None:
     begun(releasing)
-    assert isinstance(releasing.champions, FakeChampions)
     releasing.champions.refuses = True
     release = releasing.settle(decided(releasing, BACK))
     assert release.is_moved
@@ -162,7 +160,6 @@ def test_killed_between_traffic_and_alias_the_next_look_moves_the_alias(
     releasing: Releasing,
 ) -> None:
     begun(releasing)
-    assert isinstance(releasing.champions, FakeChampions)
     releasing.champions.killed = True
     with pytest.raises(KeyboardInterrupt):
         releasing.settle(decided(releasing, BACK))
@@ -184,7 +181,6 @@ def test_killed_before_the_note_nothing_is_done_twice(
         patch.setattr(ReleaseLedger, "mark_moved", killed)
         with pytest.raises(KeyboardInterrupt):
             releasing.settle(decided(releasing, BACK))
-    assert isinstance(releasing.champions, FakeChampions)
     releasing.finish(MODEL)
     releasing.finish(MODEL)
     assert len(releasing.champions.taken_back) == 1
@@ -353,7 +349,6 @@ def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
     releasing: Releasing, tmp_path: Path
 ) -> None:
     release = begun(releasing)
-    assert isinstance(releasing.champions, FakeChampions)
     releasing.champions.now = "3"
     found = look(releasing, release, FakeLabels(), tmp_path, datetime.now(UTC))
     assert found.release.state == "superseded"
@@ -438,7 +433,6 @@ def test_a_server_that_starts_again_begins_with_what_the_release_wants(
 def test_an_alias_that_was_taken_back_after_a_release_takes_all_traffic_along(
     releasing: Releasing,
 ) -> None:
-    assert isinstance(releasing.champions, FakeChampions)
     begun(releasing)
     assert releasing.follow_roll_back(MODEL) is None
     for _ in STEPS:
