@@ -20,30 +20,16 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import RegistryError
 from tasks.registry.approval import Answer, close_question, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
-from tasks.registry.connection import prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import answer_and_promote, find_standing, promote
 from tasks.registry.question import open_question, outcome
-from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.registry.builders import CONFIG, World, comparison, draw_nothing
 from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
 ASKING = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=24))
 NOON = datetime(2014, 2, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    world = World.at(tmp_path_factory.mktemp("template"))
-    prepare_database(world.location)
-    return world.database
-
-
-@pytest.fixture
-def world(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", lambda *_: None)
-    return World.at(tmp_path).with_database_of(template)
 
 
 Presented = tuple[ModelVersionRef, EvaluationReport, tuple[ModelVariant, ...]]
@@ -313,12 +299,12 @@ def test_an_answer_needs_somebody_who_gives_it(approver: str, comment: str) -> N
 
 
 @pytest.fixture
-def home(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state folder as the commands use it, with a candidate that waits."""
-    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", lambda *_: None)
+    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", draw_nothing)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    World.at(tmp_path).with_database_of(template)
+    World.at(tmp_path).with_database_of(migrated)
     (tmp_path / "mlflow" / "artifacts").symlink_to(tmp_path / "mlflow" / "files")
     return tmp_path
 

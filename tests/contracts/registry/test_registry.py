@@ -25,11 +25,10 @@ from tasks.contracts.training import StartingPoint
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import Settings
-from tasks.registry import pictures
 from tasks.registry import task as registry_tasks
 from tasks.registry.candidate import IMPORTS, claim_model_name, register_import
 from tasks.registry.config import PromotionConfig
-from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
+from tasks.registry.connection import load_mlflow
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.model_folder import attach_variants, read_version
 from tasks.registry.programs import (
@@ -47,21 +46,6 @@ from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
 PROCESS_LIMIT_S = 120
-
-
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database; its schema migrations run once."""
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
-
-
-@pytest.fixture
-def world(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """An installation in a folder whose name must be quoted in an address, quick at drawing."""
-    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
-    return World.at(tmp_path / "a home#1").with_database_of(migrated)
 
 
 def client(world: World) -> Any:

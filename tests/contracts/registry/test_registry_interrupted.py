@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from tasks.kernel.errors import RegistryError, TransientError
-from tasks.registry import pictures
-from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
+from tasks.registry.connection import load_mlflow
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
     CHAMPION,
@@ -23,26 +22,11 @@ from tasks.registry.mlflow_registry import (
     Registry,
 )
 from tasks.registry.model_folder import read_version
-from tests.support.registry import builders, crashes
+from tests.support.registry import crashes
 from tests.support.registry.builders import CONFIG, World
 
 NAME = CONFIG.model_name
 PROCESS_LIMIT_S = 120
-
-
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database; its schema migrations run once."""
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
-
-
-@pytest.fixture
-def world(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """An installation in a folder whose name must be quoted in an address, quick at drawing."""
-    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
-    return World.at(tmp_path / "a home#1").with_database_of(migrated)
 
 
 @pytest.fixture(scope="session")

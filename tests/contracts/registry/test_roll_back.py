@@ -19,13 +19,10 @@ from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import Settings
-from tasks.registry import pictures
-from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
 from tasks.registry.programs import find_champion, find_incumbent
 from tasks.registry.promotion import find_standing, roll_back, withdraw
 from tests.support.control import builders as evidence
-from tests.support.registry import builders
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.services.prefect_platform import PrefectApi
 
@@ -33,18 +30,9 @@ NAME = CONFIG.model_name
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
-
-
 @pytest.fixture
-def world(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(world: World) -> World:
     """Version 2 has replaced version 1."""
-    monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
-    world = World.at(tmp_path).with_database_of(migrated)
     world.promoted(0)
     world.promoted(1, against=(comparison("champion:1", 0.004),))
     return world

@@ -23,12 +23,11 @@ from tests.support.registry.recalibrated import (
     Installation,
     first,
     installed,
-    migrated,
 )
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["installed", "migrated"]  # fixtures
+__all__ = ["installed"]  # a fixture
 
 
 def found(installed: Installation, version: int | None = None) -> ShrinkingParent:

@@ -25,7 +25,6 @@ from tasks.evaluation.judge import judge_model, score_window
 from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig
-from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.programs import find_calibration_source, find_incumbent
 from tests.support.data.builders import dataset, frame, month
@@ -85,13 +84,6 @@ class Installation(World):
         found = Registry(self.location).by_alias(NAME, CHAMPION)
         assert found is not None
         return found
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
 
 
 @pytest.fixture
