@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram
@@ -13,6 +13,7 @@ from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
 from tasks.contracts.training import (
     CandidateModel,
+    EpochMetrics,
     RecalibratedModel,
     ShrunkModel,
     TrainedModel,
@@ -219,7 +220,10 @@ def _source_tags(trained: CandidateModel) -> dict[str, str]:
 
 def _learnt(trained: CandidateModel) -> Iterator[MetricPoint]:
     if isinstance(trained, TrainedModel):
-        yield from _epoch_metrics(trained)
+        yield from epoch_points(trained.epochs)
+        yield MetricPoint("best_epoch", trained.best_epoch)
+        yield MetricPoint("num_parameters", trained.num_parameters)
+        yield MetricPoint("training_s", trained.seconds)
     if isinstance(trained, RecalibratedModel):
         fit = trained.calibration.fit
         yield MetricPoint("map_slope", fit.map.slope)
@@ -229,15 +233,11 @@ def _learnt(trained: CandidateModel) -> Iterator[MetricPoint]:
         yield MetricPoint("map_num_rows", fit.num_rows)
 
 
-def _epoch_metrics(trained: TrainedModel) -> Iterator[MetricPoint]:
-    for epoch in trained.epochs:
-        numbers = epoch.model_dump(exclude={"epoch"})
-        for name, value in numbers.items():
-            if value is not None:
-                yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
-    yield MetricPoint("best_epoch", trained.best_epoch)
-    yield MetricPoint("num_parameters", trained.num_parameters)
-    yield MetricPoint("training_s", trained.seconds)
+def epoch_points(epochs: Iterable[EpochMetrics]) -> Iterator[MetricPoint]:
+    """All numbers of some epochs."""
+    for epoch in epochs:
+        for name, value in epoch.model_dump(exclude={"epoch"}, exclude_none=True).items():
+            yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
 
 
 def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:

@@ -21,7 +21,7 @@ from tasks.kernel.files import write_atomically
 from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 CANDIDATE = "candidate"
 CHAMPION = "champion"
@@ -165,21 +165,20 @@ class Registry:
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version that an alias points at, None where there is no such alias or model."""
-        with explained(self.location):
-            models = self._client.search_registered_models(f"name = '{name}'")
-        number = models[0].aliases.get(alias) if models else None
+        model = self._model(name)
+        number = model.aliases.get(alias) if model else None
         return None if number is None else self.version(name, int(number))
 
     def owner(self, name: str) -> str | None:
         """Use case that a model name belongs to, None where nobody claimed it."""
-        with explained(self.location):
-            models = self._client.search_registered_models(f"name = '{name}'")
-        return models[0].tags.get(OWNER_TAG) if models else None
+        model = self._model(name)
+        return model.tags.get(OWNER_TAG) if model else None
 
     def set_owner(self, name: str, use_case: str) -> None:
         """Note whose a model name is; the model is created, without a version, where it is new."""
+        is_known = self._model(name) is not None
         with explained(self.location):
-            if self._client.search_registered_models(f"name = '{name}'"):
+            if is_known:
                 self._client.set_registered_model_tag(name, OWNER_TAG, use_case)
             else:
                 self._client.create_registered_model(name, tags={OWNER_TAG: use_case})
@@ -220,8 +219,9 @@ class Registry:
         self, name: str, run: StartedRun, tags: Mapping[str, str], description: str
     ) -> RegisteredVersion:
         """Make a run's model folder a new version, tags included, in one transaction."""
+        is_known = self._model(name) is not None
         with explained(self.location):
-            if not self._client.search_registered_models(f"name = '{name}'"):
+            if not is_known:
                 self._client.create_registered_model(name)
             source = (run.folder / MODEL_FOLDER).as_uri()
             made = self._client.create_model_version(
@@ -334,6 +334,11 @@ class Registry:
                 [known.experiment_id], filter_string="attributes.status != 'FINISHED'"
             )
             return [run.info.run_id for run in runs if PROGRAM_TAG in run.data.tags]
+
+    def _model(self, name: str) -> RegisteredModel | None:
+        with explained(self.location):
+            models = self._client.search_registered_models(f"name = '{name}'")
+        return models[0] if models else None
 
     @property
     def _place(self) -> str:

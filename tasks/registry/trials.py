@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tasks.contracts.training import StudyRecord, TrialRecord
+from tasks.registry.candidate import epoch_points
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import MetricPoint, Registry
@@ -100,10 +101,7 @@ def _best_name(trial: TrialRecord) -> str:
 
 
 def _points(trial: TrialRecord) -> Iterator[MetricPoint]:
-    for epoch in trial.epochs:
-        for name, value in epoch.model_dump(exclude={"epoch"}).items():
-            if value is not None:
-                yield MetricPoint(f"epoch_{name}", value, step=epoch.epoch)
+    yield from epoch_points(trial.epochs)
     if trial.quality is not None:
         yield MetricPoint(_best_name(trial), trial.quality)
     yield MetricPoint("training_s", trial.seconds)
