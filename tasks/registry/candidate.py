@@ -394,7 +394,7 @@ def claim_model_name(
         if config.adopts is None or owner not in (None, config.adopts):
             _check_is_free(registry, name, owner, use_case, service)
         elif reserve:
-            logger.warning("%s takes %s over from %s", _told(use_case), name, config.adopts)
+            logger.warning("%s takes %s over from %s", _described(use_case), name, config.adopts)
         if reserve:
             registry.set_owner(name, use_case)
 
@@ -410,9 +410,9 @@ def _check_is_free(
         seen = f"holds versions that were trained on feature service {trained_on}"
         cure = "set registry.adopts to the name of the use case whose model it continues"
     else:
-        seen = f"belongs to {_told(owner)}"
+        seen = f"belongs to {_described(owner)}"
         cure = f'set registry.adopts: "{owner}" where it continues that model'
-    who = _told(use_case) + (f" (feature service {service})" if service else "")
+    who = _described(use_case) + (f" (feature service {service})" if service else "")
     raise ConfigurationError(
         f"model name {name!r} {seen}, and {who} names it too: each would replace the other's "
         f"candidate and champion. Choose a registry.model_name of its own, or {cure}. Nothing was "
@@ -420,5 +420,5 @@ def _check_is_free(
     )
 
 
-def _told(owner: str) -> str:
+def _described(owner: str) -> str:
     return "imported models" if owner == IMPORTS else f"use case {owner}"

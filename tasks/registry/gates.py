@@ -165,22 +165,22 @@ def yardstick(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
 
 def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     """The candidate holds against the champion of this moment, by the paired interval."""
-    reigning = evidence.champion
-    if reigning is None:
+    current = evidence.champion
+    if current is None:
         return True, "there is no champion yet"
-    if reigning.version == evidence.candidate.version:
-        return True, f"version {reigning.version} is the champion already; the alias stays"
-    if reigning.program_sha256 == evidence.candidate.program_sha256:
-        return True, f"version {reigning.version} is the champion and the same program"
-    comparison = _only(evidence.evaluation.comparisons, f"champion:{reigning.version}")
+    if current.version == evidence.candidate.version:
+        return True, f"version {current.version} is the champion already; the alias stays"
+    if current.program_sha256 == evidence.candidate.program_sha256:
+        return True, f"version {current.version} is the champion and the same program"
+    comparison = _only(evidence.evaluation.comparisons, f"champion:{current.version}")
     if comparison is None:
         seen = ", ".join(c.against for c in evidence.evaluation.comparisons) or "nothing"
         return False, (
-            f"the champion is version {reigning.version}, the evaluation compares with {seen}; "
+            f"the champion is version {current.version}, the evaluation compares with {seen}; "
             "evaluate against the present champion"
         )
     low, overall = comparison.primary.low, evidence.evaluation.overall
-    if config.champion_rule == "better" and _maps(evidence.record, reigning):
+    if config.champion_rule == "better" and _maps(evidence.record, current):
         # A map leaves the ranking as it is; what it can make better is the error.
         passed = comparison.error.high < 0 and _within(low, -config.champion_margin, overall)
         wanted = f"at or above -{config.champion_margin:.4f} of a recalibration, and the "
@@ -193,16 +193,16 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
             f"at or above -{config.champion_margin:.4f}",
         )
     return passed, (
-        f"{overall.primary_name} minus that of version {reigning.version} is "
+        f"{overall.primary_name} minus that of version {current.version} is "
         f"{_signed(comparison.primary)} on "
         f"the same rows; rule {config.champion_rule!r} wants the lower bound {wanted}"
     )
 
 
-def _maps(record: VersionRecord, reigning: ModelVersionRef) -> bool:
-    """The candidate is the reigning champion with another map of its scores."""
+def _maps(record: VersionRecord, current: ModelVersionRef) -> bool:
+    """The candidate is the current champion with another map of its scores."""
     made = record.manifest.calibration if record.manifest else None
-    return made is not None and made.source == reigning
+    return made is not None and made.source == current
 
 
 def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -346,19 +346,19 @@ def _plausible(report: EvaluationReport, limit: float) -> tuple[bool, str]:
     overall, name = report.overall, report.overall.primary_name
     reference = report.baseline_model.primary.value
     passed = overall.primary.value <= limit and reference <= limit
-    verdict = "plausible" if passed else "a leak of the label into the features is suspected"
-    told = (
+    judgement = "plausible" if passed else "a leak of the label into the features is suspected"
+    reason = (
         f"{name} {_shown(overall.primary)}, of the yardstick {reference:.4f}, plausible up to "
-        f"{limit:.4f}: {verdict}"
+        f"{limit:.4f}: {judgement}"
     )
     sudden = [feature for feature in report.leading if _knows_suddenly(feature, report)]
     for feature in sudden:
-        told += (
+        reason += (
             f"; {feature.name} alone gives {feature.score:.4f}, nearly all of that, and one row "
             f"earlier {feature.earlier_score:.4f}: it becomes known with the label. Look when it "
             "is known, and name it among `trusted` of the training set where that is in time"
         )
-    return passed and not sudden, told
+    return passed and not sudden, reason
 
 
 def _knows_suddenly(feature: SingleFeature, report: EvaluationReport) -> bool:

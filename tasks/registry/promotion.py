@@ -78,7 +78,7 @@ def promote(
     registry = Registry(location)
     with exclusive(location):
         version = registry.confirmed(candidate)
-        reigning = registry.by_alias(candidate.name, CHAMPION)
+        current = registry.by_alias(candidate.name, CHAMPION)
         evidence = Evidence(
             candidate=candidate,
             record=read_version(version),
@@ -86,13 +86,13 @@ def promote(
             dataset=dataset,
             variants=variants,
             lost=_lost(evaluation, dataset, store),
-            champion=None if reigning is None else reigning.ref,
+            champion=None if current is None else current.ref,
             now=now,
             withdrawn=registry.why_withdrawn(version),
         )
         gates = judge(evidence, config)
         approval = None
-        if config.approval.enabled and not _reigns(version, reigning):
+        if config.approval.enabled and not _is_champion(version, current):
             question = Question(
                 candidate=candidate,
                 evaluation=evaluation,
@@ -102,8 +102,8 @@ def promote(
             )
             is_open = all(gate.passed for gate in gates)
             approval = consent(registry, version, question, now, ask=is_open)
-        decision = _decide(version, reigning, gates, approval, config)
-        if not _reigns(version, reigning):
+        decision = _decide(version, current, gates, approval, config)
+        if not _is_champion(version, current):
             _record(registry, version, decision)
             if decision.promoted:
                 note_promotion(registry, version, now)
@@ -158,20 +158,20 @@ def decide_question(
     )
 
 
-def _reigns(version: RegisteredVersion, reigning: RegisteredVersion | None) -> bool:
-    return reigning is not None and reigning.number == version.number
+def _is_champion(version: RegisteredVersion, current: RegisteredVersion | None) -> bool:
+    return current is not None and current.number == version.number
 
 
 def _decide(
     version: RegisteredVersion,
-    reigning: RegisteredVersion | None,
+    current: RegisteredVersion | None,
     gates: tuple[GateResult, ...],
     approval: Approval | None,
     config: PromotionConfig,
 ) -> PromotionDecision:
-    previous = None if reigning is None else reigning.number
+    previous = None if current is None else current.number
     agreed = not config.approval.enabled or (approval is not None and approval.state == APPROVED)
-    if _reigns(version, reigning):
+    if _is_champion(version, current):
         agreed = True  # it is the champion: there is nothing left to agree to
         before = version.tags.get(PREVIOUS_TAG, NOBODY)
         previous = int(before) if before.isdigit() else None
@@ -210,10 +210,10 @@ def _summary(decision: PromotionDecision) -> str:
     if closed:
         return f"refused: {', '.join(closed)}"
     approval = decision.approval
-    return "all gates open" if approval is None else f"all gates open, {_told(approval)}"
+    return "all gates open" if approval is None else f"all gates open, {_described(approval)}"
 
 
-def _told(approval: Approval) -> str:
+def _described(approval: Approval) -> str:
     by = f" by {approval.approver}" if approval.approver else ""
     return approval.state.replace("_", " ") + by
 
@@ -224,7 +224,7 @@ def _log(decision: PromotionDecision) -> None:
         logger.info("%s version %d is the champion", ref.name, ref.version)
         return
     if decision.approval is not None:
-        logger.info("%s version %d: %s", ref.name, ref.version, _told(decision.approval))
+        logger.info("%s version %d: %s", ref.name, ref.version, _described(decision.approval))
     for gate in decision.gates:
         if not gate.passed:
             logger.warning(
@@ -260,12 +260,12 @@ def find_standing(name: str, location: RegistryLocation, now: datetime) -> Champ
     champion = registry.by_alias(name, CHAMPION)
     if champion is None:
         return None
-    former = _former(registry, champion)
-    told = champion.tags.get(PROMOTED_AT_TAG)
+    former = _previous_champion(registry, champion)
+    moment = champion.tags.get(PROMOTED_AT_TAG)
     restored = champion.tags.get(RESTORED_BY_TAG)
     return ChampionStanding(
         version=champion.ref,
-        promoted_at=datetime.fromisoformat(told) if told and not restored else None,
+        promoted_at=datetime.fromisoformat(moment) if moment and not restored else None,
         former=former.ref if former else None,
         former_trouble=_trouble(former) if former else None,
         asked_about=_asked_about(registry, champion, now),
@@ -315,7 +315,7 @@ def roll_back(
                 f"{name}: the champion is {seen}, and version {replaced} was to be rolled back; it "
                 "was replaced in between. The alias was not moved; check drift of the champion"
             )
-        former = _former(registry, champion)
+        former = _previous_champion(registry, champion)
         if former is None:
             raise RegistryError(
                 f"{champion} has no predecessor to roll back to. The alias was not moved; train "
@@ -366,11 +366,11 @@ def withdraw(
     registry = Registry(location)
     with exclusive(location):
         version = registry.version(name, number)
-        reigning = registry.by_alias(name, CHAMPION)
+        current = registry.by_alias(name, CHAMPION)
         registry.set_tags(version, {WITHDRAWN_TAG: reason})
-        champion = reigning
-        if reigning is not None and registry.why_withdrawn(registry.version(name, reigning.number)):
-            champion = _whole_former(registry, reigning)
+        champion = current
+        if current is not None and registry.why_withdrawn(registry.version(name, current.number)):
+            champion = _whole_previous(registry, current)
         record = Withdrawal(
             version=version.ref,
             reason=reason,
@@ -381,7 +381,7 @@ def withdraw(
         _keep_withdrawal(registry, version, record)
         if champion is None:
             registry.remove_alias(name, CHAMPION)
-        elif reigning is not None and champion.number != reigning.number:
+        elif current is not None and champion.number != current.number:
             registry.set_tags(champion, {RESTORED_BY_TAG: f"withdrawal of version {number}"})
             registry.set_alias(champion, CHAMPION)
         candidate = registry.by_alias(name, CANDIDATE)
@@ -391,11 +391,11 @@ def withdraw(
     return record
 
 
-def _whole_former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
-    version = _former(registry, champion)
+def _whole_previous(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
+    version = _previous_champion(registry, champion)
     while version is not None and (trouble := _trouble(version)):
         logger.warning("%s is passed over: %s", version, trouble)
-        version = _former(registry, version)
+        version = _previous_champion(registry, version)
     return version
 
 
@@ -405,7 +405,7 @@ def _keep_withdrawal(registry: Registry, version: RegisteredVersion, record: Wit
     registry.set_tags(version, {**tags, WITHDRAWAL_SHA_TAG: digest})
 
 
-def _former(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
+def _previous_champion(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
     """The champion before, or before that one where it was withdrawn."""
     known = {v.number: v for v in registry.versions(champion.name) if v.number != champion.number}
     version: RegisteredVersion | None = champion

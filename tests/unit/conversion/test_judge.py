@@ -208,21 +208,6 @@ def test_a_format_that_nobody_built_is_an_error(case: Case) -> None:
         judge_variants(case.program, (case.onnx,), case.rows, case.config, case.store)
 
 
-def test_a_damaged_file_is_dropped_before_it_is_loaded(case: Case) -> None:
-    rows = dataset(case.store, frame(900, seed=3))
-    program = registered(case.store, rows, exported(SmallNetwork(seed=4)))
-    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
-    onnx = build_one("onnx-fp32", program, rows, config, case.store)
-    assert onnx.files is not None
-    file = case.store.path(onnx.files) / "model.onnx"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    (variant,) = judge_variants(program, (onnx,), _of(rows), config, case.store)
-    assert not variant.accepted
-    assert "they were changed or damaged, and are not loaded" in variant.reason
-
-
 def test_a_test_window_with_one_label_cannot_judge(case: Case) -> None:
     data = frame(600)
     data.loc[data[COLUMNS.event_time] >= month(9).start, COLUMNS.label] = 0

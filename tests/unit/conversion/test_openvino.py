@@ -30,32 +30,10 @@ def rows(store: ArtifactStore) -> ValidatedDataset:
     return dataset(store)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 1024])
-def test_any_number_of_rows_scores_as_pytorch_does(
-    case: Case, edges: ModelInputs, num_rows: int
-) -> None:
-    batch = edges.block(0, num_rows)
-    gap = np.abs(case.load_source()(batch) - case.load(case.openvino)(batch))
-    assert gap.max() < 1e-5
-
-
-@pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
-def test_the_files_say_where_they_come_from(case: Case, name: str) -> None:
-    one = next(variant for variant in case.built if variant.name == name)
-    assert one.files is not None
-    model = read_ir(case.store.path(one.files))
-    expected = one.provenance
-    assert {key: model.get_rt_info(["falaj", key]).astype(str) for key in expected} == expected
-    assert expected["precision"] == one.precision
-    assert expected["program_sha256"] == case.program.program.sha256
-    assert ("calibration_sha256" in expected) == (one.precision == "int8")
-
-
 def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -> None:
     rows = dataset(store)
     program = registered(store, rows, case.store.path(case.program.program).read_bytes())
-    _, again, int8 = built(program, rows, case.config, store)
-    for old, new in ((case.openvino, again), (case.int8, int8)):
+    for old, new in zip(case.built, built(program, rows, case.config, store), strict=True):
         assert old.files is not None
         assert new.files is not None
         assert new.files.sha256 == old.files.sha256
@@ -128,14 +106,16 @@ def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     assert 1e-5 < gap < TABULAR.bounds["bf16"].max_gap
 
 
-def test_weights_in_8_bits_stay_within_their_bound_and_halve_the_file(
-    case: Case, typical: ModelInputs
+@pytest.mark.parametrize("name", ["openvino-weights-int8", "openvino-int8"])
+def test_8_bits_stay_within_their_bound_and_halve_the_file(
+    case: Case, typical: ModelInputs, edges: ModelInputs, name: str
 ) -> None:
-    one = _built(case, "openvino-weights-int8")
+    one = _built(case, name)
     model = case.load(one)
     assert model.settings["precision"] == "f32"
-    gap = np.abs(model(typical) - case.load_source()(typical)).max()
-    assert 0 < gap < TABULAR.bounds["weights-int8"].max_gap
+    for inputs in (typical, edges) if name == "openvino-int8" else (typical,):
+        gap = np.abs(model(inputs) - case.load_source()(inputs)).max()
+        assert 0 < gap < TABULAR.bounds[one.precision].max_gap
     assert one.files is not None
     assert case.openvino.files is not None
     sizes = [
@@ -162,12 +142,6 @@ def _gap(case: Case, inputs: ModelInputs) -> float:
     return float(np.abs(case.load_source()(inputs) - case.load(case.int8)(inputs)).max())
 
 
-def test_int8_stays_within_its_bound(case: Case, typical: ModelInputs, edges: ModelInputs) -> None:
-    assert case.int8.failure is None
-    assert _gap(case, typical) < TABULAR.bounds["int8"].max_gap
-    assert _gap(case, edges) < TABULAR.bounds["int8"].max_gap
-
-
 def test_only_matrix_products_are_quantised(case: Case) -> None:
     assert case.int8.files is not None
     model = read_ir(case.store.path(case.int8.files))
@@ -182,16 +156,9 @@ def test_only_matrix_products_are_quantised(case: Case) -> None:
     assert len(quantized) == len(products) == 4
 
 
-def test_its_files_are_smaller_and_its_settings_say_how_it_was_calibrated(case: Case) -> None:
-    assert case.int8.files is not None
-    assert case.openvino.files is not None
+def test_its_settings_say_how_it_was_calibrated(case: Case) -> None:
     assert case.int8.settings["calibration_rows"] == "1951"  # all rows of January to June
     assert case.int8.settings["calibration_window"] == "2013-01-01T00:00Z to 2013-07-01T00:00Z"
-    sizes = [
-        (case.store.path(files) / "model.bin").stat().st_size
-        for files in (case.int8.files, case.openvino.files)
-    ]
-    assert sizes[0] < sizes[1] / 2
 
 
 def test_outliers_in_raw_numbers_do_not_spoil_the_scale(case: Case, typical: ModelInputs) -> None:
@@ -219,29 +186,20 @@ def test_a_few_rows_can_calibrate_and_one_cannot(case: Case, typical: ModelInput
     assert "1 rows calibrate it" in one.failure
 
 
-def test_a_training_window_without_rows_is_a_failure_with_the_reason(case: Case) -> None:
-    later = frame(600)
-    later = later[later[COLUMNS.event_time] >= month(9).start]
-    int8 = _calibrated(case, dataset(case.store, later)).int8
-    assert int8.files is None
-    assert int8.failure is not None
-    assert "nothing to calibrate INT8 on" in int8.failure
-    assert "has no row in 2013-01-01T00:00Z to 2013-07-01T00:00Z" in int8.failure
-
-
-def test_layers_that_the_model_lacks_are_a_failure(case: Case) -> None:
-    config = ConversionConfig(quantized_layers=("Convolution",))
-    failure = _calibrated(case, case.dataset, config).int8.failure
-    assert failure is not None
-    assert "the model has no Convolution to quantise, only" in failure
-    assert "MatMul" in failure
-
-
-def test_a_snapshot_of_other_columns_calibrates_nothing(case: Case) -> None:
-    other = COLUMNS.model_copy(update={"numeric": COLUMNS.numeric[::-1]})
-    failure = _calibrated(case, dataset(case.store, frame(50), columns=other)).int8.failure
-    assert failure is not None
-    assert "has other columns than the model takes" in failure
+def test_what_cannot_calibrate_is_a_failure_with_the_reason(case: Case) -> None:
+    data = frame(600)
+    later = dataset(case.store, data[data[COLUMNS.event_time] >= month(9).start])
+    columns = COLUMNS.model_copy(update={"numeric": COLUMNS.numeric[::-1]})
+    other = dataset(case.store, frame(50), columns=columns)
+    lacking = ConversionConfig(quantized_layers=("Convolution",))
+    for rows, config, reason in (
+        (later, case.config, "has no row in 2013-01-01T00:00Z to 2013-07-01T00:00Z"),
+        (other, case.config, "has other columns than the model takes"),
+        (case.dataset, lacking, "the model has no Convolution to quantise, only"),
+    ):
+        int8 = _calibrated(case, rows, config).int8
+        assert int8.files is None
+        assert reason in (int8.failure or "")
 
 
 def test_a_damaged_source_is_an_artifact_error(store: ArtifactStore, case: Case) -> None:
