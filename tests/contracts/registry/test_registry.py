@@ -508,9 +508,16 @@ def artifacts_of(run_id: UUID) -> dict[str, Artifact]:
 # Whose a model name is
 
 
-def claim(world: World, use_case: str, reserve: bool = True, adopts: str | None = None) -> None:
-    config = CONFIG.model_copy(update={"adopts": adopts})
-    claim_model_name(use_case, "flight_delay_v1", config, world.location, reserve=reserve)
+def claim(
+    world: World,
+    use_case: str,
+    service: str | None = "flight_delay_v1",
+    *,
+    reserve: bool = True,
+    **changes: str,
+) -> None:
+    config = CONFIG.model_copy(update=changes)
+    claim_model_name(use_case, service, config, world.location, reserve=reserve)
 
 
 def test_a_model_name_of_another_use_case_is_refused_unless_it_is_adopted(world: World) -> None:
@@ -519,7 +526,7 @@ def test_a_model_name_of_another_use_case_is_refused_unless_it_is_adopted(world:
     world.register()
     for reserve in (False, True):
         with pytest.raises(ConfigurationError, match=r"belongs to use case flights.* houses"):
-            claim(world, "houses", reserve)
+            claim(world, "houses", reserve=reserve)
     with pytest.raises(ConfigurationError, match="belongs to use case flights"):
         claim(world, "houses", adopts="shops")
     assert Registry(world.location).owner(NAME) == "flights"
@@ -539,24 +546,22 @@ def test_looking_whose_a_new_name_is_writes_nothing(tmp_path: Path, world: World
 
 
 def test_imports_and_use_cases_keep_their_model_names_apart(world: World) -> None:
-    def claim_for_import(name: str) -> None:
-        config = CONFIG.model_copy(update={"model_name": name})
-        claim_model_name(IMPORTS, None, config, world.location, reserve=True)
-
     claim(world, "flights")
     with pytest.raises(ConfigurationError, match="belongs to use case flights, and imported"):
-        claim_for_import(NAME)
-    claim_for_import("encoder")
-    claim_for_import("encoder")
-    config = CONFIG.model_copy(update={"model_name": "encoder"})
+        claim(world, IMPORTS, None)
+    for _ in range(2):
+        claim(world, IMPORTS, None, model_name="encoder")
     with pytest.raises(ConfigurationError, match="belongs to imported models, and use case"):
-        claim_model_name("flights", "flight_delay_v1", config, world.location, reserve=True)
+        claim(world, "flights", model_name="encoder")
 
 
-def test_an_import_does_not_take_a_trained_model_of_an_earlier_release(world: World) -> None:
+def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> None:
     world.register()
-    with pytest.raises(ConfigurationError, match="trained on feature service flight_delay_v1"):
-        claim_model_name(IMPORTS, None, CONFIG, world.location, reserve=True)
+    for use_case, service in ((IMPORTS, None), ("houses", "house_prices")):
+        with pytest.raises(ConfigurationError, match="feature service flight_delay_v1"):
+            claim(world, use_case, service)
+    claim(world, "flights")
+    assert Registry(world.location).owner(NAME) == "flights"
 
 
 def test_before_a_model_is_trained_a_drift_check_ends_without_a_verdict(
@@ -567,12 +572,3 @@ def test_before_a_model_is_trained_a_drift_check_ends_without_a_verdict(
     with prefect_api.in_process():
         assert drift_check_flow(config.current, config) is None
         assert drift_check_log_flow(config.current, config) is None
-
-
-def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> None:
-    world.register()
-    config = CONFIG.model_copy(update={"model_name": NAME})
-    with pytest.raises(ConfigurationError, match="feature service flight_delay_v1"):
-        claim_model_name("houses", "house_prices", config, world.location, reserve=True)
-    claim(world, "flights")
-    assert Registry(world.location).owner(NAME) == "flights"
