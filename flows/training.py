@@ -52,7 +52,9 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         model = train_distributed(dataset, config.splits, config.training, initial)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
     incumbent = find_incumbent(model, config.registry)
-    evaluation = judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation, ranking)
+    evaluation = judge_candidate(
+        model, dataset, incumbent, baseline_model, config.evaluation, ranking
+    )
     commit = code_commit()
     version = register_candidate(model, evaluation, dataset, config.registry, commit)
     trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)

@@ -55,9 +55,7 @@ SMALL: dict[str, Any] = {
 QUICK: dict[str, Any] = {
     "conversion": {
         "formats": ["onnx-fp32", "openvino-fp32"],
-        "timing_rounds": 6,
-        "round_ms": 2,
-        "measure_memory": False,
+        "measurement": "quick",
     }
 }
 """What a loop can do without that is only measured on."""
