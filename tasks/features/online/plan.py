@@ -114,16 +114,13 @@ class ReadPlan:
         }
 
 
-def plan_read(
-    store: FeatureStore, service: FeatureService, config: OnlineConfig, *, full_names: bool = True
-) -> ReadPlan:
+def plan_read(store: FeatureStore, service: FeatureService, config: OnlineConfig) -> ReadPlan:
     """Work out how `service` is read online.
 
     Args:
         store: opened store, whose registry knows the service.
         service: what to read.
         config: policies by view.
-        full_names: name columns `<view>__<feature>`, as training sets do, else `<feature>`.
 
     Raises:
         ConfigurationError: a view is computed on demand, a policy names no view of the service, or
@@ -156,7 +153,7 @@ def plan_read(
                 PlannedFeature(
                     view=position,
                     name=field.name,
-                    output=f"{name}__{field.name}" if full_names else field.name,
+                    output=f"{name}__{field.name}",  # as training sets name it
                     value_type=field.dtype.to_value_type(),
                 )
                 for field in view.projection.features
@@ -189,7 +186,7 @@ def _check_outputs(service: FeatureService, views: tuple[PlannedView, ...]) -> N
     if repeated := sorted({name for name in outputs if outputs.count(name) > 1}):
         raise ConfigurationError(
             f"feature service {service.name} would give two columns named {', '.join(repeated)}; "
-            "ask for full names"
+            "rename a view"
         )
 
 

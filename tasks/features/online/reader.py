@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from feast import FeatureService, FeatureStore
 from feast.infra.online_stores.redis import RedisOnlineStoreConfig
 from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStoreConfig
@@ -41,7 +40,7 @@ from tasks.features.online.sqlite_reader import SqliteBackend
 from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import DataContractError, StaleFeaturesError
 
-Request = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]] | pd.DataFrame
+Request = Mapping[str, Sequence[Any]]
 Moment = datetime | Sequence[datetime] | None
 
 
@@ -55,7 +54,6 @@ class OnlineReader:
         store: opened Feast store, for its registry and the address of its online store.
         service: what to read, as the registry knows it.
         config: policies and time-outs.
-        full_names: name columns `<view>__<feature>`, as training sets do.
     """
 
     def __init__(
@@ -63,11 +61,9 @@ class OnlineReader:
         store: FeatureStore,
         service: FeatureService,
         config: OnlineConfig | None = None,
-        *,
-        full_names: bool = True,
     ) -> None:
         config = config or OnlineConfig()
-        self.plan = plan_read(store, service, config, full_names=full_names)
+        self.plan = plan_read(store, service, config)
         self._backend = open_backend(store, self.plan, config)
         self._decoder = _Decoder(self.plan, self._backend.moment)
         self._serves = np.array([view.policy.stale == "serve" for view in self.plan.views])
@@ -85,11 +81,11 @@ class OnlineReader:
         return self._backend.name
 
     def read(self, entities: Request, now: Moment = None) -> OnlineAnswer:
-        """Features of the requested rows, as known at `now`.
+        """Features of the requested rows, as known at `now`, named `<view>__<feature>`.
 
         Args:
-            entities: key columns by name, as a mapping or a data frame, or one dictionary of keys a
-                row; other columns are ignored. A key that is null (None, NaN) has no features.
+            entities: key columns by name; other columns are ignored. A key that is null (None, NaN)
+                has no features.
             now: moment at which ages count: of all rows, or one a row. None is the wall clock; a
                 replay gives its own.
 
@@ -98,9 +94,9 @@ class OnlineReader:
             StaleFeaturesError: values are too old or absent, and their view's policy is `refuse`.
             TransientError: the store is away; nothing was read.
         """
-        columns, num_rows = self._check_request(entities)
+        num_rows = self._check_request(entities)
         moments_us = _moments_us(now, num_rows)
-        keys = [RequestedKeys(group, columns, num_rows) for group in self.plan.groups]
+        keys = [RequestedKeys(group, entities, num_rows) for group in self.plan.groups]
         found = self._backend.fetch([key.distinct for key in keys])
         values, event_us = self._decoder.decode(found, [key.row_to_key for key in keys])
         age_s = age_of(moments_us, event_us)
@@ -141,14 +137,14 @@ class OnlineReader:
         """Give back every connection to the store."""
         self._backend.close()
 
-    def _check_request(self, entities: Request) -> tuple[Mapping[str, Sequence[Any]], int]:
+    def _check_request(self, entities: Request) -> int:
+        """Number of rows."""
         needed = self.plan.request_columns
-        if isinstance(entities, pd.DataFrame):
-            return _columns_of_frame(entities, needed), len(entities)
-        if not isinstance(entities, Mapping):
-            return _columns_of(entities, needed)
         if missing := [name for name in needed if name not in entities]:
-            raise _lacking(missing, list(entities))
+            raise DataContractError(
+                f"the request has no key column {', '.join(missing)}; it has "
+                f"{', '.join(entities) or 'none'}. Nothing was read"
+            )
         if single := [name for name in needed if not _is_list(entities[name])]:
             raise DataContractError(
                 f"key column {single[0]} of the request is one "
@@ -159,7 +155,7 @@ class OnlineReader:
             raise DataContractError(
                 f"the key columns of a request differ in length: {lengths}. Nothing was read"
             )
-        return entities, next(iter(lengths.values()), 0)
+        return next(iter(lengths.values()), 0)
 
     def _states(
         self, moments_us: NDArray[np.int64], event_us: NDArray[np.int64]
@@ -287,37 +283,6 @@ def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> O
     return FeastBackend(store, plan, config)
 
 
-def _columns_of(
-    rows: Sequence[Mapping[str, Any]], needed: Mapping[str, Any]
-) -> tuple[dict[str, list[Any]], int]:
-    try:
-        num_rows = len(rows)
-        return {name: [row[name] for row in rows] for name in needed}, num_rows
-    except KeyError as exc:
-        bad = next(row for row in rows if exc.args[0] not in row)
-        raise _lacking([exc.args[0]], list(bad)) from exc
-    except (TypeError, IndexError) as exc:
-        found: Any = rows
-        if _is_list(rows):
-            found = next((row for row in rows if not isinstance(row, Mapping)), rows)
-        raise DataContractError(
-            f"a request was given as, or holds, {type(found).__name__}; expected key columns by "
-            "name, a data frame, or a list with one dictionary of keys a row. Nothing was read"
-        ) from exc
-
-
-def _columns_of_frame(frame: pd.DataFrame, needed: Mapping[str, Any]) -> dict[str, list[Any]]:
-    names = list(frame.columns)
-    if missing := [name for name in needed if name not in names]:
-        raise _lacking(missing, names)
-    if double := [name for name in needed if names.count(name) > 1]:
-        raise DataContractError(
-            f"the request has more than one key column {', '.join(double)}; expected each once. "
-            "Nothing was read"
-        )
-    return {name: frame[name].tolist() for name in needed}
-
-
 def _is_list(column: Any) -> bool:
     """Whether it has one entry a row; a text has a length too, but is one value."""
     if isinstance(column, str | bytes | Mapping):
@@ -327,13 +292,6 @@ def _is_list(column: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _lacking(missing: list[str], present: list[str]) -> DataContractError:
-    return DataContractError(
-        f"the request has no key column {', '.join(missing)}; it has "
-        f"{', '.join(map(str, present)) or 'none'}. Nothing was read"
-    )
 
 
 def _ttl_us(ttl: Any) -> int:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -122,10 +121,14 @@ ROW = st.fixed_dictionaries(
 )
 
 
+def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
 @settings(suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(ROW, min_size=1, max_size=12))
 def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, Any]]) -> None:
-    answer = online.reader().read(rows, NOON)
+    answer = online.reader().read(columns_of(rows), NOON)
     theirs = online.store.feast.get_online_features(
         online.store.service, rows, full_feature_names=True
     ).to_dict()
@@ -145,7 +148,7 @@ def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, 
 def test_every_value_type_is_given_as_feast_gives_it(online: Online) -> None:
     rows = [{"place": place} for place in PLACES]
     feast = online.store.feast
-    ours = online.reader(service="whole").read(rows, NOON).rows()
+    ours = online.reader(service="whole").read({"place": PLACES}, NOON).rows()
     theirs = feast.get_online_features(
         feast.get_feature_service("whole"), rows, full_feature_names=True
     ).to_dict()
@@ -155,13 +158,13 @@ def test_every_value_type_is_given_as_feast_gives_it(online: Online) -> None:
     assert ours[0]["every__longs"] == {3, 4}
 
 
-def test_columns_and_rows_are_two_ways_to_ask_the_same(online: Online) -> None:
+def test_columns_may_be_arrays_and_hold_more_than_keys(online: Online) -> None:
     rows = [{"user_id": 1, "place": p, "destination": p, "small": -7, "ignored": 0} for p in PLACES]
-    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    lists = columns_of(rows)
     reader = online.reader()
-    by_row, by_column = reader.read(rows, NOON), reader.read(columns, NOON)
-    assert by_row.rows() == by_column.rows()
-    assert by_row.columns["every__float"].dtype == np.float32
+    answer = reader.read({name: np.array(values) for name, values in lists.items()}, NOON)
+    assert answer.rows() == reader.read(lists, NOON).rows()
+    assert answer.columns["every__float"].dtype == np.float32
 
 
 def test_a_null_key_is_missing_and_disturbs_no_other_row(online: Online) -> None:
@@ -267,7 +270,6 @@ def test_rows_are_counted_by_view_and_state_and_none_is_lost_between_threads(
     ("request_", "sentence"),
     [
         ({"place": ["full"]}, "no key column destination, user_id, small"),
-        ([{"place": "full"}], "no key column"),
         ({**ask("full"), "place": ["full", "null"]}, "differ in length"),
         ({**ask("full"), "place": "full"}, "place of the request is one str, expected a list"),
         ({**ask("full"), "user_id": ["one"]}, "entity key 'one' is a str, expected whole number"),
@@ -282,30 +284,10 @@ def test_a_wrong_request_is_refused_with_a_sentence(
         online.reader().read(request_, NOON)
 
 
-@pytest.mark.parametrize(
-    "request_", [None, 5, [None], ["full"], "full", [{"place": "full"}, 7], iter([{}])]
-)
-def test_what_is_no_request_is_refused_with_a_sentence(online: Online, request_: Any) -> None:
-    with pytest.raises(DataContractError, match=r"expected key columns by|no key column"):
-        online.reader().read(request_, NOON)
-
-
 @pytest.mark.parametrize("column", [None, 7, np.array("full"), {"full": 1}])
 def test_a_key_column_that_is_one_value_is_refused(online: Online, column: Any) -> None:
     with pytest.raises(DataContractError, match=r"place of the request is one .*, expected a list"):
         online.reader().read({**ask("full"), "place": column}, NOON)
-
-
-def test_a_data_frame_is_read_like_its_columns(online: Online) -> None:
-    """Its index plays no part; a column that holds nulls may have become float."""
-    columns = {name: values * 2 for name, values in ask("full").items()} | {"user_id": [1, None]}
-    frame = pd.DataFrame(columns, index=[7, 5])
-    reader = online.reader()
-    assert reader.read(frame, NOON).rows() == reader.read(columns, NOON).rows()
-    with pytest.raises(DataContractError, match="no key column place"):
-        reader.read(frame.drop(columns="place"), NOON)
-    with pytest.raises(DataContractError, match="more than one key column place"):
-        reader.read(pd.concat([frame, frame[["place"]]], axis=1), NOON)
 
 
 def test_a_moment_without_a_time_zone_is_refused(online: Online) -> None:
