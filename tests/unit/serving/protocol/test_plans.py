@@ -87,7 +87,7 @@ TAKEN = (
     changed(1, datatype="FP64", data=[0.5, 1, 2]),
     good(parameters={"anything": 4}),
 )
-NOT_TAKEN = (
+NOT_TAKEN: tuple[Any, ...] = (
     b"",
     b"{",
     b"[" * 100_000,
