@@ -29,8 +29,8 @@ def run(*, context: Here) -> list[str]:
     """Run the whole loop once; it ends with a report."""
 
     def work(config: PipelineConfig) -> list[str]:
+        from flows.approval import promotion_outcome
         from flows.pipeline import pipeline_flow
-        from flows.promotion import promotion_outcome
 
         record = pipeline_flow(config)
         overall, quality = record.evaluation.overall, record.evaluation.overall.primary
@@ -132,7 +132,7 @@ def recalibrate(
 
 def recalibration_lines(result: RecalibrationResult) -> list[str]:
     """The outcome, a line each: the map, what it changed, what became of the version."""
-    from flows.promotion import promotion_outcome
+    from flows.approval import promotion_outcome
     from tasks.evaluation.calibration.gain import changes_told
 
     lines = [""]
@@ -229,7 +229,7 @@ def compress(
 
 def compression_lines(result: ShrinkingResult) -> list[str]:
     """The outcome, a line each: sizes, quality, whether the teacher helped, the version."""
-    from flows.promotion import promotion_outcome
+    from flows.approval import promotion_outcome
 
     made, judged = result.shrinking, result.judged
     lines = [

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.logging import get_run_logger
 from prefect.utilities.urls import url_for
 
@@ -194,17 +195,10 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
         TransientError: the API or a database does not answer.
     """
     volume = config.drift.volume
-    if volume is None:
+    due = _unchecked(DRIFT_CHECK, config) if volume else None
+    if volume is None or due is None:
         return None
-    deployment = deployment_for(DRIFT_CHECK, config.name)
-    last = find_newest_verdict(config.registry.model_name, config.name)
-    if deployment is None or last is None:  # the first verdict is the loop's, with its model
-        return None
-    window = config.clock.newest_labelled(moment_of_run())
-    since = new_since(last, window, config.clock.shows(moment_of_run()))
-    if since >= window.end:
-        return None
-    new = TimeWindow(start=since, end=window.end)
+    deployment, last, window, new = due
     num_rows = count_new_rows(volume.table, new, config.features)
     run = None
     if num_rows >= volume.rows:
@@ -219,6 +213,24 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
     return str(run.id) if run else None
 
 
+def _unchecked(
+    flow_name: str, config: PipelineConfig
+) -> tuple[DeploymentResponse, StoredVerdict, TimeWindow, TimeWindow] | None:
+    """Deployment of a check, newest verdict, window to check, and its part that no check has seen.
+
+    None where there is nothing to start: the first verdict is the loop's, with its model.
+    """
+    deployment = deployment_for(flow_name, config.name)
+    last = find_newest_verdict(config.registry.model_name, config.name)
+    if deployment is None or last is None:
+        return None
+    window = config.clock.newest_labelled(moment_of_run())
+    since = new_since(last, window, config.clock.shows(moment_of_run()))
+    if since >= window.end:
+        return None
+    return deployment, last, window, TimeWindow(start=since, end=window.end)
+
+
 def check_served_by_volume(config: PipelineConfig) -> str | None:
     """Start a check of what was served where enough was since the last; its run's id, or None.
 
@@ -229,21 +241,13 @@ def check_served_by_volume(config: PipelineConfig) -> str | None:
         TransientError: the API or a database does not answer.
     """
     rows = config.drift.served.volume_rows
-    if rows is None:
+    due = _unchecked(DRIFT_CHECK_LOG, config) if rows else None
+    standing = find_standing(config.registry.model_name) if due else None
+    if rows is None or due is None or standing is None:
         return None
-    deployment = deployment_for(DRIFT_CHECK_LOG, config.name)
-    last = find_newest_verdict(config.registry.model_name, config.name)
-    standing = find_standing(config.registry.model_name)
-    if deployment is None or last is None or standing is None:
-        return None
-    moment = moment_of_run()
-    now = config.clock.shows(moment)
-    window = config.clock.newest_labelled(moment)
-    since = new_since(last, window, now)
-    if since >= window.end:
-        return None
-    logged = TimeWindow(start=since + (moment - now), end=window.end + (moment - now))
-    champion = standing.version
+    deployment, last, window, new = due
+    offset, champion = server_clock_offset(config), standing.version
+    logged = TimeWindow(start=new.start + offset, end=new.end + offset)
     num_rows = count_served_rows(champion.name, champion.version, logged)
     get_run_logger().info(
         "%s rows that version %s answered in %s, %s start a check of them",

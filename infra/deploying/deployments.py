@@ -229,7 +229,9 @@ class DeploymentItem:
             return
         for schedule in earlier.schedules:
             await client.delete_deployment_schedule(earlier.id, schedule.id)
-        if not num_unfinished:
+        if num_unfinished:  # they go on with this code, whose modules may bear other names
+            await client.update_deployment(earlier.id, DeploymentUpdate(**self._fields()))
+        else:
             await client.delete_deployment(earlier.id)
 
     def _fields(self) -> dict[str, Any]:
