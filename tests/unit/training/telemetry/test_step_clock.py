@@ -185,9 +185,3 @@ def test_quantiles_of_bins_are_close_to_those_of_the_times(times: list[int]) -> 
         found = quantile(bins, share)
         assert found is not None
         assert abs(found * 1e9 - exact) <= max(2, exact / 8)
-
-
-def test_bins_rise_with_the_time() -> None:
-    times = [0, 1, 15, 16, 17, 31, 32, 1000, 10**6, 10**9, 10**12]
-    bins = [bin_of(ns) for ns in times]
-    assert bins == sorted(bins)
