@@ -76,6 +76,7 @@ class Dispatcher:
         self._most_running = {one.name: one.workers for one in config.hardware}
         self._workers: dict[str, Workers] = {}
         self._batch_rows = config.batch_rows
+        self._total_requests, self._total_rows = limits.total_requests, limits.total_rows
 
     # Queueing
 
@@ -85,7 +86,8 @@ class Dispatcher:
         if (
             len(queue.entries) >= queue.most_requests
             or queue.rows + rows > queue.most_rows
-            or self._is_full_with(rows)
+            or self.requests >= self._total_requests
+            or self.rows + rows > self._total_rows
         ) and not self._makes_room(queue, rows):
             self.outcomes.refuse(call, done, self._overloaded(queue, rows))
             return
@@ -101,7 +103,8 @@ class Dispatcher:
             queue.listed = True
             queue.version.uses += 1
             (self._shadows if queue.is_shadow else self._ready).append(queue)
-            self._schedule()
+            if not self._scheduled:
+                self._schedule()
         elif len(queue.entries) == queue.helped_from + 1 and len(queue.version.backends) > 1:
             self._wake()
 
@@ -167,10 +170,6 @@ class Dispatcher:
         for workers in self._workers.values():
             workers.stop(wait_s)
 
-    def _is_full_with(self, rows: int) -> bool:
-        limits = self._limits
-        return self.requests >= limits.total_requests or self.rows + rows > limits.total_rows
-
     def _makes_room(self, queue: RequestQueue, rows: int) -> bool:
         """Drop mirrored calls, newest first, where only the process's bounds are in the way."""
         if (
@@ -179,7 +178,7 @@ class Dispatcher:
             or queue.rows + rows > queue.most_rows
         ):
             return False
-        while self._is_full_with(rows):
+        while self.requests >= self._total_requests or self.rows + rows > self._total_rows:
             victims = [one for one in (*self._shadows, *self._waiting) if one.is_shadow]
             victim = max(victims, key=lambda one: len(one.entries), default=None)
             if victim is None or not victim.entries:
@@ -193,7 +192,7 @@ class Dispatcher:
         return True
 
     def _overloaded(self, queue: RequestQueue, rows: int) -> ServingError:
-        most = min(queue.most_rows, self._limits.total_rows)
+        most = min(queue.most_rows, self._total_rows)
         if rows > most:
             return TooLargeError(
                 f"{rows} rows were sent, at most {most} may wait; send them in parts"
@@ -309,7 +308,10 @@ class Dispatcher:
         finished = time.monotonic()
         backend.times.note(size, (finished - started) * 1e3)
         tally = backend.tallies.get((queue.slot, "")) or version.tally(backend, queue.slot, "")
-        self.outcomes.hand_over(call, done, Answer({version.output: output}, tally.served))
+        try:
+            done(call, Answer({version.output: output}, tally.served))
+        except Exception:  # of a protocol
+            self.outcomes.lost(call)
         self.outcomes.count([call], inputs, version, output, tally, started, finished)
         return True
 

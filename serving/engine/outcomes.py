@@ -52,7 +52,10 @@ class Outcomes:
         version, output, start = batch.version, batch.output, 0
         for call, done in zip(batch.calls, batch.dones, strict=True):
             end = start + call.num_rows
-            self.hand_over(call, done, Answer({version.output: output[start:end]}, tally.served))
+            try:
+                done(call, Answer({version.output: output[start:end]}, tally.served))
+            except Exception:  # of a protocol: the other calls get their answers
+                self.lost(call)
             start = end
         self.count(batch.calls, batch.inputs, version, output, tally, batch.started, batch.finished)
 
@@ -68,13 +71,10 @@ class Outcomes:
                 f"{sentence_of(alone.error)}. It answers others, so look at the values"
             ))  # fmt: skip
 
-    def hand_over(self, call: Call, done: Done, outcome: Answer | ServingError) -> None:
-        """Call the receiver of one call's outcome."""
-        try:
-            done(call, outcome)
-        except Exception:  # of a protocol: the other calls get their outcomes
-            self.num_lost += 1
-            logger.exception("the outcome of request %s could not be handed over", call.request_id)
+    def lost(self, call: Call) -> None:
+        """A receiver raised; called while that is being handled."""
+        self.num_lost += 1
+        logger.exception("the outcome of request %s could not be handed over", call.request_id)
 
     def count(
         self,
@@ -113,7 +113,10 @@ class Outcomes:
         # A name that means nothing here is not counted by itself: clients could send any number.
         model = "" if isinstance(error, UnknownModelError) else call.model
         self.refused[model, call.slot, error.reason] += 1
-        self.hand_over(call, done, error)
+        try:
+            done(call, error)
+        except Exception:  # of a protocol: others hear of theirs all the same
+            self.lost(call)
         for observer in self._observers:
             try:
                 observer.refused(call, error)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.features.online.answer import LABELS, NEVER, OnlineAnswer
 
@@ -55,10 +54,6 @@ class EntityFeatures:
     absent: tuple[str, ...] = ()
     began: float = 0.0
     ended: float = 0.0
-
-    def ages_s(self) -> dict[str, NDArray[np.float64]]:
-        """View to the age of its values in each row, seconds; NaN where nothing is stored."""
-        return dict(zip(self.answer.view_names, self.answer.age_s, strict=True))
 
     def states(self) -> dict[str, list[str]]:
         """View to its state in each row: `fresh`, `stale`, `missing` or `ahead`."""

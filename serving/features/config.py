@@ -51,23 +51,7 @@ class EntityConfig(BaseModel):
     )
 
 
-class _Features(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    online: OnlineConfig = OnlineConfig()
-
-
-class UseCaseReading(BaseModel):
-    """The part of `use_case.yaml` that reading online takes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    name: str
-    features: _Features = _Features()
-    clock: ClockConfig = ClockConfig()
-
-
-def read_use_case(repo: Path) -> UseCaseReading:
+def read_use_case(repo: Path) -> tuple[OnlineConfig, ClockConfig]:
     """What a feature repository says of reads and of its clock.
 
     Raises:
@@ -75,8 +59,11 @@ def read_use_case(repo: Path) -> UseCaseReading:
     """
     file = repo / USE_CASE_FILE
     try:
-        return UseCaseReading.model_validate(read_yaml(file, USE_CASE_FILE))
-    except (OSError, ConfigurationError, ValidationError) as exc:
+        described = read_yaml(file, USE_CASE_FILE)
+        online = (described.get("features") or {}).get("online") or {}
+        clock = described.get("clock") or {}
+        return OnlineConfig.model_validate(online), ClockConfig.model_validate(clock)
+    except (OSError, ConfigurationError, ValidationError, AttributeError) as exc:
         raise ConfigurationError(
             f"{file} cannot be read as a use case ({exc}); name a feature repository with "
             "FALAJ_FEATURE_REPO. No entity request can be served"

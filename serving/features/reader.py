@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from serving.calls import Slot
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.answer import EntityFeatures
-from serving.features.config import EntityConfig, UseCaseReading, read_use_case
+from serving.features.config import EntityConfig, read_use_case
 from serving.features.reads import RETRY_AFTER_S, ReadThread, Resolved
 from serving.features.recipe import (
     ModelOrigin,
@@ -37,9 +37,11 @@ from serving.features.recipe import (
 )
 from serving.features.request import checked_columns
 from serving.interfaces import VersionState
+from tasks.contracts.clock import ClockConfig
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.access.profile import profile_file
 from tasks.features.access.store import open_store
+from tasks.features.config import OnlineConfig
 from tasks.kernel.errors import FalajError, TransientError
 from tasks.kernel.files import file_state
 from tasks.kernel.settings import USE_CASE_FILE, Settings
@@ -107,7 +109,8 @@ class FeastEntityReader:
         self._settings, self._config = settings, config or EntityConfig()
         self._states, self._origins = states, origins or RegistryOrigins(settings)
         self._known: dict[Key, Known] = {}
-        self._use_case: UseCaseReading | None = None
+        self._online: OnlineConfig | None = None
+        self._clock: ClockConfig | None = None
         self._store: FeatureStore | None = None
         self._opened_from: Stamp = ()
         self._seen: Stamp | None = None
@@ -254,7 +257,7 @@ class FeastEntityReader:
         chosen = self._config.moment
         if isinstance(chosen, datetime):
             return chosen
-        clock = self._use_case.clock if self._use_case else None
+        clock = self._clock
         if chosen == "wall" or clock is None or clock.replay_year is None:
             return None
         return clock.shows(datetime.now(UTC))
@@ -279,7 +282,7 @@ class FeastEntityReader:
         repo = self._settings.feature_repo
         files = file_state(profile_file(repo)), file_state(repo / USE_CASE_FILE)
         if self._store is None or files != self._opened_from:
-            self._use_case = read_use_case(repo)
+            self._online, self._clock = read_use_case(repo)
             self._store = open_store(self._settings.features_home, repo)
             self._opened_from, self._seen = files, self._registry_stamp()
             for key in list(self._known):
@@ -327,8 +330,8 @@ class FeastEntityReader:
 
     def _recipe_of(self, key: Key, origin: ModelOrigin) -> Recipe | None:
         assert self._store is not None
-        assert self._use_case is not None
-        online = self._config.online or self._use_case.features.online
+        online = self._config.online or self._online
+        assert online is not None
         return open_recipe(self._store, *key, origin, self._config, online)
 
     def _moved(self, recipe: Recipe) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import threading
 import time
 from collections import deque
@@ -24,7 +23,8 @@ from pathlib import Path
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import Status, StatusCode
 
 from serving.calls import Call, Served, ServedBatch
@@ -33,8 +33,7 @@ from serving.observability.config import TraceConfig
 from tasks.kernel.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
-_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_SAMPLED = 1
+_PROPAGATOR = TraceContextTextMapPropagator()
 SERVICE = "falaj-serving"
 MOST_WAITING = 4096
 """Calls whose spans wait to be sent; more are dropped and counted."""
@@ -43,20 +42,11 @@ EVERY_S, TIMEOUT_S = 2.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
-    """The caller's span."""
-
-    trace_id: int
-    span_id: int
-    is_sampled: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """A sampled call and what came of it; times on `time.monotonic()`."""
 
     call: Call
-    parent: Parent | None
+    parent: SpanContext | None
     ended: float
     to_epoch_s: float
     """Added to a monotonic time gives seconds since 1970."""
@@ -68,15 +58,10 @@ class Seen:
     refused: ServingError | None = None
 
 
-def read_traceparent(text: str) -> Parent | None:
+def read_traceparent(text: str) -> SpanContext | None:
     """The caller's span of a W3C `traceparent`, None where it is none."""
-    match = _PARENT.fullmatch(text.strip())
-    if match is None:
-        return None
-    trace_id, span_id = int(match[1], 16), int(match[2], 16)
-    if not trace_id or not span_id:
-        return None
-    return Parent(trace_id, span_id, bool(int(match[3], 16) & _SAMPLED))
+    found = get_current_span(_PROPAGATOR.extract({"traceparent": text})).get_span_context()
+    return found if found.is_valid else None
 
 
 class Tracing:
@@ -151,11 +136,11 @@ class Tracing:
             "waiting": len(self._waiting),
         }
 
-    def _sampled(self, call: Call) -> tuple[Parent | None] | None:
+    def _sampled(self, call: Call) -> tuple[SpanContext | None] | None:
         """The caller's span (None for a new trace) in a tuple; None where it is not sampled."""
         parent = read_traceparent(call.trace) if call.trace else None
         if parent is not None:
-            return (parent,) if parent.is_sampled else None
+            return (parent,) if parent.trace_flags.sampled else None
         return (None,) if random.random() < self._config.ratio else None
 
     def _keep(self, seen: Seen) -> None:
@@ -218,10 +203,9 @@ def _exporters(config: TraceConfig) -> Iterator[SpanExporter]:
 
 def spans_of(seen: Seen, resource: Resource) -> list[ReadableSpan]:
     """The spans of one call, its own first."""
-    call, parent = seen.call, seen.parent
-    trace_id = parent.trace_id if parent else random.getrandbits(128) or 1
+    call, caller = seen.call, seen.parent
+    trace_id = caller.trace_id if caller else random.getrandbits(128) or 1
     own = _context(trace_id)
-    caller = _context(trace_id, parent.span_id, is_remote=True) if parent else None
     status = Status(StatusCode.ERROR, seen.refused.reason) if seen.refused else Status()
 
     def span(
@@ -282,9 +266,9 @@ def _attributes(seen: Seen) -> dict[str, str | int | float]:
     return told
 
 
-def _context(trace_id: int, span_id: int = 0, *, is_remote: bool = False) -> SpanContext:
-    chosen = span_id or random.getrandbits(64) or 1
-    return SpanContext(trace_id, chosen, is_remote, TraceFlags(TraceFlags.SAMPLED))
+def _context(trace_id: int) -> SpanContext:
+    span_id = random.getrandbits(64) or 1
+    return SpanContext(trace_id, span_id, False, TraceFlags(TraceFlags.SAMPLED))
 
 
 def _nanoseconds(seconds: float) -> int:
