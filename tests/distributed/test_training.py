@@ -129,25 +129,21 @@ def test_the_published_program_scores_raw_rows_as_well_as_it_is_said_to(two_rank
     assert auc > 0.65
 
 
-def test_a_finished_model_is_not_trained_again(two_ranks: Trained) -> None:
+def test_nothing_but_the_model_is_left_and_it_is_not_trained_again(two_ranks: Trained) -> None:
+    left = {path.name for path in (two_ranks.folder / "work").iterdir()}
+    assert left <= {"advice"}
+    assert two_ranks.log.count("attempt at") == 1
     again: list[EpochMetrics] = []
     assert train(two_ranks.folder, CONFIG, again.append) == two_ranks.model
     assert again == []
 
 
-def test_nothing_but_the_model_is_left(two_ranks: Trained) -> None:
-    left = {path.name for path in (two_ranks.folder / "work").iterdir()}
-    assert left <= {"advice"}
-    assert two_ranks.log.count("attempt at") == 1
-
-
-def test_no_secret_reaches_a_rank(two_ranks: Trained) -> None:
+def test_no_secret_reaches_a_rank_and_everything_listens_on_loopback_only(
+    two_ranks: Trained,
+) -> None:
     assert len(two_ranks.commands) == 2 + 2 * 2  # fork server, ranks, and a guard of each
     for text in (*two_ranks.environments, *two_ranks.commands):
         assert SECRET.encode() not in text
         assert b"FALAJ_" not in text
-
-
-def test_everything_listens_on_loopback_only(two_ranks: Trained) -> None:
     assert "127.0.0.1" in two_ranks.listening
     assert two_ranks.listening <= {"127.0.0.1", "::1"}

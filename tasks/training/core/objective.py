@@ -101,18 +101,13 @@ class Objective(ABC):
         """
 
     def training_losses(self, lesson: Lesson | None) -> RowLosses:
-        """What is minimised: the labels' losses, mixed with a teacher's where there is one."""
+        """What is minimised: the labels' losses, mixed with a teacher's where there is one.
+
+        With a teacher, targets are (answer, label), shape (rows, 2).
+        """
         if lesson is None:
             return self.row_losses
-        return self.taught_losses(lesson.weight, lesson.temperature)
-
-    def taught_losses(self, weight: float, temperature: float) -> RowLosses:
-        """Losses of rows whose targets are (answer, label), shape (rows, 2).
-
-        Args:
-            weight: share of the teacher's answers; the labels have the rest.
-            temperature: as `answer_losses`.
-        """
+        weight, temperature = lesson.weight, lesson.temperature
 
         def losses(outputs: Tensor, targets: Tensor) -> Tensor:
             answers, labels = targets[:, 0], targets[:, 1]

@@ -36,15 +36,14 @@ class Regroup(BaseException):
     """
 
 
+# What `run` is handed, to be called after each step; every rank must call it after the same steps.
+#
+# Its argument: seconds of this step that the rank worked itself (reading and computing), not those
+# in which it waited for others. A rank that is busy for much longer than the others is named as a
+# straggler. Now and then it commits: calls `snapshot` and keeps what it returns. Most calls cost a
+# comparison; one in a second is a small collective. Raises `Regroup` where a rank is to join or to
+# leave; all is committed.
 CommitPoint = Callable[[float], None]
-"""What `run` is handed, to be called after each step; every rank must call it after the same steps.
-
-Its argument: seconds of this step that the rank worked itself (reading and computing), not those in
-which it waited for others. A rank that is busy for much longer than the others is named as a
-straggler. Now and then it commits: calls `snapshot` and keeps what it returns. Most calls cost a
-comparison; one in a second is a small collective. Raises `Regroup` where a rank is to join or to
-leave; all is committed.
-"""
 
 
 class ElasticSession(Protocol):

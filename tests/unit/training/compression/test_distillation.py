@@ -50,6 +50,10 @@ def lesson(answers: ScoredWindow, weight: float = 0.5, temperature: float = 2.0)
     return Lesson(answers=answers, weight=weight, temperature=temperature)
 
 
+def of_weight(weight: float, temperature: float) -> Lesson:
+    return Lesson.model_construct(weight=weight, temperature=temperature)
+
+
 def expected_logit(ids: pd.Series, num_rows: int) -> np.ndarray:
     p = (0.1 + 0.8 * ids.to_numpy() / num_rows).astype(np.float32).astype(np.float64)
     return np.log(p / (1 - p))
@@ -73,7 +77,9 @@ def test_the_loss_mixes_labels_and_softened_answers_as_the_formula_says(
     soft = cross_entropy(sigmoid(t / temperature), z / temperature)
     expected = (1 - weight) * cross_entropy(y, z) + weight * temperature**2 * soft
     targets = torch.from_numpy(np.stack([t, y], axis=1))
-    losses = Classification().taught_losses(weight, temperature)(torch.from_numpy(z), targets)
+    losses = Classification().training_losses(of_weight(weight, temperature))(
+        torch.from_numpy(z), targets
+    )
     np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-9)
 
 
@@ -81,7 +87,9 @@ def test_a_regression_learns_the_teachers_prediction_as_it_learns_the_label() ->
     objective = Regression(SCALE)
     outputs = torch.tensor([0.0, 1.0])
     answers, labels = torch.tensor([5300.0, 3300.0]), torch.tensor([3300.0, 5300.0])
-    losses = objective.taught_losses(0.25, 2.0)(outputs, torch.stack([answers, labels], dim=1))
+    losses = objective.training_losses(of_weight(0.25, 2.0))(
+        outputs, torch.stack([answers, labels], dim=1)
+    )
     of_labels, of_answers = (objective.row_losses(outputs, of) for of in (labels, answers))
     torch.testing.assert_close(losses, 0.75 * of_labels + 0.25 * of_answers)
 
