@@ -82,7 +82,7 @@ class Bench:
 
 MEASUREMENTS = (
     Measurement("loop", "whole", "the loop with Prefect, again, and without Prefect", True),
-    Measurement("features", "retrieval", "the plug-in, plain DuckDB, Feast's DuckDB store", True),
+    Measurement("features", "retrieval", "the plug-in, bare polars, Feast's DuckDB store", True),
     Measurement("features", "materialization", "the engine and Feast's own, to Redis and SQLite"),
     Measurement("features", "online_read", "the reader, raw HMGET and Feast's SDK on Redis", True),
     Measurement("features", "false_alarms", "every suite on every day of the year", True),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -175,29 +176,6 @@ class OnlineConfig(FrozenConfig):
     max_connections: PositiveInt = Field(
         default=16, description="Connections to the store, and so reads at one time."
     )
-    first_pause_s: PositiveFloat = Field(
-        default=0.2, description="Seconds without a new attempt after the store failed once."
-    )
-    longest_pause_s: PositiveFloat = Field(
-        default=10.0, description="The pause doubles with each failure up to this many seconds."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _age_classes_of_earlier_versions(cls, given: Any) -> Any:
-        """Snapshots of earlier versions keep classes in which ages were counted."""
-        if not isinstance(given, dict):
-            return given
-        return {k: v for k, v in given.items() if k != "age_bounds_s"}
-
-    @model_validator(mode="after")
-    def _is_in_order(self) -> Self:
-        if self.longest_pause_s < self.first_pause_s:
-            raise ValueError(
-                f"longest_pause_s={self.longest_pause_s} is less than first_pause_s="
-                f"{self.first_pause_s}"
-            )
-        return self
 
 
 class ParityConfig(FrozenConfig):
@@ -205,10 +183,6 @@ class ParityConfig(FrozenConfig):
 
     entities_per_view: PositiveInt = Field(
         default=500, description="Entities drawn of each view; all where there are fewer."
-    )
-    seed: NonNegativeInt = Field(default=0, description="Which entities are drawn.")
-    max_examples: NonNegativeInt = Field(
-        default=20, description="Differences that are told one by one; all are counted."
     )
 
 
@@ -231,23 +205,10 @@ class FeatureConfig(FrozenConfig):
         description="Version of the published tables that these data continue although they look "
         "like other data; the refusal names it.",
     )
-    max_window_years: PositiveInt = Field(
-        default=20,
-        le=1000,
-        description="Longest window; tables are made month by month, so a mistyped year would keep "
-        "a run for days.",
-    )
     memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
-    threads: PositiveInt = Field(default=2, description="DuckDB threads.")
     materialization: MaterializationConfig = MaterializationConfig()
     online: OnlineConfig = OnlineConfig()
     parity: ParityConfig = ParityConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _skew_of_earlier_versions(cls, given: Any) -> Any:
-        """Snapshots of earlier versions keep settings of a check that is gone."""
-        return {k: v for k, v in given.items() if k != "skew"} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -261,3 +222,11 @@ class FeatureConfig(FrozenConfig):
             if repeated := sorted({name for name in group if group.count(name) > 1}):
                 raise ValueError(f"table {', '.join(repeated)} is declared twice")
         return self
+
+
+def recorded_config(text: str) -> FeatureConfig:
+    """A configuration kept as JSON by this or an earlier version, without settings gone since."""
+    given = json.loads(text)
+    for part, model in (("online", OnlineConfig), ("parity", ParityConfig)):
+        given[part] = {k: v for k, v in given[part].items() if k in model.model_fields}
+    return FeatureConfig(**{k: v for k, v in given.items() if k in FeatureConfig.model_fields})

@@ -131,9 +131,7 @@ def write_entities(
     """Write the labelled entity rows; return what was left out, and what labels are like."""
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
-    with duckdb_session(
-        target.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
-    ) as con:
+    with duckdb_session(target.parent, memory_limit_mb=config.memory_limit_mb) as con:
         register_raw(con, folders, config, repo)
         set_window(con, window)
         statement = f"CREATE TEMP TABLE frame AS {read_query(repo, spec.sql)}"

@@ -1,25 +1,21 @@
-"""Historical retrieval of every row and view: the plug-in, plain DuckDB, and Feast's DuckDB store.
+"""Historical retrieval of every row and view: the plug-in, bare polars, and Feast's DuckDB store.
 
 Every measurement is a process of its own; they take turns, so that a busy machine is busy for all.
-CPU is that of the whole process, threads and kernel included, from the call to its result; memory
-is the highest resident size of the whole process, imports included.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from feast import FeatureStore, FeatureView, Field, FileSource, RepoConfig
@@ -27,6 +23,7 @@ from feast.data_format import ParquetFormat
 from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 
 from flows.config import PipelineConfig, read_pipeline_config
+from infra.bench.features.cost import measured
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.parts import Bench
 from tasks.features.access.store import open_store, quiet
@@ -66,36 +63,30 @@ class RetrievalCosts:
     """Costs by kind of run, each the one of the median CPU of its rounds."""
 
     plugin: Cost
-    plain: Cost
+    bare: Cost
     stock: Cost
-    plugin_sorted: Cost
-    plain_sorted: Cost
-    plugin_streamed: Cost
-    plugin_streamed_long: Cost
-    rows_other_than_plain: int
-    """Rows in one result but not in the other, all columns."""
-    rows_other_than_stock: int
+    streamed: Cost
+    streamed_long: Cost
+    differing_rows: int
+    """Rows in one result but not in that of the plug-in, all columns."""
 
 
 def figures(bench: Bench) -> Measured:
     """Measure, and hold the costs against their bounds."""
     costs = compare_stores(bench.config, bench.settings, bench.size(ROUNDS, 1), bench.folder)
-    ours, long = costs.plugin, costs.plugin_streamed_long
-    growth = long.cpu_s / costs.plugin_streamed.cpu_s
-    differing = costs.rows_other_than_plain + costs.rows_other_than_stock
-    ordered = f"{costs.plugin_sorted.cpu_s:.1f} s to {costs.plain_sorted.cpu_s:.1f} s"
+    ours, bare, long = costs.plugin, costs.bare, costs.streamed_long
     return [
         at_most(
-            "retrieval by Feast to plain ASOF join, CPU",
-            ours.cpu_s / costs.plain.cpu_s,
-            1.6,
-            f"{ours.cpu_s:.1f} s to {costs.plain.cpu_s:.1f} s, {ours.num_rows:,} rows",
+            "retrieval by Feast to bare polars, CPU",
+            ours.cpu_s / bare.cpu_s,
+            1.5,
+            f"{ours.cpu_s:.1f} s to {bare.cpu_s:.1f} s, {ours.num_rows:,} rows",
         ),
         at_most(
-            "the same, sorted into a Parquet file",
-            costs.plugin_sorted.cpu_s / costs.plain_sorted.cpu_s,
-            1.6,
-            ordered,
+            "the same, memory",
+            ours.peak_bytes / bare.peak_bytes,
+            2,
+            f"{ours.peak_bytes / 2**20:.0f} MiB to {bare.peak_bytes / 2**20:.0f} MiB",
         ),
         at_least(
             "Feast's DuckDB store to the plug-in, CPU",
@@ -103,10 +94,10 @@ def figures(bench: Bench) -> Measured:
             8,
             f"{costs.stock.cpu_s:.1f} s to {ours.cpu_s:.1f} s",
         ),
-        at_most("rows that differ among the three", float(differing), 0, "all columns"),
+        at_most("rows that differ among the three", float(costs.differing_rows), 0, "all columns"),
         at_most(
             f"CPU of {TIMES} times the rows",
-            growth,
+            long.cpu_s / costs.streamed.cpu_s,
             12,
             f"{long.cpu_s:.1f} s for {long.num_rows:,} rows, streamed to Parquet",
         ),
@@ -123,27 +114,23 @@ def compare_stores(
     config: PipelineConfig, settings: Settings, num_rounds: int, folder: Path
 ) -> RetrievalCosts:
     """Run every kind in turn on all rows; Feast's own store and the long frame once."""
-    kinds = ["plugin", "plain", "plugin_sorted", "plain_sorted", "plugin_streamed"]
-    frame, long = folder / "frame.parquet", folder / "long.parquet"
+    frame, long, views = folder / "frame.parquet", folder / "long.parquet", folder / "views.json"
     _write_frame(config, settings, frame)
     _write_long_frame(config.features.training_set, frame, long)
+    views.write_text(json.dumps(_Run("views", frame, views, 0).described()))
 
     def run(kind: str, rows: Path = frame, memory_limit_mb: int = 0) -> Cost:
         return _measured(kind, settings, rows, folder / f"{kind}.parquet", memory_limit_mb)
 
+    kinds = ["plugin", "bare", "streamed"]
     rounds = [{kind: run(kind) for kind in kinds} for _ in range(num_rounds)]
     stock = run("stock")
-    others = [
-        _differing(folder / "plugin.parquet", folder / f"{k}.parquet") for k in ("plain", "stock")
-    ]
-    streamed_long = run("plugin_streamed", long, MEMORY_LIMIT_MB)
+    plugin = folder / "plugin.parquet"
+    differing = sum(_differing(plugin, folder / f"{k}.parquet") for k in ("bare", "stock"))
+    streamed_long = run("streamed", long, MEMORY_LIMIT_MB)
     middle = {kind: _median([costs[kind] for costs in rounds]) for kind in kinds}
     return RetrievalCosts(
-        **middle,
-        stock=stock,
-        plugin_streamed_long=streamed_long,
-        rows_other_than_plain=others[0],
-        rows_other_than_stock=others[1],
+        **middle, stock=stock, streamed_long=streamed_long, differing_rows=differing
     )
 
 
@@ -159,7 +146,7 @@ def _differing(one: Path, other: Path) -> int:
         RuntimeError: one has a column that the other lacks, so not the same was asked for.
     """
     with duckdb.connect() as con:
-        ours, theirs = (set(pq.read_schema(file).names) for file in (one, other))
+        ours, theirs = (set(pl.read_parquet_schema(file)) for file in (one, other))
         if only := ours ^ theirs:
             raise RuntimeError(
                 f"{one.stem} has {len(ours)} columns and {other.stem} {len(theirs)}; expected the "
@@ -199,16 +186,14 @@ def _measured(
     kind: str, settings: Settings, frame: Path, target: Path, memory_limit_mb: int
 ) -> Cost:
     """Run one kind in a process of its own; its result lies in `target` afterwards."""
+    program = [sys.executable, "-m", "infra.bench.features.retrieval", kind, frame, target]
+    line = [*map(str, program), str(memory_limit_mb)]
+    if kind == "bare":
+        views = frame.with_name("views.json")
+        program = [sys.executable, "-m", "infra.bench.features.bare_join", views, frame, target]
+        line = [*map(str, program)]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "infra.bench.features.retrieval",
-            kind,
-            frame,
-            target,
-            str(memory_limit_mb),
-        ],
+        line,
         cwd=PROJECT_ROOT,
         env={**os.environ, "FALAJ_HOME": str(settings.home)},
         capture_output=True,
@@ -218,31 +203,6 @@ def _measured(
     if done.returncode:
         raise RuntimeError(f"{kind} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def main(kind: str, frame: str, target: str, memory_limit_mb: str) -> None:
-    """One measured run; prints its cost as JSON."""
-    run = _Run(kind, Path(frame), Path(target), int(memory_limit_mb))
-    before, started = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-    table = getattr(run, kind)()
-    after, wall_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - started
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    peak_bytes = _peak_bytes()
-    if table is not None:  # not part of what is measured
-        pq.write_table(table, run.target)
-    num_rows = pq.read_metadata(run.target).num_rows
-    print(
-        json.dumps(
-            {"cpu_s": cpu_s, "wall_s": wall_s, "peak_bytes": peak_bytes, "num_rows": num_rows}
-        )
-    )
-
-
-def _peak_bytes() -> int:
-    """Highest resident size of this program; what `getrusage` says includes its parent's."""
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
 
 
 class _Run:
@@ -263,26 +223,21 @@ class _Run:
     def plugin(self) -> pa.Table:
         return self._job().to_arrow()
 
-    def plugin_sorted(self) -> None:
-        self._job().write_parquet(self.target, [self.spec.event_time, self.spec.row_id], 8192)
-
-    def plugin_streamed(self) -> None:
+    def streamed(self) -> None:
         self._job().persist(SavedDatasetFileStorage(str(self.target)), allow_overwrite=True)
 
-    def plain(self) -> pa.Table:
-        return self._directly(lambda con, query: con.sql(query).to_arrow_table())
-
-    def plain_sorted(self) -> None:
-        order = names([self.spec.event_time, self.spec.row_id])
-        self._directly(
-            lambda con, query: (
-                con.execute(
-                    f"COPY (SELECT * FROM ({query}) ORDER BY {order}) TO {sql_text(self.target)} "
-                    "(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 8192)"
-                )
-                and None
-            )
-        )
+    def described(self) -> list[dict[str, Any]]:
+        """What the bare join needs to know of each view."""
+        return [
+            {
+                "name": view.name,
+                "folder": str(self.folder / view.batch_source.path),
+                "keys": [column.name for column in view.entity_columns],
+                "ttl_s": int(view.ttl.total_seconds()) if view.ttl else 0,
+                "features": [feature.name for feature in features],
+            }
+            for view, features in self._read()
+        ]
 
     def stock(self) -> pa.Table:
         """Feast's DuckDB store, through Feast: the plain names of the views and of their features.
@@ -345,30 +300,11 @@ class _Run:
             filter_by_created_timestamp=True,
         )
 
-    def _directly(self, use: Callable[[duckdb.DuckDBPyConnection, str], Any]) -> Any:
-        """The join as one would write it by hand for these tables, with the same output."""
-        selected, joins = ["e.*"], []
-        for number, (view, fields) in enumerate(self._read()):
-            side, keys = f"v{number}", [c.name for c in view.entity_columns]
-            fresh = "true"
-            if view.ttl:
-                seconds = int(view.ttl.total_seconds())
-                fresh = f"{side}.event_timestamp >= e.event_timestamp - INTERVAL {seconds} SECONDS"
-            selected += [
-                f"CASE WHEN {fresh} THEN {side}.{sql_name(f.name)} END AS "
-                f"{sql_name(f'{view.name}__{f.name}')}"
-                for f in fields
-            ]
-            equal = " AND ".join(f"e.{sql_name(k)} = {side}.{sql_name(k)}" for k in keys)
-            table = (
-                f"(SELECT *, greatest(event_timestamp, created) AS available FROM "
-                f"{parquet(self.folder / view.batch_source.path)})"
-            )
-            on = f"{equal} AND e.event_timestamp >= {side}.available"
-            joins.append(f"ASOF LEFT JOIN {table} AS {side} ON {on}")
-        query = f"SELECT {', '.join(selected)} FROM {parquet(self.frame)} AS e {' '.join(joins)}"
-        with duckdb_session(self.target.parent, memory_limit_mb=3000, threads=2) as con:
-            return use(con, query)
+
+def main(kind: str, frame: str, target: str, memory_limit_mb: str) -> None:
+    """One measured run; prints its cost as JSON."""
+    run = _Run(kind, Path(frame), Path(target), int(memory_limit_mb))
+    measured(run.target, getattr(run, kind), pq.write_table)
 
 
 if __name__ == "__main__":

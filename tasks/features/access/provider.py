@@ -219,10 +219,6 @@ class AuditedJob(RetrievalJob):
         with self._read():
             return self._job.write_parquet(*args, **kwargs)
 
-    def with_unique(self, column: str) -> AuditedJob:
-        """The same job, which also proves that no value of `column` repeats or is missing."""
-        return AuditedJob(self._job.with_unique(column), self._trail, self._facts)
-
     @contextmanager
     def open_batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatchReader]:
         """Read the result in batches, where the store can."""

@@ -18,6 +18,8 @@ from tasks.features.online.reader import OnlineReader
 from tasks.kernel.errors import ArtifactError, FeatureStoreError
 
 INSTANT = timedelta(microseconds=1)
+SEED = 0
+"""By which entities are drawn; reports name it."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ def draw_entities(
     drawn: list[DrawnEntity] = []
     overtaken = []
     offline = feast.config.offline_store
-    with duckdb_session(
-        Path(offline.spill_path), memory_limit_mb=config.memory_limit_mb, threads=config.threads
-    ) as con:
+    with duckdb_session(Path(offline.spill_path), memory_limit_mb=config.memory_limit_mb) as con:
         for position, view in enumerate(reader.plan.views):
             watermark = watermarks.get(view.definition.name)
             if watermark is None:
@@ -140,7 +140,7 @@ def _with_rows(
     """
     lot = "".join(f", {name}::VARCHAR" for name in _key_names(group))
     found = con.execute(
-        f"SELECT * FROM newest ORDER BY md5(concat_ws(' ', {config.parity.seed}{lot})) "
+        f"SELECT * FROM newest ORDER BY md5(concat_ws(' ', {SEED}{lot})) "
         f"LIMIT {config.parity.entities_per_view}"
     ).fetchall()
     drawn: list[DrawnEntity] = []

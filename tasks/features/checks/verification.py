@@ -32,7 +32,7 @@ from tasks.features.access.profile import read_profile
 from tasks.features.access.store import open_store, quiet
 from tasks.features.access.versions import newest_version
 from tasks.features.checks.reports import SnapshotVerification
-from tasks.features.config import FeatureConfig
+from tasks.features.config import FeatureConfig, recorded_config
 from tasks.features.offline.duck import parquet, sql_name
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
 from tasks.features.tables.build import TABLES, features_folder
@@ -109,7 +109,7 @@ def verify_snapshot(
     if lost := _lost({"the evidence": pins.evidence, **needed}, store):
         return _not_rebuilt(snapshot, *lost)
     described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
-    config = FeatureConfig.model_validate_json(described)
+    config = recorded_config(described)
     remarks = tuple(_remarks(snapshot, pins, tables, config, home, repo))
     with scratch_folder(".verify", store.root) as scratch:
         rebuilt = _rebuild(snapshot, pins, tables, config, home, repo, store, scratch)

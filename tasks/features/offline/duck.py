@@ -24,7 +24,7 @@ ABSENT = "No files found that match the pattern"
 
 @contextmanager
 def duckdb_session(
-    spill_parent: Path, *, memory_limit_mb: int, threads: int
+    spill_parent: Path, *, memory_limit_mb: int, threads: int = 2
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A private in-memory database in UTC that spills under `spill_parent` when memory is short.
 
@@ -56,7 +56,7 @@ def duckdb_session(
             ) from exc
 
 
-def first_line(exc: duckdb.Error) -> str:
+def first_line(exc: Exception) -> str:
     """What DuckDB says, without the text of the query that follows."""
     return str(exc).split("\n", 1)[0]
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 import duckdb
 import pandas as pd
 import pyarrow as pa
 
-from tasks.features.offline.duck import sql_name
-from tasks.features.offline.source import utc_moment
+from tasks.features.offline.duck import first_line, names, sql_name
 from tasks.kernel.errors import FeatureStoreError
 
 EVENT_TIME = "event_timestamp"
@@ -20,6 +21,9 @@ EVENT_TIME = "event_timestamp"
 
 ROW = "__row"
 """Number of an entity row within one retrieval; reserved."""
+
+BLOCK_ROWS = 1 << 19
+"""Entity rows that are matched at one time."""
 
 NaiveTimes = Literal["utc", "refuse"]
 
@@ -29,69 +33,91 @@ _WITH_OFFSET = r"\d{2}:\d{2}.*(Z|z|UTC|[+-]\d{2}(:?\d{2})?)$"
 
 
 @dataclass
-class Script:
-    """The tables that one retrieval makes in its session, and the statements that made them."""
+class EntityRows:
+    """The view `entities` of a session, which is read once: each row with its number."""
 
     con: duckdb.DuckDBPyConnection
-    statements: list[str] = field(default_factory=list)
-
-    def run(self, statement: str) -> None:
-        """Run one statement and keep its text."""
-        self.con.execute(statement)
-        self.statements.append(statement)
-
-
-@dataclass(frozen=True)
-class EntityRows:
-    """What the table `entities` of a session holds, beside the number of each row."""
-
     columns: dict[str, str]
     """Name to DuckDB type."""
     event_time: str
-    num_rows: int
+    num_read: int = 0
+
+    def blocks(self, order: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows in blocks, one at least, sorted by `order`.
+
+        Raises:
+            FeatureStoreError: a value cannot be read.
+        """
+        sorting = f"ORDER BY {names(list(order))}" if order else ""
+        with _errors_explained():
+            reader = self.con.sql(f"SELECT * FROM entities {sorting}").to_arrow_reader(BLOCK_ROWS)
+            held, size = [pa.RecordBatch.from_pylist([], reader.schema)], 0
+            for batch in reader:
+                held.append(batch)
+                size += batch.num_rows
+                if size >= BLOCK_ROWS:
+                    self.num_read += size
+                    yield pa.concat_batches(held)
+                    held, size = [held[0]], 0
+            if size or not self.num_read:
+                self.num_read += size
+                yield pa.concat_batches(held)
+
+    def span(self) -> tuple[datetime | None, datetime | None]:
+        """First and last moment."""
+        moment = sql_name(self.event_time)
+        with _errors_explained():
+            found = self.con.execute(f"SELECT min({moment}), max({moment}) FROM entities")
+            first, last = found.fetchall()[0]
+        return first, last
 
 
-def load_entities(script: Script, given: pd.DataFrame | str, naive_times: NaiveTimes) -> EntityRows:
-    """Make the entity rows readable as `entities`, each with a number, its moment in UTC.
+def load_entities(
+    con: duckdb.DuckDBPyConnection, given: pd.DataFrame | pa.Table | str, naive_times: NaiveTimes
+) -> EntityRows:
+    """Make the entity rows readable, each with a number and its moment in UTC.
 
     Times count in microseconds; finer parts are cut off. Rows with a null key or a null moment
     stay, and find no values.
 
     Args:
-        script: of a session in UTC.
-        given: a frame, or DuckDB SQL.
+        con: a session in UTC.
+        given: a frame, a table, or DuckDB SQL.
         naive_times: whether a time without a time zone counts as UTC or is refused.
 
     Raises:
         FeatureStoreError: the query is wrong, a column is missing, doubled or reserved, or the
             moments are no times.
     """
-    con = script.con
-    try:
+    with _errors_explained():
         query = _readable(con, given)
         described = [row[:2] for row in con.execute(f"DESCRIBE {query}").fetchall()]
         check_names((name for name, _ in described), "the entity frame")
         columns = {name: str(kind) for name, kind in described}
         moment = _event_time(columns)
-        script.run(f"CREATE TEMP VIEW asked AS {query}")
+        con.execute(f"CREATE TEMP VIEW asked AS {query}")
         if naive_times == "refuse":
             _refuse_naive(con, moment, columns[moment])
-        script.run(
-            "CREATE TEMP TABLE entities AS SELECT * REPLACE "
-            f"({utc_moment(moment, columns[moment])} AS {sql_name(moment)}), "
+        con.execute(
+            "CREATE TEMP VIEW entities AS SELECT * REPLACE "
+            f"({_utc_moment(moment, columns[moment])} AS {sql_name(moment)}), "
             f"row_number() OVER () AS {ROW} FROM asked"
         )
-    except duckdb.ConversionException as exc:
+    return EntityRows(con, columns, moment)
+
+
+@contextmanager
+def _errors_explained() -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.OutOfMemoryException, duckdb.IOException):
+        raise  # the session explains them
+    except (duckdb.Error, OSError) as exc:  # Arrow hands on errors of a query as those of a file
         raise FeatureStoreError(
-            f"a value of the entity frame cannot be read as a time ({_first_line(exc)}); expected "
-            "moments such as 2013-01-31T12:00:00Z"
+            f"the entity query cannot be run, or a value of the entity frame cannot be read as a "
+            f"time ({first_line(exc)}); expected one SELECT of DuckDB, with moments such as "
+            "2013-01-31T12:00:00Z"
         ) from exc
-    except (duckdb.ProgrammingError, duckdb.InvalidInputException) as exc:
-        raise FeatureStoreError(
-            f"the entity query cannot be run ({_first_line(exc)}); expected one SELECT of DuckDB"
-        ) from exc
-    num_rows = con.execute("SELECT count(*) FROM entities").fetchall()[0][0]
-    return EntityRows(columns, moment, int(num_rows))
 
 
 def check_names(columns: Iterable[str], where: str) -> None:
@@ -110,9 +136,12 @@ def check_names(columns: Iterable[str], where: str) -> None:
         raise FeatureStoreError(f"column {ROW} of {where} is reserved; rename it")
 
 
-def _readable(con: duckdb.DuckDBPyConnection, given: pd.DataFrame | str) -> str:
+def _readable(con: duckdb.DuckDBPyConnection, given: pd.DataFrame | pa.Table | str) -> str:
     if isinstance(given, str):
         return _one_select(con, given)
+    if isinstance(given, pa.Table):
+        con.register("given", given)
+        return "SELECT * FROM given"
     check_names((str(column) for column in given.columns), "the entity frame")
     try:
         table = pa.Table.from_pandas(given, preserve_index=False)
@@ -164,20 +193,9 @@ def _refuse_naive(con: duckdb.DuckDBPyConnection, column: str, kind: str) -> Non
         )
 
 
-def seen_between(sources: Iterable[str]) -> str:
-    """Entity rows of a retrieval without an entity frame, from one query for each view.
-
-    Each query gives the key columns of its view and the moments of its rows. A combination of keys
-    and moment comes once; a key that a view does not have is null in its rows.
-    """
-    queries = " UNION BY NAME ".join(f"({query})" for query in sources)
-    return f"SELECT {sql_name(EVENT_TIME)}, * EXCLUDE ({sql_name(EVENT_TIME)}) FROM ({queries})"
-
-
-def key_columns(entities: EntityRows) -> list[str]:
-    """Columns of the entity frame other than its moment."""
-    return [c for c in entities.columns if c != entities.event_time]
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).split("\n", 1)[0]
+def _utc_moment(column: str, kind: str) -> str:
+    """SQL of a time as a moment in UTC; nanoseconds, which a cast would round, are cut off."""
+    if not kind.endswith("_NS"):
+        return f"{sql_name(column)}::TIMESTAMPTZ"
+    ns = f"epoch_ns({sql_name(column)})"
+    return f"make_timestamp(({ns} - ({ns} % 1000 + 1000) % 1000) // 1000)::TIMESTAMPTZ"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 from feast.data_format import ParquetFormat
 from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMetadata
@@ -19,45 +22,38 @@ from feast.on_demand_feature_view import OnDemandFeatureView
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDatasetStorage
 
-from tasks.features.offline.duck import duckdb_session, names, sql_name, sql_text
+from tasks.features.offline.duck import duckdb_session, first_line, sql_text
 from tasks.features.offline.entities import ROW
-from tasks.features.offline.target import LocalTarget, RemoteTarget, target_of
-from tasks.kernel.errors import FeatureStoreError, StorageError
+from tasks.features.offline.target import LocalTarget, target_of
+from tasks.kernel.errors import FeatureStoreError
 
 BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Query:
-    """A query that is ready to run in its session."""
+class Rows:
+    """What a job reads, batch by batch; one batch at least."""
 
-    sql: str
-    num_rows: int | None = None
-    """Entity rows, each of which must come out once with its number; None for a plain read."""
-    before: tuple[str, ...] = ()
-    """Statements that made the tables which the query reads."""
+    batches: Iterator[pa.RecordBatch]
+    num_rows: Callable[[], int] | None = None
+    """Entity rows read so far, each to come out once with its number; None for a plain read."""
 
 
 @dataclass
 class AsofRetrievalJob(RetrievalJob):
-    """A query that runs when its result is asked for, in a database of its own.
+    """A query that runs when its result is asked for.
 
     Whatever the way out, a job for entity rows first proves that each of them comes out exactly
-    once, and raises otherwise, before anything is handed out or written.
+    once, and raises otherwise, before anything is handed out or can be seen.
     """
 
     config: RepoConfig
-    prepare: Callable[[duckdb.DuckDBPyConnection], Query]
+    read: Callable[[Sequence[str]], AbstractContextManager[Rows]]
+    """Opens the rows, sorted by the columns that are given; in any order without one."""
+    text: str
     on_demand: list[OnDemandFeatureView]
     full_names: bool
     describe: Callable[[], RetrievalMetadata] | None = None
-    unique: str | None = None
-    """A column of the result whose values must be distinct and present."""
-    _text: str | None = field(default=None, init=False)
-
-    def with_unique(self, column: str) -> AsofRetrievalJob:
-        """The same job, which also proves that no value of `column` repeats or is missing."""
-        return replace(self, unique=column)
 
     @property
     def full_feature_names(self) -> bool:
@@ -75,43 +71,52 @@ class AsofRetrievalJob(RetrievalJob):
         return self.describe() if self.describe else None
 
     def to_sql(self) -> str:
-        """Every statement of the retrieval in order, the query last; as it ran, where it ran."""
-        if self._text is None:
-            with self._session() as con:
-                self._prepared(con)
-        return str(self._text)
+        """The query of the entity rows, and in words what is joined to them."""
+        return self.text
 
     @contextmanager
     def open_batches(self, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatchReader]:
-        """Read the result in batches, without on-demand features; memory stays bounded.
+        """Read the result in batches, without on-demand features.
 
-        The reader is valid inside the `with` alone.
+        A plain read is streamed; what entity rows found is complete before the first batch. The
+        reader is valid inside the `with` alone.
         """
-        with self._session() as con:
-            yield con.sql(self._checked(con).sql).to_arrow_reader(batch_rows)
+        with self._open() as (reader, is_streamed):
+            if not is_streamed:
+                reader = reader.read_all().to_reader()
+            pieces = (
+                batch.slice(start, batch_rows)
+                for batch in reader
+                for start in range(0, batch.num_rows, batch_rows)
+            )
+            yield pa.RecordBatchReader.from_batches(reader.schema, pieces)
 
-    def write_parquet(
-        self, target: Path, order: list[str], row_group_rows: int, unique: str | None = None
-    ) -> None:
+    def write_parquet(self, target: Path, order: list[str], row_group_rows: int) -> None:
         """Write the result to one local Parquet file, sorted by `order`; whole or not at all.
 
         Streamed: no row becomes Python, unless on-demand features have to be computed.
 
         Args:
-            unique: a column whose values must be distinct and present, see `with_unique`.
+            target: the file.
+            order: columns of the entity rows.
+            row_group_rows: of the file.
 
         Raises:
             FeatureStoreError: rows were lost or doubled.
             StorageError: the disk refused a write.
         """
-        self.unique = unique or self.unique
-        with self._rows() as (con, query):
-            self._copy(
-                con,
-                replace(query, sql=f"SELECT * FROM ({query.sql}) ORDER BY {names(order)}"),
-                LocalTarget(target),
-                f"COMPRESSION zstd, ROW_GROUP_SIZE {row_group_rows}",
-            )
+        with self._complete(order) as reader, LocalTarget(target).aside() as file:
+            try:
+                with duckdb_session(self._spill, memory_limit_mb=self._limit_mb, threads=1) as con:
+                    con.register("rows", reader)
+                    con.execute(
+                        f"COPY rows TO {sql_text(file)} "
+                        f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {row_group_rows})"
+                    )
+            except duckdb.Error as exc:
+                raise FeatureStoreError(
+                    f"a retrieval failed ({first_line(exc)}). Nothing is visible of the result"
+                ) from exc
 
     def persist(
         self,
@@ -133,106 +138,78 @@ class AsofRetrievalJob(RetrievalJob):
             )
         target = target_of(storage, self.config)
         target.check_free(allow_overwrite)
-        with self._rows() as (con, query):
-            if isinstance(target, LocalTarget):
-                self._copy(con, query, target, "COMPRESSION zstd")
-            else:
-                self._upload(con, query, target)
+        with (
+            self._complete() as reader,
+            target.aside() as file,
+            pq.ParquetWriter(file, reader.schema, compression="zstd") as writer,
+        ):
+            for batch in reader:
+                writer.write_batch(batch)
 
     def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
         frame: pd.DataFrame = self._to_arrow_internal(timeout).to_pandas()
         return frame
 
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
-        with self._session() as con:
-            query = self._checked(con)
-            table = con.sql(query.sql).to_arrow_table()
-        self._compare(query, table.num_rows)
-        return table
+        with self._open() as (reader, _):
+            return reader.read_all()
+
+    @property
+    def _spill(self) -> Path:
+        return Path(self.config.offline_store.spill_path or gettempdir())
+
+    @property
+    def _limit_mb(self) -> int:
+        return int(self.config.offline_store.memory_limit_mb)
 
     @contextmanager
-    def _rows(self) -> Iterator[tuple[duckdb.DuckDBPyConnection, Query]]:
-        """The checked result as a query, on-demand features included."""
-        if not self.on_demand:
-            with self._session() as con:
-                yield con, self._checked(con)
+    def _complete(self, order: Sequence[str] = ()) -> Iterator[pa.RecordBatchReader]:
+        """The result, on-demand features included."""
+        if self.on_demand:
+            table = self.to_arrow().sort_by([(column, "ascending") for column in order])
+            yield table.to_reader()
             return
-        table = self.to_arrow()
-        with self._session() as con:
-            con.register("computed", table)
-            yield con, Query("SELECT * FROM computed", table.num_rows)
-
-    def _prepared(self, con: duckdb.DuckDBPyConnection) -> Query:
-        query = self.prepare(con)
-        self._text = ";\n".join([*query.before, query.sql])
-        return query
-
-    def _checked(self, con: duckdb.DuckDBPyConnection) -> Query:
-        """Prove that every entity row comes out once; return the query without their numbers."""
-        query = self._prepared(con)
-        if query.num_rows is None:
-            return query
-        ids = [ROW, *([self.unique] if self.unique else [])]
-        distinct = ", ".join(f"count(DISTINCT {sql_name(column)})" for column in ids)
-        rows, *counted = con.execute(f"SELECT count(*), {distinct} FROM ({query.sql})").fetchall()[
-            0
-        ]
-        if not query.num_rows == rows == counted[0]:
-            raise FeatureStoreError(
-                f"{query.num_rows} entity rows went into a retrieval, {rows} came out with "
-                f"{counted[0]} distinct numbers; expected each once. Nothing was handed out"
-            )
-        if counted[-1] != rows:
-            raise FeatureStoreError(
-                f"{rows} entity rows went into a retrieval, with {counted[-1]} distinct values of "
-                f"{self.unique}; expected a value of its own in each. Nothing was handed out"
-            )
-        return replace(query, sql=f"SELECT * EXCLUDE ({ROW}) FROM ({query.sql})")
-
-    def _copy(
-        self, con: duckdb.DuckDBPyConnection, query: Query, target: LocalTarget, options: str
-    ) -> None:
-        with target.aside() as file:
-            written = con.execute(
-                f"COPY ({query.sql}) TO {sql_text(file)} (FORMAT parquet, {options})"
-            ).fetchall()[0][0]
-            self._compare(query, int(written))
-
-    def _upload(self, con: duckdb.DuckDBPyConnection, query: Query, target: RemoteTarget) -> None:
-        with target.aside() as upload:
-            self._compare(query, upload(con.sql(query.sql).to_arrow_reader(BATCH_ROWS)))
+        with self._open(order) as (reader, _):
+            yield reader
 
     @contextmanager
-    def _session(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        store = self.config.offline_store
-        with duckdb_session(
-            Path(store.spill_path or gettempdir()),
-            memory_limit_mb=store.memory_limit_mb,
-            threads=store.threads,
-        ) as con:
-            con.execute("SET python_enable_replacements = false")  # a name is a table, no variable
+    def _open(self, order: Sequence[str] = ()) -> Iterator[tuple[pa.RecordBatchReader, bool]]:
+        failures: list[Exception] = []
+
+        def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:
-                yield con
-            except duckdb.OutOfMemoryException as exc:
-                raise StorageError(
-                    f"a retrieval needs more than {store.memory_limit_mb} MB and the space to "
-                    f"spill ({_first_line(exc)}); raise memory_limit_mb of the offline store or "
-                    "free disk space. Nothing is visible of the result"
-                ) from exc
-            except duckdb.IOException:
-                raise  # the session explains it
-            except duckdb.Error as exc:
-                raise FeatureStoreError(
-                    f"a retrieval failed ({_first_line(exc)}). Nothing is visible of the result"
-                ) from exc
+                yield from batches
+            except Exception as exc:
+                failures.append(exc)
+                raise
 
-    def _compare(self, query: Query, num_rows: int) -> None:
-        if query.num_rows not in (None, num_rows):
-            raise FeatureStoreError(
-                f"{query.num_rows} entity rows went into a retrieval, {num_rows} were written; "
-                "expected each once. Nothing is visible of the result"
-            )
+        with self.read(order) as rows:
+            batches = _proved(rows)
+            first = next(batches)
+            stream = told(chain([first], batches))
+            try:
+                yield pa.RecordBatchReader.from_batches(first.schema, stream), rows.num_rows is None
+            except Exception:
+                if failures:  # who reads a stream knows its errors by their text alone
+                    raise failures[0] from None
+                raise
 
 
-def _first_line(exc: Exception) -> str:
-    return str(exc).split("\n", 1)[0]
+def _proved(rows: Rows) -> Iterator[pa.RecordBatch]:
+    """The rows without their numbers; ends with an error unless each came exactly once."""
+    numbers = []
+    for batch in rows.batches:
+        if rows.num_rows is None:
+            yield batch
+        else:
+            numbers.append(batch[ROW].to_numpy())
+            yield batch.drop_columns([ROW])
+    if rows.num_rows is None:
+        return
+    num_rows, came = rows.num_rows(), np.concatenate(numbers)
+    distinct = int(np.count_nonzero(np.bincount(came)))
+    if not num_rows == len(came) == distinct:
+        raise FeatureStoreError(
+            f"{num_rows} entity rows went into a retrieval, {len(came)} came out with {distinct} "
+            "distinct numbers; expected each once. Nothing is visible of the result"
+        )

@@ -1,57 +1,74 @@
-"""Sources of the ASOF offline store: Parquet on the disk or on S3, as something DuckDB can read."""
+"""Sources of the ASOF offline store: Parquet on the disk or on S3, scanned by polars."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as pads
 from feast.data_format import ParquetFormat
 from feast.data_source import DataSource
 from feast.infra.offline_stores.file_source import FileSource
 from feast.repo_config import RepoConfig
 
-from tasks.features.offline.duck import parquet, sql_name, sql_text
-from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.errors import ArtifactError, FeatureStoreError
+
+if TYPE_CHECKING:  # 40 MB, which only a retrieval needs
+    import polars as pl
 
 
-def relation(
-    con: duckdb.DuckDBPyConnection,
-    source: DataSource,
-    config: RepoConfig,
-    since: datetime | None = None,
-    until: datetime | None = None,
-) -> str:
-    """SQL that reads the rows of `source`.
+def scan(source: DataSource, config: RepoConfig) -> pl.LazyFrame:
+    """The rows of `source`, of which only the columns and rows that are asked for get read.
 
-    Objects on S3 are streamed through Arrow, without those whose event time lies outside `since`
-    and `until`, both included; credentials come from the environment alone. For local files the
-    bounds say nothing: DuckDB finds them in the query.
+    Objects on S3 are read through Arrow; credentials come from the environment alone.
 
     Raises:
         FeatureStoreError: the source is no Parquet file, or is not there.
     """
+    import polars as pl
+
     if not isinstance(source, FileSource):
         raise FeatureStoreError(
             f"source {source.name} is a {type(source).__name__}; this store reads Parquet files"
         )
-    if source.file_format is not None and not isinstance(source.file_format, ParquetFormat):
+    if not isinstance(source.file_format, ParquetFormat | None):
         kind = type(source.file_format).__name__
         raise FeatureStoreError(f"source {source.name} has {kind}; this store reads Parquet files")
     if source.path.startswith("s3://"):
-        con.register(source.path, _remote_rows(source, since, until))
-        return sql_name(source.path)
-    return _local_rows(source, config)
+        rows = pl.scan_pyarrow_dataset(_remote_files(source))
+    else:
+        path = _local_files(source, config)
+        rows = pl.scan_parquet(
+            path / "*.parquet" if path.is_dir() else path,
+            hive_partitioning=False,
+            extra_columns="ignore",
+        )
+    return rows.with_columns(pl.selectors.by_dtype(pl.Categorical, pl.Enum).cast(pl.String))
 
 
-def source_columns(con: duckdb.DuckDBPyConnection, rows: str) -> dict[str, str]:
-    """Columns of a relation and their DuckDB types."""
-    return {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {rows}").fetchall()}
+@contextmanager
+def damage_explained(source: DataSource) -> Iterator[None]:
+    """Say which source it is that cannot be read.
+
+    Raises:
+        ArtifactError: its files are gone or damaged.
+    """
+    import polars as pl
+
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError, pa.ArrowException) as exc:
+        reason = str(exc).split("\n", 1)[0]
+        raise ArtifactError(
+            f"source {source.name} at {getattr(source, 'path', '')} cannot be read ({reason}): a "
+            "file is damaged or gone. Nothing was retrieved; put it back from a copy, or run the "
+            "refresh of its windows again in an empty state folder"
+        ) from exc
 
 
 def source_name(source: DataSource, name: str, present: Collection[str]) -> str | None:
@@ -91,28 +108,51 @@ def located(source: FileSource, config: RepoConfig) -> FileSource:
     )
 
 
-def utc_moment(column: str, kind: str, *, known_from: bool = False) -> str:
-    """SQL of a time as a moment in UTC; microseconds are the finest part.
+def moment(column: str, kind: pl.DataType, *, known_from: bool = False) -> pl.Expr:
+    """A time of a source as a moment in UTC; one without a time zone counts as UTC.
 
-    Files written by pandas have nanoseconds, a type of its own in DuckDB, which a cast rounds: a
-    row could be given before it was known. So nanoseconds of a moment that is asked for are cut
-    off, and a moment from which a row is known is rounded up.
+    Microseconds are the finest part. Files written by pandas have nanoseconds: those of a moment
+    from which a row is known (`known_from`) are rounded up, so that no row is given before that.
+
+    Raises:
+        FeatureStoreError: the column holds no times.
     """
-    if not kind.endswith("_NS"):
-        return f"{sql_name(column)}::TIMESTAMPTZ"
-    ns = f"(epoch_ns({sql_name(column)}) + {999 if known_from else 0})"
-    return f"make_timestamp(({ns} - ({ns} % 1000 + 1000) % 1000) // 1000)::TIMESTAMPTZ"
+    import polars as pl
+
+    time = pl.col(column)
+    if isinstance(kind, pl.Date):
+        return time.cast(pl.Datetime("us", "UTC"))
+    if not isinstance(kind, pl.Datetime):
+        raise FeatureStoreError(f"column {column} of a source is {kind}, expected a time")
+    if kind.time_unit == "ns":
+        time = (time.to_physical() + (999 if known_from else 0)) // 1000
+    if kind != pl.Datetime("us", "UTC"):  # a plain column lets whole row groups be left out
+        time = time.cast(pl.Datetime("us", kind.time_zone))
+        zone = time.dt.replace_time_zone if kind.time_zone is None else time.dt.convert_time_zone
+        time = zone("UTC")
+    return time
 
 
-def between(column: str, start: datetime | None, end: datetime | None) -> str:
-    """A condition on a time column, both ends included; an end that is None is open."""
-    moment = f"{sql_name(column)}::TIMESTAMPTZ"
-    bounds = [
-        f"{moment} {sign} {sql_text(utc(bound).isoformat())}::TIMESTAMPTZ"
-        for sign, bound in ((">=", start), ("<=", end))
-        if bound is not None
-    ]
-    return " AND ".join(bounds) or "true"
+def as_arrow(rows: pl.DataFrame) -> pa.RecordBatch:
+    """The rows in the types that Feast and Parquet's readers give: polars has large ones alone."""
+    table = rows.to_arrow()
+    schema = pa.schema([(field.name, _usual(field.type)) for field in table.schema])
+    batches = table.cast(schema).combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema)
+
+
+def _usual(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind):
+        return pa.list_(_usual(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_usual(kind.key_type), _usual(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _usual(field.type)) for field in kind])
+    return kind
 
 
 def utc(moment: datetime) -> datetime:
@@ -120,10 +160,10 @@ def utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def _local_rows(source: FileSource, config: RepoConfig) -> str:
+def _local_files(source: FileSource, config: RepoConfig) -> Path:
     path = local_path(source.path, config)
     if set("*?[") & set(source.path):
-        return parquet(path)
+        return path
     if not path.exists():
         present = sorted(p.name for p in path.parent.glob("*")) if path.parent.is_dir() else []
         cure = (
@@ -133,43 +173,17 @@ def _local_rows(source: FileSource, config: RepoConfig) -> str:
             else "no feature table is there yet; refresh a window first"
         )
         raise FeatureStoreError(f"feature table {source.path} is not there; {cure}")
-    return parquet(path.resolve())
+    return path.resolve()
 
 
-def _remote_rows(
-    source: FileSource, since: datetime | None, until: datetime | None
-) -> pads.Dataset:
+def _remote_files(source: FileSource) -> pads.Dataset:
     filesystem, path = FileSource.create_filesystem_and_path(
         source.path, source.s3_endpoint_override
     )
     try:
-        rows = pads.dataset(path, filesystem=filesystem, format="parquet")
+        return pads.dataset(path, filesystem=filesystem, format="parquet")
     except (OSError, pa.ArrowInvalid) as exc:
         raise FeatureStoreError(
             f"source {source.name} at {source.path} cannot be read ({exc}); expected Parquet, and "
             "credentials in the environment"
         ) from exc
-    moment = source_name(source, source.timestamp_field, rows.schema.names)
-    if moment is None or not pa.types.is_timestamp(rows.schema.field(moment).type):
-        return rows  # the query will say so
-    kind = rows.schema.field(moment).type
-    field = pc.field(moment)
-    if since is not None and (first := _moment(since, kind)) is not None:
-        rows = rows.filter(field >= first)
-    if until is not None and (last := _moment(until, kind)) is not None:
-        rows = rows.filter(field <= last)
-    return rows
-
-
-def _moment(moment: datetime, kind: pa.DataType) -> pa.Scalar | None:
-    """A bound in the type of the column, not later than it; None where the type cannot say it.
-
-    A column without a time zone holds UTC.
-    """
-    there = utc(moment) if kind.tz else utc(moment).replace(tzinfo=None)
-    step = {"s": 1_000_000, "ms": 1_000}.get(kind.unit, 1)
-    there = there.replace(microsecond=there.microsecond // step * step)
-    try:
-        return pa.scalar(there, pa.timestamp("us", tz=kind.tz)).cast(kind)
-    except pa.ArrowInvalid:  # nanoseconds reach from 1677 to 2262
-        return None

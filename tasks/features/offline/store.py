@@ -8,11 +8,13 @@ Results are equal, row for row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pandas as pd
@@ -28,20 +30,36 @@ from feast.repo_config import RepoConfig
 from feast.utils import compute_non_entity_date_range
 from pydantic import Field, PositiveInt
 
-from tasks.features.offline.duck import names, sql_name
+from tasks.features.offline.duck import duckdb_session, first_line
 from tasks.features.offline.entities import (
+    EVENT_TIME,
+    ROW,
     EntityRows,
     NaiveTimes,
-    Script,
-    key_columns,
+    check_names,
     load_entities,
-    seen_between,
 )
-from tasks.features.offline.job import AsofRetrievalJob, Query
-from tasks.features.offline.join import ViewJoin, join_views
+from tasks.features.offline.job import BATCH_ROWS, AsofRetrievalJob, Rows
+from tasks.features.offline.join import ViewJoin
 from tasks.features.offline.push import append_rows
-from tasks.features.offline.source import between, local_path, located, relation
-from tasks.kernel.errors import ConfigurationError, FeatureStoreError, WindowError
+from tasks.features.offline.source import (
+    as_arrow,
+    damage_explained,
+    local_path,
+    located,
+    moment,
+    scan,
+    utc,
+)
+from tasks.kernel.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    StorageError,
+    WindowError,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
 
 __all__ = ["AsofDuckDBOfflineStore", "AsofDuckDBOfflineStoreConfig", "AsofRetrievalJob"]
 
@@ -118,14 +136,14 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
             cut_off=filter_by_created_timestamp,
             refs=feature_refs,
         )
-        job = AsofRetrievalJob(
+        return AsofRetrievalJob(
             config=config,
-            prepare=retrieval.prepare,
+            read=retrieval.read,
+            text=retrieval.text,
             on_demand=OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry),
             full_names=full_feature_names,
+            describe=retrieval.describe,
         )
-        job.describe = lambda: retrieval.describe(job)
-        return job
 
     @staticmethod
     def pull_latest_from_table_or_query(
@@ -144,20 +162,10 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
         time being the oldest; among those equal in all, the last of the source. A null key is a key
         like any other. No named feature means all columns.
         """
-        times = [timestamp_field, *([created_timestamp_column] if created_timestamp_column else [])]
-        columns = _columns(join_key_columns, feature_name_columns, times)
-        partition = f"PARTITION BY {names(join_key_columns)} " if join_key_columns else ""
-        newest = ", ".join(f"{sql_name(c)} DESC NULLS LAST" for c in times)
-
-        def query(con: duckdb.DuckDBPyConnection) -> Query:
-            rows = relation(con, data_source, config, start_date, end_date)
-            return Query(
-                f"SELECT * EXCLUDE (__number) FROM (SELECT {columns}, row_number() OVER () AS "
-                f"__number FROM {rows} WHERE {between(timestamp_field, start_date, end_date)}) "
-                f"QUALIFY row_number() OVER ({partition}ORDER BY {newest}, __number DESC) = 1"
-            )
-
-        return _source_job(config, query)
+        pull = _Pull(
+            config, data_source, timestamp_field, created_timestamp_column, start_date, end_date
+        )
+        return pull.job(join_key_columns, feature_name_columns, newest=True)
 
     @staticmethod
     def pull_all_from_table_or_query(
@@ -174,15 +182,10 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
 
         No named feature means all columns.
         """
-        times = [timestamp_field, *([created_timestamp_column] if created_timestamp_column else [])]
-        columns = _columns(join_key_columns, feature_name_columns, times)
-
-        def query(con: duckdb.DuckDBPyConnection) -> Query:
-            rows = relation(con, data_source, config, start_date, end_date)
-            kept = between(timestamp_field, start_date, end_date)
-            return Query(f"SELECT {columns} FROM {rows} WHERE {kept}")
-
-        return _source_job(config, query)
+        pull = _Pull(
+            config, data_source, timestamp_field, created_timestamp_column, start_date, end_date
+        )
+        return pull.job(join_key_columns, feature_name_columns)
 
     @staticmethod
     def offline_write_batch(
@@ -244,34 +247,143 @@ class _Retrieval:
     cut_off: bool
     refs: list[str]
 
-    def prepare(self, con: duckdb.DuckDBPyConnection) -> Query:
-        """Match the entity rows with every view; return the query over what was found."""
-        script = Script(con)
-        entities = self.load(script)
-        query = join_views(script, self.joins, entities, self.config, self.cut_off)
-        return Query(query, entities.num_rows, tuple(script.statements))
+    @contextmanager
+    def read(self, order: Sequence[str]) -> Iterator[Rows]:
+        """Match the entity rows with every view, block by block."""
+        with self._entities() as entities:
+            for join in self.joins:
+                if missing := [k for k in join.keys.values() if k not in entities.columns]:
+                    raise FeatureStoreError(
+                        f"feature view {join.name} needs column(s) {', '.join(missing)}, which the "
+                        f"entity frame lacks; it has {', '.join(entities.columns)}"
+                    )
+            outputs = [output for join in self.joins for output in join.features]
+            check_names([*entities.columns, *outputs], "the result")
+            joined = (self._joined(block, entities.event_time) for block in entities.blocks(order))
+            yield Rows(joined, lambda: entities.num_read)
 
-    def load(self, script: Script) -> EntityRows:
-        """Make the table `entities`."""
+    def _joined(self, block: pa.RecordBatch, moment: str) -> pa.RecordBatch:
+        import polars as pl
+
+        keys = {key for join in self.joins for key in join.keys.values()}
+        asked = pl.DataFrame(block.select(sorted({*keys, moment}))).with_row_index(ROW).sort(moment)
+        place = asked[ROW].arg_sort()  # of each row of the block
+        for join in self.joins:
+            values = as_arrow(join.values_at(asked, moment, place, self.config, self.cut_off))
+            for name in values.schema.names:
+                block = block.append_column(name, values[name])
+        return block
+
+    @contextmanager
+    def _entities(self) -> Iterator[EntityRows]:
+        """The entity rows, in a session of their own."""
+        store = self.config.offline_store
+        spill = Path(store.spill_path or gettempdir())
+        with duckdb_session(
+            spill, memory_limit_mb=store.memory_limit_mb, threads=store.threads
+        ) as con:
+            con.execute("SET python_enable_replacements = false")  # a name is a table, no variable
+            try:
+                yield load_entities(con, self._given(), store.naive_times)
+            except duckdb.OutOfMemoryException as exc:
+                raise StorageError(
+                    f"a retrieval needs more than {store.memory_limit_mb} MB and the space to "
+                    f"spill ({first_line(exc)}); raise memory_limit_mb of the offline store or "
+                    "free disk space. Nothing is visible of the result"
+                ) from exc
+
+    def _given(self) -> pd.DataFrame | pa.Table | str:
+        """The entity rows; those that the views have seen where only a range is given."""
+        if not isinstance(self.given, tuple):
+            return self.given
+        import polars as pl
+
+        seen = pl.concat(
+            [join.seen(self.config, *self.given) for join in self.joins], how="diagonal_relaxed"
+        )
+        return seen.unique().select(EVENT_TIME, pl.exclude(EVENT_TIME)).collect().to_arrow()
+
+    @property
+    def text(self) -> str:
+        """The query of the entity rows, and in words what is joined to them."""
         given = self.given
         if isinstance(given, tuple):
-            given = seen_between(join.seen(script.con, self.config, *given) for join in self.joins)
-        return load_entities(script, given, self.config.offline_store.naive_times)
+            given = "-- keys and moments of the views in [" + " .. ".join(map(str, given)) + "]"
+        elif isinstance(given, pd.DataFrame):
+            given = f"-- a frame of {', '.join(map(str, given.columns))}"
+        return "\n".join([given, *(join.text for join in self.joins)])
 
-    def describe(self, job: AsofRetrievalJob) -> RetrievalMetadata:
+    def describe(self) -> RetrievalMetadata:
         """Features, keys and the range of moments, for whoever saves the result."""
-        with job._session() as con:
-            entities = self.load(Script(con))
-            first, last = con.execute(
-                f"SELECT min(t), max(t) FROM (SELECT {sql_name(entities.event_time)} AS t "
-                "FROM entities)"
-            ).fetchall()[0]
+        with self._entities() as entities:
+            first, last = entities.span()
         return RetrievalMetadata(
             features=self.refs,
-            keys=key_columns(entities),
+            keys=[column for column in entities.columns if column != entities.event_time],
             min_event_timestamp=first,
             max_event_timestamp=last,
         )
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """Rows of one source between two moments, both included; an open end where None."""
+
+    config: RepoConfig
+    source: DataSource
+    event_time: str
+    created: str | None
+    start: datetime | None
+    end: datetime | None
+
+    def job(
+        self, keys: Sequence[str], features: Sequence[str], newest: bool = False
+    ) -> AsofRetrievalJob:
+        """Read the columns, each once; all of the source without features."""
+
+        @contextmanager
+        def read(order: Sequence[str]) -> Iterator[Rows]:
+            rows = self._rows(keys, features, newest)
+            with damage_explained(self.source):
+                yield Rows(_batches(rows.sort(order) if order else rows))
+
+        what = "newest row by " + ", ".join(keys) if newest else "rows"
+        text = f"-- {what} of {self.source.name} in [{self.start} .. {self.end}]"
+        return AsofRetrievalJob(self.config, read, text, on_demand=[], full_names=False)
+
+    def _rows(self, keys: Sequence[str], features: Sequence[str], newest: bool) -> pl.LazyFrame:
+        import polars as pl
+
+        with damage_explained(self.source):
+            rows = scan(self.source, self.config)
+            kinds = rows.collect_schema()
+        times = [self.event_time, *([self.created] if self.created else [])]
+        asked = list(dict.fromkeys([*keys, *features, *times])) if features else kinds.names()
+        spelled = {c.casefold(): c for c in kinds}
+        if missing := [c for c in asked if c.casefold() not in spelled]:
+            raise FeatureStoreError(
+                f"source {self.source.name} has no column {', '.join(missing)}; it has "
+                f"{', '.join(kinds.names())}"
+            )
+        time = spelled[self.event_time.casefold()]
+        at = moment(time, kinds[time])
+        if self.start is not None:
+            rows = rows.filter(at >= utc(self.start))
+        if self.end is not None:
+            rows = rows.filter(at <= utc(self.end))
+        rows = rows.select(pl.col(spelled[c.casefold()]).alias(c) for c in asked)
+        if not newest:
+            return rows
+        rows = rows.sort(times, nulls_last=False, maintain_order=True)
+        return rows.unique(keys, keep="last", maintain_order=True) if keys else rows.tail(1)
+
+
+def _batches(rows: pl.LazyFrame) -> Iterator[pa.RecordBatch]:
+    """The rows as they are computed; an empty batch where there are none."""
+    frames = iter(rows.collect_batches(chunk_size=BATCH_ROWS))
+    first = next(frames, None)
+    yield as_arrow(rows.clear().collect() if first is None else first)
+    yield from map(as_arrow, frames)
 
 
 def _located(source: DataSource, config: RepoConfig) -> DataSource:
@@ -298,14 +410,3 @@ def _range_of(
             "start_date at or before end_date, which is now where it is not given. Nothing was read"
         )
     return first, last
-
-
-def _columns(keys: Sequence[str], features: Sequence[str], times: Sequence[str]) -> str:
-    """The columns of a source that are asked for, each once; all of them without features."""
-    return names(list(dict.fromkeys([*keys, *features, *times]))) if features else "*"
-
-
-def _source_job(
-    config: RepoConfig, query: Callable[[duckdb.DuckDBPyConnection], Query]
-) -> AsofRetrievalJob:
-    return AsofRetrievalJob(config=config, prepare=query, on_demand=[], full_names=False)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from feast.errors import SavedDatasetLocationAlreadyExists
 from feast.infra.offline_stores.file_source import FileSource, SavedDatasetFileStorage
 from feast.repo_config import RepoConfig
+from pyarrow import NativeFile
 from pyarrow.fs import FileSystem, FileType
 
 from tasks.features.offline.source import local_path
-from tasks.kernel.errors import FeatureStoreError, StorageError, refused_writes_explained
+from tasks.kernel.errors import FeatureStoreError, StorageError
+from tasks.kernel.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +58,9 @@ class LocalTarget:
         if self.path.exists() and not allow_overwrite:
             raise SavedDatasetTakenError(str(self.path))
 
-    @contextmanager
-    def aside(self) -> Iterator[Path]:
+    def aside(self) -> AbstractContextManager[Path]:
         """A file to write; it takes its place when the block ends, and is gone when it fails."""
-        aside = self.path.with_name(f".{self.path.name}.{uuid4().hex}.part")
-        with refused_writes_explained(self.path.parent):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                yield aside
-                aside.replace(self.path)
-            finally:
-                aside.unlink(missing_ok=True)
+        return replacing(self.path)
 
 
 @dataclass(frozen=True)
@@ -95,8 +87,8 @@ class RemoteTarget:
             raise SavedDatasetTakenError(f"s3://{self.path}")
 
     @contextmanager
-    def aside(self) -> Iterator[Callable[[pa.RecordBatchReader], int]]:
-        """A function that uploads batches and counts rows; the object appears when the block ends.
+    def aside(self) -> Iterator[NativeFile]:
+        """A file to write; the object appears when the block ends.
 
         Raises:
             StorageError: the store refused; nothing of this upload is left.
@@ -105,21 +97,11 @@ class RemoteTarget:
         aside = f"{folder}/.{name}.{uuid4().hex}.part"
         with _store_errors_explained(self.path):
             try:
-                yield lambda reader: self._upload(reader, aside)
+                with self.filesystem.open_output_stream(aside) as stream:
+                    yield stream
                 self.filesystem.copy_file(aside, self.path)
             finally:
                 self._remove(aside)
-
-    def _upload(self, reader: pa.RecordBatchReader, key: str) -> int:
-        num_rows = 0
-        with (
-            self.filesystem.open_output_stream(key) as stream,
-            pq.ParquetWriter(stream, reader.schema, compression="zstd") as writer,
-        ):
-            for batch in _batches(reader):
-                writer.write_batch(batch)
-                num_rows += batch.num_rows
-        return num_rows
 
     def _remove(self, key: str) -> None:
         try:
@@ -148,20 +130,6 @@ def target_of(storage: SavedDatasetFileStorage, config: RepoConfig) -> LocalTarg
             "path or s3://. Nothing was written"
         )
     return LocalTarget(path)
-
-
-def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Batches of a query; its errors, which Arrow hands on as those of a file, told apart."""
-    while True:
-        try:
-            batch = reader.read_next_batch()
-        except StopIteration:
-            return
-        except OSError as exc:
-            raise FeatureStoreError(
-                f"a retrieval failed ({exc}). Nothing is visible of the result"
-            ) from exc
-        yield batch
 
 
 @contextmanager

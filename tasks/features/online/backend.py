@@ -25,6 +25,9 @@ from tasks.features.online.plan import KeyGroup, ReadPlan
 from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""Without a new attempt after the store failed once; doubles with each failure, up to the other."""
+
 Rows = list[list[Any]]
 """For each key its cells: values as `KeyGroup.cells` orders them, then one event time a view."""
 
@@ -154,8 +157,8 @@ class Breaker:
         )
 
     def _pause(self) -> float:
-        doubled = self._config.first_pause_s * 2.0 ** min(max(self._failures - 1, 0), 30)
-        return min(doubled, self._config.longest_pause_s) * random.uniform(0.5, 1.0)
+        doubled = FIRST_PAUSE_S * 2.0 ** min(max(self._failures - 1, 0), 30)
+        return min(doubled, LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
 class Pool(Generic[Connection]):

@@ -113,9 +113,7 @@ def build_feature_tables(
     key = content_key(code_digest(__file__), base.version, base.sources, name, source)
 
     def build(folder: StagedFolder) -> FeatureTables:
-        with duckdb_session(
-            folder.path.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
-        ) as con:
+        with duckdb_session(folder.path.parent, memory_limit_mb=config.memory_limit_mb) as con:
             draft = _Draft(con, config, repo, store, base, folder)
             draft.merge_raw(validated)
             draft.compute_features(landed.window, [*base.sources, name])

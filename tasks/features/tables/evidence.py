@@ -41,7 +41,7 @@ DEFINITIONS = "definitions.json"
 CONFIGURATION = "features.json"
 RETRIEVAL = "retrieval.sql"
 RECORDED = "recorded.json"
-SOFTWARE = ("feast", "duckdb", "pyarrow")
+SOFTWARE = ("feast", "duckdb", "polars", "pyarrow")
 _VOLATILE = frozenset(
     {"createdTimestamp", "lastUpdatedTimestamp", "materializationIntervals", "versionId", "state"}
 )

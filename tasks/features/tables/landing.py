@@ -27,6 +27,8 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, cont
 logger = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 3
+LONGEST_YEARS = 100
+"""Tables are made month by month: a mistyped year would keep a run for days."""
 
 ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 
@@ -54,16 +56,14 @@ def land_raw_rows(
             the window holds no rows of a table with history.
     """
     window.check_not_in_future(datetime.now(UTC))
-    _check_length(window, config.max_window_years)
+    _check_length(window)
     sources = {table.name: locate_source(table, repo) for table in config.raw_tables}
     key = content_key(
         code_digest(__file__), window, list(config.raw_tables), list(sources.values())
     )
 
     def build(folder: StagedFolder) -> LandedRows:
-        with duckdb_session(
-            folder.path.parent, memory_limit_mb=config.memory_limit_mb, threads=config.threads
-        ) as con:
+        with duckdb_session(folder.path.parent, memory_limit_mb=config.memory_limit_mb) as con:
             tables = []
             for table in config.raw_tables:
                 with reading_explained(table):
@@ -73,11 +73,11 @@ def land_raw_rows(
     return store.build_once("landed", key, LandedRows, build)
 
 
-def _check_length(window: TimeWindow, max_years: int) -> None:
-    if window.end - window.start > timedelta(days=366 * max_years):
+def _check_length(window: TimeWindow) -> None:
+    if window.end - window.start > timedelta(days=366 * LONGEST_YEARS):
         raise WindowError(
-            f"window {window} is longer than {max_years} years; check the years, or allow so long "
-            "a history with features.max_window_years in use_case.yaml. Nothing was touched"
+            f"window {window} is longer than {LONGEST_YEARS} years; check the years. Nothing was "
+            "touched"
         )
 
 

@@ -37,7 +37,7 @@ def count_rows(
         return 0
     folder = store.path(published[name].artifact, verify=False)
     query = f"SELECT count(*) FROM {parquet(folder)} WHERE {column} >= ? AND {column} < ?"
-    limits = {"memory_limit_mb": config.memory_limit_mb, "threads": config.threads}
+    limits = {"memory_limit_mb": config.memory_limit_mb}
     with duckdb_session(store.root, **limits) as con:
         found = con.execute(query, [window.start, window.end]).fetchall()
     return int(found[0][0])

@@ -334,8 +334,12 @@ def test_readers_in_many_threads_never_see_a_half_written_entity(online: Online)
     assert torn == []
 
 
-def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(tmp_path: Path) -> None:
-    config = OnlineConfig(timeout_s=1, first_pause_s=60, longest_pause_s=60)
+def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.features.online.backend.FIRST_PAUSE_S", 60)
+    monkeypatch.setattr("tasks.features.online.backend.LONGEST_PAUSE_S", 60)
+    config = OnlineConfig(timeout_s=1)
     with redis_server(tmp_path) as server:
         described = {"type": "redis", "connection_string": server.connection_string}
         store = typed_store(tmp_path / "store", described)
@@ -348,8 +352,11 @@ def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(tmp_path:
         reader.read(ask("full"), NOON)
 
 
-def test_a_server_that_was_started_again_is_read_again(tmp_path: Path) -> None:
-    config = OnlineConfig(timeout_s=5, first_pause_s=0.001, longest_pause_s=0.001)
+def test_a_server_that_was_started_again_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.features.online.backend.FIRST_PAUSE_S", 0.001)
+    config = OnlineConfig(timeout_s=5)
     with redis_server(tmp_path) as server:
         described = {"type": "redis", "connection_string": server.connection_string}
         store = typed_store(tmp_path / "store", described)

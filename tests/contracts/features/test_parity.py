@@ -242,7 +242,7 @@ def test_an_online_store_that_is_damaged_or_gone_is_named(refreshed: Refreshed, 
     [
         ("gone", r"there is no file .*weather.*; expected the Parquet files of a table there"),
         ("cut short", "the table of feature view weather is damaged: .*No magic bytes"),
-        ("values", "a feature table is damaged: "),
+        ("values", "source weather_table at weather cannot be read .*a file is damaged"),
     ],
 )
 def test_a_table_that_is_damaged_or_gone_is_named(

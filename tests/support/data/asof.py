@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from feast import Entity, FeatureStore, FeatureView, Field, FileSource, ValueType
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.repo_config import RepoConfig
 from feast.types import Float64, String
 
+from tasks.features.offline.job import AsofRetrievalJob, Rows
 from tasks.features.offline.store import AsofDuckDBOfflineStore
 
 START = datetime(2013, 3, 10, tzinfo=UTC)  # the United States change their clocks on this day
@@ -136,3 +140,18 @@ def newest_known(
     if best is None or (ttl and best[0] < moment - ttl):
         return None
     return float(best[3])
+
+
+def sabotaged(
+    job: RetrievalJob, harm: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> AsofRetrievalJob:
+    """The same job, each of whose batches is changed before it is looked at."""
+    assert isinstance(job, AsofRetrievalJob)
+    honest = job.read
+
+    @contextmanager
+    def read(order: Sequence[str]) -> Iterator[Rows]:
+        with honest(order) as rows:
+            yield replace(rows, batches=map(harm, rows.batches))
+
+    return replace(job, read=read)

@@ -190,7 +190,7 @@ def test_a_source_that_cannot_be_read_is_refused_with_a_sentence(
 
 def test_a_column_that_the_source_lacks_is_named(feast_store: FeatureStore, tmp_path: Path) -> None:
     file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    with pytest.raises(FeatureStoreError, match=r"a retrieval failed .*gust"):
+    with pytest.raises(FeatureStoreError, match="has no column gust; it has k0"):
         pull(feast_store, file, feature_name_columns=["gust"])
 
 

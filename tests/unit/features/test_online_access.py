@@ -5,10 +5,17 @@ import threading
 import pytest
 
 from tasks.features.config import OnlineConfig
+from tasks.features.online import backend
 from tasks.features.online.backend import Breaker, Pool, key_values
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
-CONFIG = OnlineConfig(first_pause_s=1, longest_pause_s=8, max_connections=2, timeout_s=0.05)
+CONFIG = OnlineConfig(max_connections=2, timeout_s=0.05)
+
+
+@pytest.fixture(autouse=True)
+def _pauses_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "FIRST_PAUSE_S", 1)
+    monkeypatch.setattr(backend, "LONGEST_PAUSE_S", 8)
 
 
 class Clock:

@@ -183,7 +183,8 @@ def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
     assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
 
 
-def test_a_history_longer_than_twenty_years_is_a_matter_of_configuration(shop: Shop) -> None:
+def test_a_history_of_decades_is_landed(shop: Shop) -> None:
     window = TimeWindow(start=datetime(1990, 1, 1, tzinfo=UTC), end=shop.config.window.end)
-    features = shop.config.features.model_copy(update={"max_window_years": 40})
-    assert land_raw_rows(window, features, shop.repo, shop.store).tables[0].num_rows == 600
+    assert (
+        land_raw_rows(window, shop.config.features, shop.repo, shop.store).tables[0].num_rows == 600
+    )

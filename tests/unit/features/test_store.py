@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tasks.features.access.store import open_store
-from tasks.features.config import FeatureConfig
+from tasks.features.config import recorded_config
 from tasks.kernel.errors import FeatureStoreError
 from tests.support.data.repository import SmallRepository
 
@@ -30,6 +31,8 @@ def test_the_configuration_that_an_earlier_version_kept_with_a_snapshot_is_read(
     tmp_path: Path,
 ) -> None:
     config = SmallRepository(tmp_path, num_days=1).config
-    kept = {**config.model_dump(mode="json"), "skew": {"max_differing_share": 0.0}}
-    kept["online"]["age_bounds_s"] = [60, 300]
-    assert FeatureConfig.model_validate(kept) == config
+    kept = config.model_dump(mode="json")
+    kept |= {"skew": {"max_differing_share": 0.0}, "threads": 4}
+    kept["parity"]["seed"] = 3
+    kept["online"] |= {"first_pause_s": 0.5, "age_bounds_s": [60, 300]}
+    assert recorded_config(json.dumps(kept)) == config

@@ -30,7 +30,7 @@ def reader_of(serving: Serving, origin: ModelOrigin | None = None, **config: Any
     chosen = EntityConfig(
         **{
             "moment": WATERMARK,
-            "online": OnlineConfig(timeout_s=1, first_pause_s=0.01, longest_pause_s=0.02),
+            "online": OnlineConfig(timeout_s=1),
             **config,
         }
     )
