@@ -50,8 +50,9 @@ from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256
 SWITCH_S = 0.0005
-"""The event loop asks for the interpreter after each wait; a thread that writes the log or reads
-features gives it back so soon. Python's 5 ms would be added to every answer meanwhile."""
+"""The event loop asks for the interpreter after each wait; a thread that writes the log, reads
+features or loads a version gives it back so soon. Python's 5 ms would be added to every answer
+meanwhile."""
 _log = logging.getLogger("serving")
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +26,6 @@ from tasks.contracts.conversion import Signature
 from tasks.registry.connection import RegistryLocation
 
 logger = logging.getLogger(__name__)
-LOADING_SWITCH_S = 0.0005
 GOLDEN_FOLDER = Path("serving") / "golden"
 Found = TypeVar("Found")
 
@@ -63,8 +60,6 @@ class ModelEngine:
         self._loop: asyncio.AbstractEventLoop
         self._loader: ThreadPoolExecutor
         self._stopping = False
-        self._num_loading = 0
-        self._usual_switch_s = sys.getswitchinterval()
 
     @classmethod
     def of_registry(
@@ -297,8 +292,7 @@ class ModelEngine:
         self._make_room(state, key)
         state.loading.add(key.version)
         try:
-            with self._polite():
-                opened = await self._loop.run_in_executor(self._loader, self._catalogue.open, key)
+            opened = await self._loop.run_in_executor(self._loader, self._catalogue.open, key)
         except ServingError as exc:
             self._note_failure(state, key, exc)
             raise
@@ -363,20 +357,6 @@ class ModelEngine:
         version.backends = ()
         if not self._stopping:
             self._loader.submit(backends.clear)
-
-    @contextmanager
-    def _polite(self) -> Iterator[None]:
-        """Let the event loop have the interpreter back soon while a thread loads a version."""
-        if not self._num_loading:
-            self._usual_switch_s = sys.getswitchinterval()
-        self._num_loading += 1
-        sys.setswitchinterval(min(self._usual_switch_s, LOADING_SWITCH_S))
-        try:
-            yield
-        finally:
-            self._num_loading -= 1
-            if not self._num_loading:
-                sys.setswitchinterval(self._usual_switch_s)
 
 
 class Follower:

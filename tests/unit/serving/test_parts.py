@@ -1,12 +1,15 @@
-"""The parts of a process that serves one installation, with stand-ins for what they are made of."""
+"""The parts of a serving process, with stand-ins for what they are made of, and its start."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving.assembly import ADDRESS_FILE, Parts, ServingProcess, read_addresses
+from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, OverloadedError
 from serving.interfaces import VersionState
 from serving.log.prediction_log import PredictionLog
@@ -62,3 +65,24 @@ def test_a_misspelt_name_ends_the_start_once_all_names_are_known(tmp_path: Path)
     keys.is_away = False
     with pytest.raises(ConfigurationError, match="tailnumb"):
         checked.look()
+
+
+def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    """Whoever is to end the process would end another program, whose number it is by now."""
+    file = tmp_path / ADDRESS_FILE
+    file.parent.mkdir()
+    file.write_text('{"pid": 1, "http": "http://127.0.0.1:1"}')
+    config = checked_config(
+        {"http": {"port": 0}, "admin": {"port": 0}, "grpc": {"enabled": False}}, "the test"
+    )
+    found = []
+
+    def parts_of(config: ServingConfig, home: Path) -> Parts:
+        found.append(read_addresses(home))
+        raise ConfigurationError("a part cannot be made")
+
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        asyncio.run(ServingProcess(config, tmp_path, parts_of).run())
+    assert found == [None]
