@@ -57,13 +57,13 @@ def train(*, context: Here) -> list[str]:
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.training import training_flow
-        from tasks.reporting.training_cost import cost_told
+        from tasks.reporting.training_cost import describe_cost
 
         trained = training_flow(config)
         version, model, store = trained.version, trained.model, context.settings.store
         lines = [row("Model", f"{version.name} version {version.version} is the candidate")]
         if model.telemetry is not None:
-            lines.append(row("Training", cost_told(model.telemetry)))
+            lines.append(row("Training", describe_cost(model.telemetry)))
             if model.telemetry.diagnosis is not None:
                 lines.append(row("Diagnosis", model.telemetry.diagnosis.summary))
         files = [store.path(artifact) for artifact in (model.log, *model.kept)]
@@ -133,7 +133,7 @@ def recalibrate(
 def recalibration_lines(result: RecalibrationResult) -> list[str]:
     """The outcome, a line each: the map, what it changed, what became of the version."""
     from flows.approval import promotion_outcome
-    from tasks.evaluation.calibration.gain import changes_told
+    from tasks.evaluation.calibration.gain import describe_changes
 
     lines = [""]
     fit, source = result.fit.fit, result.source
@@ -144,7 +144,9 @@ def recalibration_lines(result: RecalibrationResult) -> list[str]:
             f"rows of {fit.window}"
         )
     if result.evaluation is not None:
-        lines += [row("Changes", line) for line in changes_told(result.evaluation, source.version)]
+        lines += [
+            row("Changes", line) for line in describe_changes(result.evaluation, source.version)
+        ]
     if result.promotion is not None:
         return [*lines, row("Model", promotion_outcome(result.promotion))]
     left = f"{source.name} version {source.version} is left: {result.refusal}"

@@ -13,7 +13,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program
 from tasks.evaluation.calibration.config import calibration_splits, split_window
-from tasks.evaluation.calibration.task import fit_score_map, weigh_recalibration
+from tasks.evaluation.calibration.task import fit_calibrator, weigh_recalibration
 from tasks.evaluation.task import fit_baseline_model, judge_candidate, score_model_window
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit
@@ -63,7 +63,7 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     dataset = validate_training_set(snapshot, suite)
 
     scored = score_model_window(source.program, dataset, fit_window, config.evaluation)
-    outcome = fit_score_map(scored, snapshot.columns, config.recalibration)
+    outcome = fit_calibrator(scored, snapshot.columns, config.recalibration)
     version_before = source.program.version
     if outcome.fit is None:
         return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
 
 
-class ScoreMap(Contract):
+class Calibrator(Contract):
     """A rising straight line: of a classification over the logit, of a regression over the score.
 
     A rising map keeps the order of all scores.
@@ -18,9 +18,9 @@ class ScoreMap(Contract):
         allow_inf_nan=False, description="In logits, or in the unit of the label."
     )
 
-    def after(self, earlier: ScoreMap) -> ScoreMap:
+    def after(self, earlier: Calibrator) -> Calibrator:
         """The one map that equals `earlier` and then this one."""
-        return ScoreMap(
+        return Calibrator(
             slope=self.slope * earlier.slope,
             intercept=self.slope * earlier.intercept + self.intercept,
         )
@@ -29,7 +29,7 @@ class ScoreMap(Contract):
 class MapFit(Contract):
     """A map and the rows that it was fitted to."""
 
-    map: ScoreMap
+    map: Calibrator
     slope_error: float = Field(
         ge=0, description="Standard error; rows of one day count as one observation."
     )
@@ -53,7 +53,7 @@ class Calibration(Contract):
 
     source: ModelVersionRef = Field(description="Version whose program was mapped.")
     fit: MapFit = Field(description="The map from the source's scores to this version's.")
-    whole_map: ScoreMap = Field(
+    whole_map: Calibrator = Field(
         description="From the network's own output to this version's: earlier maps, and of a "
         "regression the label's scale, are in it."
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from tasks.contracts.calibration import Calibration, MapFit, ScoreMap
+from tasks.contracts.calibration import Calibration, Calibrator, MapFit
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, TaskKind, ValidatedDataset
 from tasks.contracts.release import CalibrationSource
@@ -100,8 +100,8 @@ def map_program(
 
 
 def write_mapped(
-    before: Path, after: Path, columns: DatasetSchema, score_map: ScoreMap
-) -> ScoreMap:
+    before: Path, after: Path, columns: DatasetSchema, calibrator: Calibrator
+) -> Calibrator:
     """Write the program `before` with a map of its scores as `after`.
 
     Returns:
@@ -114,7 +114,7 @@ def write_mapped(
     """
     program = load_program(before)
     check_program(program, tabular_signature(columns))
-    whole_map = _put_in(program, score_map, columns.task)
+    whole_map = _put_in(program, calibrator, columns.task)
     content = io.BytesIO()  # saved to a path, the bytes would hold the file's name
     torch.export.save(program, content)
     with refused_writes_explained(after):
@@ -126,7 +126,7 @@ def check_mapped(
     before: Path,
     after: Path,
     columns: DatasetSchema,
-    score_map: ScoreMap,
+    calibrator: Calibrator,
     inputs: ModelInputs,
 ) -> None:
     """Prove on real rows and on edge rows that a program gives the mapped scores of another one.
@@ -142,7 +142,7 @@ def check_mapped(
         for rows in (inputs, edges):
             batches = tuple(rows.blocks(BLOCK_ROWS))
             old, new = score_batches(own, batches), score_batches(other, batches)
-            expected = mapped_outputs(old, score_map, columns.task)
+            expected = mapped_outputs(old, calibrator, columns.task)
             if columns.task == "regression":
                 unit = max(float(expected.std()), float(np.abs(expected).max()), 1.0)
             gap = score_gap(expected, new, partial(score_distances, unit=unit)).largest
@@ -156,10 +156,12 @@ def check_mapped(
 
 
 def mapped_outputs(
-    outputs: NDArray[np.floating[Any]], score_map: ScoreMap, task: TaskKind
+    outputs: NDArray[np.floating[Any]], calibrator: Calibrator, task: TaskKind
 ) -> NDArray[np.float64]:
     """Scores with the map, from logits or predictions without it; shape as `outputs`."""
-    mapped: NDArray[np.float64] = score_map.slope * outputs.astype(np.float64) + score_map.intercept
+    mapped: NDArray[np.float64] = (
+        calibrator.slope * outputs.astype(np.float64) + calibrator.intercept
+    )
     return mapped if task == "regression" else 0.5 * (1 + np.tanh(0.5 * mapped))
 
 
@@ -184,7 +186,7 @@ def _own_outputs(path: Path, task: TaskKind) -> Scorer:
     return score
 
 
-def _put_in(program: ExportedProgram, score_map: ScoreMap, task: TaskKind) -> ScoreMap:
+def _put_in(program: ExportedProgram, calibrator: Calibrator, task: TaskKind) -> Calibrator:
     """Put the map into the program's graph; returns the one line that then stands there."""
     graph = program.graph_module.graph
     last = _before_shapes(_returned(graph))
@@ -199,7 +201,7 @@ def _put_in(program: ExportedProgram, score_map: ScoreMap, task: TaskKind) -> Sc
             f"the program's last operation is {last.target}, expected scores {wanted}, where a new "
             "map of the scores has its place; the model cannot be recalibrated. Retrain instead"
         )
-    whole = score_map.after(line.map) if line else score_map
+    whole = calibrator.after(line.map) if line else calibrator
     if line is not None:
         line.multiply.args = (line.multiply.args[0], whole.slope)
         line.add.args = (line.add.args[0], whole.intercept)
@@ -218,9 +220,9 @@ class _Line:
     add: Node
 
     @property
-    def map(self) -> ScoreMap:
+    def map(self) -> Calibrator:
         slope, intercept = (cast(float, node.args[1]) for node in (self.multiply, self.add))
-        return ScoreMap(slope=slope, intercept=intercept)
+        return Calibrator(slope=slope, intercept=intercept)
 
 
 def _line_at(node: Node) -> _Line | None:
@@ -242,13 +244,13 @@ def _is_by_number(node: Node, operation: object) -> bool:
     )
 
 
-def _insert_line(graph: Graph, place: Node, score_map: ScoreMap) -> None:
+def _insert_line(graph: Graph, place: Node, calibrator: Calibrator) -> None:
     """Let all that used the value at `place` use the line over it instead."""
     users = list(place.users)
     with graph.inserting_after(place):
-        multiply = graph.call_function(_ATEN.mul.Tensor, (place, score_map.slope))
+        multiply = graph.call_function(_ATEN.mul.Tensor, (place, calibrator.slope))
     with graph.inserting_after(multiply):
-        add = graph.call_function(_ATEN.add.Tensor, (multiply, score_map.intercept))
+        add = graph.call_function(_ATEN.add.Tensor, (multiply, calibrator.intercept))
     for node in (multiply, add):
         node.meta["val"] = place.meta["val"]
     for user in users:

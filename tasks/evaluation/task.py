@@ -245,7 +245,7 @@ def judgement(report: EvaluationReport) -> str:
     overall, name = report.overall, report.overall.primary_name
     lines = [
         f"**{name} {shown(overall.primary)}** on {overall.num_rows:,} rows of {report.window}, "
-        f"{_labels_told(overall)}. Brackets hold 95 % intervals.",
+        f"{_describe_labels(overall)}. Brackets hold 95 % intervals.",
         "",
         f"Baseline model: {report.baseline_model_name}, {name} "
         f"{shown(report.baseline_model.primary)}.",
@@ -259,7 +259,7 @@ def judgement(report: EvaluationReport) -> str:
     return "\n".join(lines)
 
 
-def _labels_told(overall: Quality) -> str:
+def _describe_labels(overall: Quality) -> str:
     if isinstance(overall, MetricSet):
         return f"base rate {overall.base_rate:.3f}"
     skill = "" if overall.skill is None else f", skill {shown(overall.skill)} over the baseline"

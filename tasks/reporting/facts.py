@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from tasks.contracts.data import ValidationResult
 from tasks.contracts.drift import DriftVerdict, FeatureDrift
-from tasks.contracts.evaluation import Metric, SliceMetrics
+from tasks.contracts.evaluation import Comparison, Metric, SliceMetrics
 from tasks.contracts.measurement import VariantLatency
 from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO
 from tasks.reporting.judgement import (
-    labels_told,
-    labels_told_at_length,
-    outputs_told,
+    describe_labels,
+    describe_labels_at_length,
+    describe_outputs,
+    describe_skill,
     second_tile,
-    skill_told,
     slice_rank,
 )
 from tasks.reporting.quantities import (
@@ -130,7 +130,7 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             "Labelled rows",
             count(snapshot.num_rows),
             "",
-            f"{labels_told(record)}; {count(excluded)} more without a label",
+            f"{describe_labels(record)}; {count(excluded)} more without a label",
         ),
         Tile(
             f"{overall.primary_name} on the test window",
@@ -198,7 +198,7 @@ def warnings(record: RunRecord) -> list[tuple[str, str]]:
     return [(result.suite, sentence) for result in suites(record) for sentence in result.warnings]
 
 
-def monitoring_told(record: RunRecord) -> str:
+def describe_monitoring(record: RunRecord) -> str:
     """The section of features over time in a paragraph."""
     seen = record.refresh.monitoring
     if seen is None:
@@ -216,19 +216,19 @@ def monitoring_told(record: RunRecord) -> str:
     )
 
 
-def data_told(record: RunRecord) -> str:
+def describe_data(record: RunRecord) -> str:
     """The data section in a paragraph."""
     snapshot, passed = record.dataset.snapshot, suites(record)
     checks = sum(r.num_expectations for r in passed)
     return (
         f"{count(snapshot.num_rows)} rows of {days(snapshot.window)} carry a label; "
-        f"{labels_told_at_length(record)}. "
+        f"{describe_labels_at_length(record)}. "
         f"{plural(len(passed), 'validation suite')} with {plural(checks, 'expectation')} passed "
         "before anything was trained."
     )
 
 
-def training_told(record: RunRecord) -> str:
+def describe_training(record: RunRecord) -> str:
     """The training section in a paragraph."""
     model = record.model
     energy = (
@@ -246,7 +246,7 @@ def training_told(record: RunRecord) -> str:
     )
 
 
-def judging_told(record: RunRecord) -> str:
+def describe_judging(record: RunRecord) -> str:
     """The judging section in a paragraph."""
     report, splits = record.evaluation, record.model.splits
     later = report.window.start >= max(splits.train.end, splits.validation.end)
@@ -256,29 +256,21 @@ def judging_told(record: RunRecord) -> str:
         f"{seen}: {report.overall.primary_name} {estimate(report.overall.primary)}. The baseline "
         f"model is {report.baseline_model_name}."
     )
-    told = [comparison_told(c.against, c.primary) for c in comparisons(record)]
-    return " ".join([text, *told, skill_told(report)]).strip()
+    told = [describe_comparison(c.against, c.primary) for c in comparisons(record)]
+    return " ".join([text, *told, describe_skill(report)]).strip()
 
 
-def comparisons(record: RunRecord) -> tuple[_Comparison, ...]:
+def comparisons(record: RunRecord) -> list[Comparison]:
     """The paired comparisons, with names that a reader knows."""
-    return tuple(
-        _Comparison(
-            c.against.replace("champion:", "champion, version "), c.primary, c.error, c.error_name
-        )
+    return [
+        c.model_copy(update={"against": c.against.replace("champion:", "champion, version ")})
+        if c.against != "yardstick"
+        else c.model_copy(update={"against": "baseline model"})
         for c in record.evaluation.comparisons
-    )
+    ]
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    against: str
-    primary: Metric
-    error: Metric
-    error_name: str
-
-
-def comparison_told(against: str, change: Metric) -> str:
+def describe_comparison(against: str, change: Metric) -> str:
     """One paired difference of the first metric as a sentence."""
     if not (is_shown(change.low) and is_shown(change.high)):
         meaning = "its interval could not be computed"
@@ -291,7 +283,7 @@ def comparison_told(against: str, change: Metric) -> str:
     return f"Against the {against}: {difference(change)}, so {meaning}."
 
 
-def conversion_told(record: RunRecord) -> str:
+def describe_conversion(record: RunRecord) -> str:
     """The conversion section in a paragraph."""
     variants = record.variants
     if not variants:
@@ -308,7 +300,7 @@ def conversion_told(record: RunRecord) -> str:
     )
 
 
-def drift_told(record: RunRecord) -> str:
+def describe_drift(record: RunRecord) -> str:
     """What the drift check compared, in a sentence."""
     drift = record.drift
     return (
@@ -317,7 +309,7 @@ def drift_told(record: RunRecord) -> str:
     )
 
 
-def promotion_told(record: RunRecord) -> str:
+def describe_promotion(record: RunRecord) -> str:
     """The promotion section in a sentence."""
     gates = record.promotion.gates
     if not gates:
@@ -385,11 +377,11 @@ def _flat(config: Mapping[str, object], prefix: str) -> Iterator[tuple[str, obje
             yield f"{prefix}{name}", value
 
 
-def rerun_told(record: RunRecord) -> str:
+def describe_rerun(record: RunRecord) -> str:
     """The command that does the whole run again, as far as the code is known."""
     commit, _, modified = record.code_commit.partition("-")
     command, remarks = "make run", []
-    if repo_told(record):
+    if describe_repo(record):
         remarks.append("FALAJ_FEATURE_REPO names the use case's feature repository")
     if re.fullmatch(r"[0-9a-f]{7,64}", commit):
         command = f"git checkout {commit} && make run"
@@ -397,7 +389,7 @@ def rerun_told(record: RunRecord) -> str:
     return f"{command}   # {'; '.join(remarks)}" if remarks else command
 
 
-def repo_told(record: RunRecord) -> str:
+def describe_repo(record: RunRecord) -> str:
     """The argument by which a command finds the use case; empty for the default one."""
     return "" if record.use_case == DEFAULT_FEATURE_REPO.name else "--repo REPOSITORY "
 
@@ -429,7 +421,7 @@ def limits(record: RunRecord) -> list[str]:
     if drift.current_performance is None:
         found.append(
             "The current window has no labels yet: drift was judged by features and "
-            f"{outputs_told(record)} alone."
+            f"{describe_outputs(record)} alone."
         )
     telemetry = record.model.telemetry
     if record.model.energy_j is None and (telemetry is None or telemetry.energy.joules is None):

@@ -52,7 +52,7 @@ def is_regression(record: RunRecord) -> bool:
     return isinstance(record.evaluation.overall, RegressionMetrics)
 
 
-def outputs_told(record: RunRecord) -> str:
+def describe_outputs(record: RunRecord) -> str:
     """What the model gives, in a word."""
     return "predictions" if is_regression(record) else "scores"
 
@@ -142,7 +142,7 @@ def sized(value: float) -> str:
     return decimal(value, _digits(value))
 
 
-def labels_told(record: RunRecord) -> str:
+def describe_labels(record: RunRecord) -> str:
     """What the labels are like, in a few words."""
     snapshot = record.dataset.snapshot
     if snapshot.label_summary is None:
@@ -153,7 +153,7 @@ def labels_told(record: RunRecord) -> str:
     )
 
 
-def labels_told_at_length(record: RunRecord) -> str:
+def describe_labels_at_length(record: RunRecord) -> str:
     """The same as part of a sentence about the rows, with what a label means."""
     snapshot = record.dataset.snapshot
     if snapshot.label_summary is None:
@@ -205,7 +205,7 @@ def slice_rank(metrics: Quality) -> float:
     return metrics.auc.value if isinstance(metrics, MetricSet) else -metrics.mae.value
 
 
-def skill_told(report: EvaluationReport) -> str:
+def describe_skill(report: EvaluationReport) -> str:
     """What the model adds to the baseline, as a sentence; empty without one."""
     overall = report.overall
     if not isinstance(overall, RegressionMetrics) or overall.skill is None:

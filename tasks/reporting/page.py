@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from inspect import getmembers, isfunction
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -27,27 +28,6 @@ Drawings = Mapping[str, Markup]
 """Pictures of a page by key."""
 _UNBROKEN = re.compile(
     rf"\d{{4}}-\d\d-\d\d|(?:[-+{quantities.MINUS}]?[\d.,]+ )?\[[^][<>]{{1,40}}\]"
-)
-FILTERS = (
-    quantities.count,
-    quantities.days,
-    quantities.decimal,
-    quantities.difference,
-    quantities.duration,
-    quantities.estimate,
-    quantities.factor,
-    quantities.interval,
-    quantities.milliseconds,
-    quantities.moment,
-    quantities.percent,
-    quantities.plural,
-    quantities.printable,
-    quantities.short_commit,
-    quantities.short_digest,
-    quantities.shortened,
-    quantities.signed,
-    quantities.significant,
-    quantities.size,
 )
 
 
@@ -97,7 +77,8 @@ def page_environment() -> Environment:
     )
     for name, sheet in (("chart_style", STYLE_SHEET), ("page_style", FOLDER / "report.css")):
         environment.globals[name] = Markup(sheet.read_text(encoding="utf-8"))
-    environment.filters.update({function.__name__: function for function in (*FILTERS, prose)})
+    environment.filters["prose"] = prose
+    environment.filters.update(getmembers(quantities, isfunction))
     return environment
 
 

@@ -40,7 +40,7 @@ def shown_ranks(told: TrainingTelemetry) -> tuple[RankTelemetry, ...]:
     return tuple(sorted(told.ranks, key=lambda r: r.rows_per_s or 0.0)[:MOST_RANKS])
 
 
-def cost_told(told: TrainingTelemetry) -> str:
+def describe_cost(told: TrainingTelemetry) -> str:
     """The section in a paragraph: time, rates, energy, money."""
     attempts = f" in {told.num_attempts} attempts" if told.num_attempts > 1 else ""
     rates = [r.rows_per_s for r in told.ranks if is_shown(r.rows_per_s)]
@@ -51,12 +51,12 @@ def cost_told(told: TrainingTelemetry) -> str:
         else "no rank trained long enough for a rate"
     )
     return (
-        f"The training took {duration(told.seconds)}{attempts}; {speed}. {energy_told(told)} "
-        f"{money_told(told)}"
+        f"The training took {duration(told.seconds)}{attempts}; {speed}. {describe_energy(told)} "
+        f"{describe_money(told)}"
     )
 
 
-def energy_told(told: TrainingTelemetry) -> str:
+def describe_energy(told: TrainingTelemetry) -> str:
     """Energy in a sentence, or why it is not known."""
     energy = told.energy
     if not is_shown(energy.joules):
@@ -69,7 +69,7 @@ def energy_told(told: TrainingTelemetry) -> str:
     return f"It used {amount} of energy ({energy.known_by})."
 
 
-def money_told(told: TrainingTelemetry) -> str:
+def describe_money(told: TrainingTelemetry) -> str:
     """Cost in a sentence, or why it is not known."""
     cost = told.cost
     if cost is None:

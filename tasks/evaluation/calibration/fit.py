@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.calibration import FitOutcome, MapFit, ScoreMap
+from tasks.contracts.calibration import Calibrator, FitOutcome, MapFit
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.calibration.config import RecalibrationConfig
@@ -77,7 +77,7 @@ def fit_map(
             "higher labels any more, and no map mends a ranking. Retrain instead",
         )
     fit = MapFit(
-        map=ScoreMap(slope=line.slope, intercept=line.intercept),
+        map=Calibrator(slope=line.slope, intercept=line.intercept),
         slope_error=line.slope_error,
         intercept_error=line.intercept_error,
         window=window,

@@ -46,7 +46,7 @@ def why_no_gain(evaluation: EvaluationReport, source: int) -> str | None:
     )
 
 
-def changes_told(evaluation: EvaluationReport, source: int) -> list[str]:
+def describe_changes(evaluation: EvaluationReport, source: int) -> list[str]:
     """What the map changed on the rows of an evaluation, a line each."""
     against = f"champion:{source}"
     found = [c for c in evaluation.comparisons if c.against == against]

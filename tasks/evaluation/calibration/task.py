@@ -25,12 +25,12 @@ _POLICY: dict[str, Any] = {
 
 
 @task(
-    name="fit-score-map",
+    name="fit-calibrator",
     task_run_name="fit-map-{scored.window.slug}",
     cache_policy=ByContent(task_file=__file__),
     **_POLICY,
 )
-def fit_score_map(
+def fit_calibrator(
     scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig
 ) -> FitOutcome:
     """Fit a rising map of the scores to the labelled rows of a window, or say why none is fitted.

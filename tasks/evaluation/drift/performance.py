@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,27 +10,8 @@ from tasks.contracts.evaluation import Metric, MetricSet, RegressionMetrics, Sco
 from tasks.evaluation.drift.config import DriftConfig
 
 
-class PerformanceChange(ABC):
-    """Current minus reference, on rows the model was not trained on."""
-
-    STALE: ClassVar[str]
-    HARDER: ClassVar[str]
-
-    @abstractmethod
-    def fell(self, config: DriftConfig) -> bool:
-        """The model tells less than before, beyond doubt and by enough to matter."""
-
-    @abstractmethod
-    def went_stale(self, config: DriftConfig) -> bool:
-        """It is the model that got worse, and not the window that got harder."""
-
-    @abstractmethod
-    def told(self, config: DriftConfig) -> tuple[str, str]:
-        """The second measure in a sentence, and the least changes that count."""
-
-
 @dataclass(frozen=True)
-class ClassificationChange(PerformanceChange):
+class ClassificationChange:
     """Change of a model that gives probabilities.
 
     Args:
@@ -39,8 +19,10 @@ class ClassificationChange(PerformanceChange):
         excess_brier: change of the Brier score beyond what the scores themselves promise.
     """
 
-    STALE = "the model has gone stale: it errs more than its scores say"
-    HARDER = "the window is harder to tell apart, and the scores say so: no reason to retrain"
+    STALE: ClassVar = "the model has gone stale: it errs more than its scores say"
+    HARDER: ClassVar = (
+        "the window is harder to tell apart, and the scores say so: no reason to retrain"
+    )
 
     auc: Metric
     excess_brier: Metric
@@ -59,7 +41,7 @@ class ClassificationChange(PerformanceChange):
         grossly = self.excess_brier.value >= config.min_excess_rise
         return self.excess_brier.low > 0 and (grossly or self.fell(config))
 
-    def told(self, config: DriftConfig) -> tuple[str, str]:
+    def describe(self, config: DriftConfig) -> tuple[str, str]:
         """Excess Brier, and the limits."""
         return (
             f"Brier score beyond what the scores promise changed by {signed(self.excess_brier)}",
@@ -68,7 +50,7 @@ class ClassificationChange(PerformanceChange):
 
 
 @dataclass(frozen=True)
-class RegressionChange(PerformanceChange):
+class RegressionChange:
     """Change of a model that gives numbers.
 
     Args:
@@ -76,8 +58,8 @@ class RegressionChange(PerformanceChange):
         skill: change of the skill over the baseline; None where no baseline is known.
     """
 
-    STALE = "the model has gone stale: it lost what it knew beyond the baseline"
-    HARDER = "the window is harder to predict, for the baseline too: no reason to retrain"
+    STALE: ClassVar = "the model has gone stale: it lost what it knew beyond the baseline"
+    HARDER: ClassVar = "the window is harder to predict, for the baseline too: no reason to retrain"
 
     r2: Metric
     skill: Metric | None
@@ -95,12 +77,16 @@ class RegressionChange(PerformanceChange):
             return self.fell(config)
         return self.skill.high < 0 and -self.skill.value >= config.min_skill_drop
 
-    def told(self, config: DriftConfig) -> tuple[str, str]:
+    def describe(self, config: DriftConfig) -> tuple[str, str]:
         """Skill, and the limits."""
         skill = "There is no baseline to tell a stale model from a harder window"
         if self.skill is not None:
             skill = f"Skill over the baseline changed by {signed(self.skill)}"
         return skill, f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
+
+
+PerformanceChange = ClassificationChange | RegressionChange
+"""Current minus reference, on rows the model was not trained on."""
 
 
 def performance_change(reference: ScoredWindow, current: ScoredWindow) -> PerformanceChange | None:

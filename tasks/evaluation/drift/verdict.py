@@ -83,7 +83,7 @@ def _on_performance(
         f"{now.primary_name} {now.primary.value:.4f}, against {before.primary.value:.4f} on "
         f"{reference.window}: change {signed(moved)}"
     )
-    second, limits = change.told(config)
+    second, limits = change.describe(config)
     if change.went_stale(config):
         meaning = change.STALE
     elif change.fell(config):

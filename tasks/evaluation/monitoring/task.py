@@ -57,11 +57,11 @@ def monitor_features(
         ],
         description=f"Features of {window}, tables {tables.version[:12]}",
     )
-    create_markdown_artifact(key="feature-alerts", markdown=_told(seen))
+    create_markdown_artifact(key="feature-alerts", markdown=_in_markdown(seen))
     return seen
 
 
-def _told(seen: FeatureMonitoring) -> str:
+def _in_markdown(seen: FeatureMonitoring) -> str:
     lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing to tell."]
     return (
         f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new\n\n"

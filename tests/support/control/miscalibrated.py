@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.config import read_pipeline_config
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.calibration import MapFit, ScoreMap
+from tasks.contracts.calibration import Calibrator, MapFit
 from tasks.contracts.run import RunRecord
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation.baseline_model import score_baseline_model
@@ -22,7 +22,7 @@ from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.programs import fetch_version, find_calibration_source
 
-BAD = ScoreMap(slope=0.4, intercept=1.2)
+BAD = Calibrator(slope=0.4, intercept=1.2)
 
 
 def spoil_champion(record: RunRecord, home: Path, repo: Path) -> ModelVersionRef:

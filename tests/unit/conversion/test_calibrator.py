@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts.calibration import MapFit, ScoreMap
+from tasks.contracts.calibration import Calibrator, MapFit
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.release import CalibrationSource
@@ -28,7 +28,7 @@ from tests.support.conversion.programs import SmallNetwork, built, exported, reg
 from tests.support.data.builders import COLUMNS, dataset, month, splits
 
 NUMBER = COLUMNS.model_copy(update={"task": "regression", "label": "minutes", "unit": "minutes"})
-STEEP, FLAT = ScoreMap(slope=1.7, intercept=-0.4), ScoreMap(slope=0.6, intercept=0.9)
+STEEP, FLAT = Calibrator(slope=1.7, intercept=-0.4), Calibrator(slope=0.6, intercept=0.9)
 
 
 class Predicting(SmallNetwork):
@@ -166,7 +166,7 @@ def test_scores_that_32_bits_hold_for_certain_are_mapped_by_their_logit(tmp_path
 
     before, after = write(tmp_path, Certain()), tmp_path / "after.pt2"
     rows = inputs(tmp_path)
-    flat = ScoreMap(slope=0.1, intercept=-1.5)
+    flat = Calibrator(slope=0.1, intercept=-1.5)
     write_mapped(before, after, COLUMNS, flat)
     assert scores(before, rows).max() == 1
     check_mapped(before, after, COLUMNS, flat, rows)

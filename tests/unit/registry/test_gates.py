@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.calibration import Calibration, MapFit, ScoreMap
+from tasks.contracts.calibration import Calibration, Calibrator, MapFit
 from tasks.contracts.evaluation import EvaluationReport, Metric, SingleFeature
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
@@ -269,7 +269,7 @@ def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_s
     assert good.champion is not None
     assert good.record.manifest is not None
     fit = MapFit(
-        map=ScoreMap(slope=1.1, intercept=0.2),
+        map=Calibrator(slope=1.1, intercept=0.2),
         slope_error=0.1,
         intercept_error=0.1,
         window=shared.month(7),

@@ -76,7 +76,7 @@ def test_key_figures_say_so_where_no_variant_was_kept(record: RunRecord) -> None
     changed = record.model_copy(update={"variants": ()})
     tile = next(t for t in facts.key_figures(changed) if "CPU" in t.title)
     assert (tile.value, tile.note) == ("none", "no CPU variant was kept and measured with one row")
-    assert facts.conversion_told(changed) == "No variant was built in this run."
+    assert facts.describe_conversion(changed) == "No variant was built in this run."
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_key_figures_say_so_where_no_variant_was_kept(record: RunRecord) -> None
 def test_a_comparison_claims_only_what_its_interval_allows(
     low: float, high: float, words: str
 ) -> None:
-    assert words in facts.comparison_told("yardstick", Metric(value=0.001, low=low, high=high))
+    assert words in facts.describe_comparison("yardstick", Metric(value=0.001, low=low, high=high))
 
 
 def test_slices_of_names_run_from_best_to_worst_and_those_of_months_in_time(
@@ -124,20 +124,20 @@ def test_a_nested_configuration_becomes_dotted_rows() -> None:
 
 def test_the_run_can_be_repeated_only_as_far_as_the_code_is_known(record: RunRecord) -> None:
     commit = record.code_commit
-    assert facts.rerun_told(record) == f"git checkout {commit} && make run"
+    assert facts.describe_rerun(record) == f"git checkout {commit} && make run"
     modified = record.model_copy(update={"code_commit": f"{commit}-modified"})
-    assert "not committed" in facts.rerun_told(modified)
+    assert "not committed" in facts.describe_rerun(modified)
     assert any("not wholly named" in sentence for sentence in facts.limits(modified))
     unknown = record.model_copy(update={"code_commit": "$(reboot)"})
-    assert facts.rerun_told(unknown) == "make run"
+    assert facts.describe_rerun(unknown) == "make run"
 
 
 def test_the_run_of_another_use_case_is_repeated_with_its_feature_repository(
     record: RunRecord,
 ) -> None:
     other = record.model_copy(update={"use_case": "other"})
-    assert "# FALAJ_FEATURE_REPO names the use case's" in facts.rerun_told(other)
-    assert (facts.repo_told(record), facts.repo_told(other)) == ("", "--repo REPOSITORY ")
+    assert "# FALAJ_FEATURE_REPO names the use case's" in facts.describe_rerun(other)
+    assert (facts.describe_repo(record), facts.describe_repo(other)) == ("", "--repo REPOSITORY ")
     assert not any("not wholly named" in sentence for sentence in facts.limits(other))
 
 
@@ -155,13 +155,13 @@ def test_each_validation_is_counted_once(record: RunRecord) -> None:
     doubled = refresh.model_copy(update={"validations": refresh.validations * 2})
     changed = record.model_copy(update={"refresh": doubled})
     assert len(facts.suites(changed)) == len(facts.suites(record)) == 8
-    assert "8 validation suites with 83 expectations" in facts.data_told(changed)
+    assert "8 validation suites with 83 expectations" in facts.describe_data(changed)
 
 
 def test_a_test_window_that_training_reached_into_is_not_called_unseen(record: RunRecord) -> None:
-    assert "which training never saw" in facts.judging_told(record)
+    assert "which training never saw" in facts.describe_judging(record)
     report = record.evaluation.model_copy(update={"window": record.model.splits.validation})
-    told = facts.judging_told(record.model_copy(update={"evaluation": report}))
+    told = facts.describe_judging(record.model_copy(update={"evaluation": report}))
     assert "not all later than what training saw" in told
 
 

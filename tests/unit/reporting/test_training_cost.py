@@ -19,7 +19,7 @@ from tasks.contracts.telemetry import (
     TrainingTelemetry,
 )
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.training_cost import MOST_RANKS, cost_told, money, rank_bars, shown_ranks
+from tasks.reporting.training_cost import MOST_RANKS, describe_cost, money, rank_bars, shown_ranks
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 
@@ -66,7 +66,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def test_what_is_not_known_is_said_with_its_reason() -> None:
-    assert cost_told(telemetry()) == (
+    assert describe_cost(telemetry()) == (
         "The training took 63.2 s; its 2 ranks trained on 100,000 rows a second together. Its "
         "energy is not known: this host shows no RAPL counters. Its cost is not known: the "
         "configuration names no price that could be used."
@@ -78,15 +78,16 @@ def test_measured_energy_and_cost_are_told() -> None:
         energy=EnergyUse(joules=7.2e6, known_by="RAPL counters of package-0"),
         cost=RunCost(amount=1.5, currency="OMR", energy_part=0.5, node_part=1.0),
     )
-    assert "It used 7,200,000 J (2.00 kWh) of energy (RAPL counters of package-0)." in cost_told(
-        told
+    assert (
+        "It used 7,200,000 J (2.00 kWh) of energy (RAPL counters of package-0)."
+        in describe_cost(told)
     )
-    assert "It cost 1.50 OMR: 0.50 for energy and 1.00 for the use of hosts." in cost_told(told)
+    assert "It cost 1.50 OMR: 0.50 for energy and 1.00 for the use of hosts." in describe_cost(told)
 
 
 def test_an_estimate_is_told_as_one() -> None:
     energy = EnergyUse(joules=1250, known_by="estimated: 12.5 W for each core", estimated=True)
-    words = cost_told(telemetry(energy=energy, num_attempts=2))
+    words = describe_cost(telemetry(energy=energy, num_attempts=2))
     assert "It used about 1,250 J of energy, estimated: 12.5 W" in words
     assert "took 63.2 s in 2 attempts" in words
 

@@ -14,7 +14,7 @@ from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LinearRegression
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.calibration import FitOutcome, ScoreMap
+from tasks.contracts.calibration import Calibrator, FitOutcome
 from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt, logits
 
@@ -116,13 +116,15 @@ def test_what_no_map_can_mend_is_refused_with_a_sentence(
     assert sentence in str(outcome.refusal)
 
 
-lines = st.builds(ScoreMap, slope=st.floats(0.01, 100), intercept=st.floats(-50, 50))
+lines = st.builds(Calibrator, slope=st.floats(0.01, 100), intercept=st.floats(-50, 50))
 
 
 @given(lines, lines, lines, st.floats(-20, 20))
-def test_maps_compose_as_functions_do(a: ScoreMap, b: ScoreMap, c: ScoreMap, x: float) -> None:
-    def at(score_map: ScoreMap, value: float) -> float:
-        return score_map.slope * value + score_map.intercept
+def test_maps_compose_as_functions_do(
+    a: Calibrator, b: Calibrator, c: Calibrator, x: float
+) -> None:
+    def at(calibrator: Calibrator, value: float) -> float:
+        return calibrator.slope * value + calibrator.intercept
 
     size = 1 + abs(at(c, at(b, at(a, x)))) + 1e4 * 1e4
     assert at(b.after(a), x) == pytest.approx(at(b, at(a, x)), abs=1e-9 * size)

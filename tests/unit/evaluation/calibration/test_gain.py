@@ -11,7 +11,7 @@ import pytest
 from sklearn.calibration import calibration_curve
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.calibration import MapFit, ScoreMap
+from tasks.contracts.calibration import Calibrator, MapFit
 from tasks.contracts.evaluation import (
     Comparison,
     EvaluationReport,
@@ -24,7 +24,7 @@ from tasks.evaluation.calibration.config import (
     calibration_splits,
     split_window,
 )
-from tasks.evaluation.calibration.gain import announcement, changes_told, why_no_gain
+from tasks.evaluation.calibration.gain import announcement, describe_changes, why_no_gain
 from tasks.evaluation.calibration.picture import reliability
 from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import ArtifactStore
@@ -95,9 +95,9 @@ def test_a_judgement_beside_another_champion_shows_no_gain(judged: EvaluationRep
 
 def test_what_changed_is_told_in_lines_and_in_an_artifact(judged: EvaluationReport) -> None:
     report = judged.model_copy(update={"comparisons": (paired(),)})
-    assert changes_told(report, 3)[0] == "log loss changed by -0.0200 [-0.0300, -0.0100]"
+    assert describe_changes(report, 3)[0] == "log loss changed by -0.0200 [-0.0300, -0.0100]"
     fit = MapFit(
-        map=ScoreMap(slope=1.2, intercept=-0.3),
+        map=Calibrator(slope=1.2, intercept=-0.3),
         slope_error=0.05,
         intercept_error=0.1,
         window=month(7),
