@@ -7,7 +7,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 from urllib.parse import unquote
 
 from serving.calls import SLOTS, Answer, Call, Slot, num_rows_of
@@ -25,11 +26,11 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_KNOWN = 1024
 
 
-class Target(NamedTuple):
-    """What the path of an infer request names."""
-
-    model: str
-    version: str | None
+@lru_cache(_MOST_KNOWN)
+def infer_target(target: bytes) -> tuple[str, str | None] | None:
+    """Model and version of an infer request's path and query; None for any other."""
+    match = _INFER.fullmatch(target.partition(b"?")[0].decode("latin-1"))
+    return match and (unquote(match[1]), unquote(match[2]) if match[2] else None)
 
 
 class RequestIds:
@@ -69,23 +70,7 @@ class Front:
         """Set when the process is to end; it is not ready from then on."""
         self.buffered = 0
         """Bytes of bodies being received, on all connections."""
-        self._targets: dict[bytes, Target] = {}
         self._plans: dict[tuple[str, str | None, Slot], ModelPlan] = {}
-
-    def target_of(self, url: bytes) -> Target | None:
-        """Model and version of an infer path; None for any other path."""
-        known = self._targets.get(url)
-        if known is not None:
-            return known
-        path = url.partition(b"?")[0].decode("latin-1")
-        match = _INFER.fullmatch(path)
-        if match is None:
-            return None
-        target = Target(unquote(match[1]), unquote(match[2]) if match[2] else None)
-        if len(self._targets) >= _MOST_KNOWN:
-            self._targets.clear()
-        self._targets[url] = target
-        return target
 
     def plan(self, call: Call) -> ModelPlan:
         """How requests to the model of a call are read now.

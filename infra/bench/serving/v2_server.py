@@ -52,7 +52,6 @@ class Upstream:
     def __init__(self, http_port: int, grpc_port: int, security: SecurityConfig) -> None:
         self.http_port, self.grpc_port, self.security = http_port, grpc_port, security
         self.seen: deque[Seen] = deque(maxlen=20_000)
-        self.traces: deque[bytes] = deque(maxlen=1000)
         self.fail_with: int | None = None
         self.is_held = False
         self._server: uvicorn.Server | None = None

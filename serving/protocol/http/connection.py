@@ -29,7 +29,7 @@ from serving.protocol.answers import (
     refusal_headers,
     served_headers,
 )
-from serving.protocol.front import now
+from serving.protocol.front import infer_target, now
 from serving.protocol.http.framing import ChunkedBody, Head, SizedBody, split_head, too_large
 from serving.protocol.plans import Wanted
 
@@ -188,8 +188,8 @@ class Connection(asyncio.Protocol):
                 self._admit(request.call, head)
             if head.length is not None and head.length > most:
                 raise too_large(head.length, most)
-        except ServingError as error:
-            request.error = error
+        except Exception as error:
+            request.error = _as_known(error)
         self._expect(request)
         return True
 
@@ -197,9 +197,10 @@ class Connection(asyncio.Protocol):
         request_id = self._front.ids.accepted(head.found.get(b"x-request-id"))
         request = Request(head, request_id, SizedBody(head.length or 0))
         if head.method == b"POST" and self._listener.answers_models:
-            target = self._front.target_of(head.target)
+            target = infer_target(head.target)
             if target is not None:
-                request.call = Call(target.model, {}, 0, request_id, target.version)
+                model, version = target
+                request.call = Call(model, {}, 0, request_id, version)
         return request
 
     def _admit(self, call: Call, head: Head) -> None:

@@ -281,13 +281,6 @@ def _cut(connection: socket.socket) -> bool:
     return False
 
 
-def test_the_deadline_of_a_request_is_read(server: Process) -> None:
-    assert server.ask("POST", INFER, request(), x_falaj_timeout_ms="1e3")[0] == 400
-    assert server.ask("POST", INFER, request(), x_falaj_timeout_ms="5000")[0] == 200
-    told = {**request(), "parameters": {"timeout": 5_000_000}}
-    assert server.ask("POST", INFER, told)[0] == 200
-
-
 def test_slots_are_followed_and_an_empty_one_says_so(server: Process) -> None:
     status, headers, body = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
     assert status == 503

@@ -242,8 +242,9 @@ async def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> 
         assert (await client.read())[0] == 403
         status, headers, _ = await client.read()
         assert (status, headers["retry-after"]) == (429, "3")
-        client.send(raw({"inputs": []}, me), raw(request(), me, "Content-Encoding: gzip"))
-        assert await client.statuses(2) == [400, 415]
+        client.send(raw({"inputs": []}, me), raw(request(), me, "x-falaj-timeout-ms: 1e3"))
+        client.send(raw(request(), me, "Content-Encoding: gzip"))
+        assert await client.statuses(3) == [400, 400, 415]
         client.send(raw(request(), me))
         assert (await client.held()).subject == "me"
         assert (await client.answered())[0] == 200
@@ -251,7 +252,13 @@ async def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> 
         assert await client.statuses(1) == [403]
     assert (guard.asked[0], guard.asked[-1]) == (("infer", "sums"), ("admin", None))
     reasons = [reason for _, reason in told_of(front)]
-    assert reasons == ["forbidden", "rate_limited", "bad_request", "unsupported_body"]
+    assert reasons == [
+        "forbidden",
+        "rate_limited",
+        "bad_request",
+        "bad_request",
+        "unsupported_body",
+    ]
 
 
 async def test_a_call_that_would_wait_too_long_is_refused_before_its_body_is_looked_at() -> None:
