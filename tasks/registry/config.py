@@ -128,18 +128,11 @@ class PromotionConfig(BaseModel):
 
     @model_validator(mode="after")
     def _leaves_room_between_floor_and_ceiling(self) -> Self:
-        if self.min_auc >= self.max_plausible_auc:
-            raise ValueError(
-                f"min_auc={self.min_auc} is not below max_plausible_auc={self.max_plausible_auc}, "
-                "so no candidate could pass; lower the floor or raise the ceiling"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _leaves_room_for_a_regression(self) -> Self:
-        if self.min_r2 >= self.max_plausible_r2:
-            raise ValueError(
-                f"min_r2={self.min_r2} is not below max_plausible_r2={self.max_plausible_r2}, so "
-                "no candidate could pass; lower the floor or raise the ceiling"
-            )
+        for floor, ceiling in (("min_auc", "max_plausible_auc"), ("min_r2", "max_plausible_r2")):
+            low, high = getattr(self, floor), getattr(self, ceiling)
+            if low >= high:
+                raise ValueError(
+                    f"{floor}={low} is not below {ceiling}={high}, so no candidate could pass; "
+                    "lower the floor or raise the ceiling"
+                )
         return self

@@ -304,27 +304,26 @@ def freshness(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     )
 
 
-GATES: dict[str, Gate] = {
+_OF_THE_EVIDENCE: dict[str, Gate] = {
     "same-digests": same_digests,
     "whole-artifacts": whole_artifacts,
     "not-withdrawn": not_withdrawn,
     "later-test-window": later_test_window,
+}
+_OF_THE_USE: dict[str, Gate] = {"hardware": hardware, "freshness": freshness}
+GATES: dict[str, Gate] = {
+    **_OF_THE_EVIDENCE,
     "auc-floor": auc_floor,
     "leak-suspicion": leak_suspicion,
     "yardstick": yardstick,
     "champion": champion,
     "calibration": calibration,
     "worst-slice": worst_slice,
-    "hardware": hardware,
-    "freshness": freshness,
+    **_OF_THE_USE,
 }
-
-
+"""Of a classification, in the order in which they are shown."""
 REGRESSION_GATES: dict[str, Gate] = {
-    "same-digests": same_digests,
-    "whole-artifacts": whole_artifacts,
-    "not-withdrawn": not_withdrawn,
-    "later-test-window": later_test_window,
+    **_OF_THE_EVIDENCE,
     "r2-floor": r2_floor,
     "leak-suspicion": r2_leak_suspicion,
     "baseline": baseline,
@@ -332,8 +331,7 @@ REGRESSION_GATES: dict[str, Gate] = {
     "champion": champion,
     "bias": bias,
     "worst-slice": worst_number_slice,
-    "hardware": hardware,
-    "freshness": freshness,
+    **_OF_THE_USE,
 }
 
 
