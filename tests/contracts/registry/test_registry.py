@@ -90,7 +90,7 @@ def test_a_registered_version_holds_the_whole_model_and_its_run(
     assert run.data.params["optimizer.betas"] == "[0.9, 0.99]"
     assert run.data.metrics["test_auc"] == report.overall.auc.value
     assert run.data.metrics["test_auc_low"] == report.overall.auc.low
-    assert run.data.metrics["auc_difference_baseline_model_high"] == pytest.approx(0.002)
+    assert run.data.metrics["auc_difference_yardstick_high"] == pytest.approx(0.002)
     history = client(world).get_metric_history(ref.run_id, "epoch_validation_auc")
     assert [(m.step, m.value) for m in history] == [(0, 0.70), (1, 0.71), (2, 0.72), (3, 0.73)]
     assert {f.path for f in client(world).list_artifacts(ref.run_id)} == {"model", "pictures"}

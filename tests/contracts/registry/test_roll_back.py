@@ -31,8 +31,9 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def world(world: World) -> World:
-    """Version 2 has replaced version 1."""
+def world(world: World, tmp_path: Path, migrated: Path) -> World:
+    """Version 2 has replaced version 1, in the state folder that commands are given."""
+    world = World.at(tmp_path).with_database_of(migrated)
     world.promoted(0)
     world.promoted(1, against=(comparison("champion:1", 0.004),))
     return world
