@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tasks.kernel.errors import StorageError, refused_writes_explained
-from tasks.kernel.files import flush_to_disk
+from tasks.kernel.files import flush_to_disk, replacing
 from tasks.training.checkpoints.manifest import MANIFEST_NAME
 from tasks.training.checkpoints.parts import Reader
 
@@ -71,20 +71,12 @@ class LocalPlace:
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Write aside, flush to disk, rename, flush the folder."""
         path = self._root / name
-        aside = path.with_name(f".{path.name}.aside")
         with _refusals_explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with aside.open("wb", buffering=0) as stream:
-                    for chunk in chunks:
-                        _write_all(stream.fileno(), chunk)
-                    os.fsync(stream.fileno())
-                aside.replace(path)
-                flush_to_disk(path.parent)
-                if path.name == MANIFEST_NAME:
-                    flush_to_disk(self._root)
-            finally:
-                aside.unlink(missing_ok=True)
+            with replacing(path) as aside, aside.open("wb", buffering=0) as stream:
+                for chunk in chunks:
+                    _write_all(stream.fileno(), chunk)
+            if path.name == MANIFEST_NAME:
+                flush_to_disk(self._root)
 
     @contextmanager
     def open(self, name: str) -> Iterator[Reader]:

@@ -203,6 +203,16 @@ def is_named(keys: Keys, names: Collection[str] | None) -> bool:
     return any(name_of(keys[:depth]) in names for depth in range(1, len(keys) + 1))
 
 
+def serialized(state: Mapping[str, Any]) -> bytes:
+    """The bytes of a file of `torch.save`.
+
+    In memory first: torch reports a full disk as a RuntimeError without a reason.
+    """
+    content = io.BytesIO()
+    torch.save(dict(state), content)
+    return content.getvalue()
+
+
 def plain_to_bytes(plain: Any) -> bytes:
     """The plain part of a state as a file of `torch.save`.
 

@@ -17,8 +17,9 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.release import ShrinkingParent
 from tasks.contracts.training import StartingPoint
 from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.training.checkpoints.files import serialized, write_file
+from tasks.training.checkpoints.state import serialized
 
 PREFIX = "perceptron."
 CHECKPOINT = "pruned.pt"
@@ -42,7 +43,7 @@ def pruned_start(parent: ShrinkingParent, share: float, store: ArtifactStore) ->
     def build(folder: StagedFolder) -> StartingPoint:
         checkpoint = read_checkpoint(parent.checkpoint, store)
         network = pruned_weights(checkpoint["network"], share)
-        write_file(folder.path / CHECKPOINT, serialized({**checkpoint, "network": network}))
+        write_atomically(folder.path / CHECKPOINT, serialized({**checkpoint, "network": network}))
         return StartingPoint(
             version=parent.program.version,
             checkpoint=folder.artifact(CHECKPOINT),

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError
-from tasks.training.checkpoints.files import serialized, write_file
+from tasks.kernel.files import write_atomically
 from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
+from tasks.training.checkpoints.state import serialized
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import build_network, export_program
@@ -445,8 +446,8 @@ class TrainingSession:
             "network": self._best_weights,
             "preprocessing": preprocessing.state(),
         }
-        write_file(self._run.best_checkpoint, serialized(best))
-        write_file(self._run.program, export_program(network, preprocessing))
+        write_atomically(self._run.best_checkpoint, serialized(best))
+        write_atomically(self._run.program, export_program(network, preprocessing))
         self._run.write_result(
             RunResult(
                 epochs=tuple(self._history),
