@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import TimeWindow, field_title
-
-if TYPE_CHECKING:
-    pass
 
 
 def _is_a_zone(name: str) -> str:

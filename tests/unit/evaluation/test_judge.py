@@ -14,6 +14,7 @@ from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.metrics import check_test_window
+from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
@@ -212,3 +213,19 @@ def test_a_test_window_that_will_not_be_judged_is_told_before_training(
         check_test_window(few, window, EvaluationConfig(), store)
     with pytest.raises(ConfigurationError, match="slices name colour"):
         check_test_window(enough, window, EvaluationConfig(slices=("colour",)), store)
+
+
+def test_what_the_artifacts_say_comes_from_the_report(case: Case) -> None:
+    config = QUICK.model_copy(update={"min_slice_rows": 330})
+    report = judge_model(
+        case.candidate, case.dataset, case.champion, case.baseline_model, config, case.store
+    )
+    text = judgement(report)
+    assert f"**AUC {report.overall.auc.value:.4f} [{report.overall.auc.low:.4f}, " in text
+    assert "- minus champion:3: AUC +" in text
+    assert [row["metric"] for row in metric_rows(report)] == [
+        "auc", "pr auc", "brier", "log loss", "calibration error"
+    ]  # fmt: skip
+    rows = slice_rows(report)
+    assert len(rows) == len(report.slices) + len(report.skipped_slices)
+    assert rows[-1]["AUC"] == "not judged"

@@ -144,7 +144,6 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     assert [folder.name for folder in (store.root / "notes").iterdir()] == ["k"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_build_in_another_container_on_the_same_volume_is_left_alone(
     store: ArtifactStore,
 ) -> None:
@@ -166,6 +165,7 @@ def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still
         store.build_once("notes", "another", Note, write_note())  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:
     def fill() -> None:
         with refused_writes_explained(tmp_path), open("/dev/full", "w") as full:

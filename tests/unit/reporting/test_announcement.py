@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.figures import Pictures
@@ -43,13 +39,3 @@ def test_the_gallery_leaves_out_what_was_not_measured(tmp_path: Path) -> None:
         "trade-1", "trade-2", "trade-3", "trade-4",
     }  # fmt: skip
     assert "latency" not in Pictures(hostile_record(store)).gallery()
-
-
-@pytest.mark.slow
-def test_importing_the_tasks_brings_in_no_template_engine() -> None:
-    program = (
-        "import sys, prefect; before = set(sys.modules); import tasks.reporting.task; "
-        "new = {m.split('.')[-1] for m in set(sys.modules) - before if m.startswith('tasks.')}; "
-        "assert not new & {'page', 'files', 'figures', 'charts'}, new"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -144,11 +144,6 @@ def test_the_page_says_what_the_snapshot_pins_and_how_to_check_it(store: Artifac
     assert "made by a release that kept no pins" in old.words
 
 
-def test_the_same_record_gives_the_same_page(store: ArtifactStore) -> None:
-    record = run_record(store)
-    assert rendered(record, store)[0] == rendered(record, store)[0]
-
-
 def test_a_line_does_not_break_inside_a_date_or_an_interval() -> None:
     drawn = prose("AUC 0.752 [0.747, 0.758] in 2013-01-01 to <b>")
     assert '<span class="nowrap">0.752 [0.747, 0.758]</span>' in drawn
