@@ -19,6 +19,7 @@ import great_expectations.expectations as gxe
 from great_expectations.core.batch_definition import BatchDefinition
 from great_expectations.data_context.types.base import ProgressBarsConfig
 from great_expectations.expectations.expectation import Expectation
+from pydantic_core import to_jsonable_python
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.validation.sql import between, literal, quoted
@@ -178,22 +179,14 @@ def _exception_in(info: dict[str, Any]) -> str | None:
 
 
 def _plain(result: dict[str, Any]) -> dict[str, Any]:
-    """A result as JSON holds it, with numpy's numbers as Python's, without the batch's name."""
-    plain: dict[str, Any] = _plain_value(result)
+    """A result as JSON holds it, NaN and infinity as null, without the batch's name."""
+    plain: dict[str, Any] = to_jsonable_python(
+        result,
+        inf_nan_mode="null",
+        fallback=lambda value: value.item() if hasattr(value, "item") else str(value),
+    )
     plain["expectation_config"]["kwargs"].pop("batch_id", None)
     return plain
-
-
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_value(item) for item in value]
-    if isinstance(value, float):  # numpy's float64 is one; NaN and infinity are no JSON
-        return float(value) if abs(value) < float("inf") else None
-    if value is None or isinstance(value, str | int):
-        return value
-    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _wrong_entry(suite: Suite, entry: int, rule: Rule, reason: str) -> ConfigurationError:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts.data import FeatureTables, LandedRows, ValidationResult
+from tasks.contracts.data import DataSplits, FeatureTables, LandedRows, ValidationResult
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError, StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
@@ -23,6 +24,7 @@ from tasks.validation.runner import (
 )
 from tasks.validation.suites import Suite
 from tests.support.data import builders
+from tests.support.data.builders import month
 from tests.support.data.tables import (
     SNAPSHOT_SUITE,
     WEEK,
@@ -230,6 +232,47 @@ def test_a_feature_that_the_suite_does_not_list_is_refused(store: ArtifactStore)
 
     with pytest.raises(DataContractError, match="temp are features that the suite lists as"):
         validate_snapshot(snapshot, fewer, store)
+
+
+def refusal_to_train(
+    store: ArtifactStore, rows: pd.DataFrame, splits: DataSplits | None = None
+) -> str:
+    snapshot = builders.dataset(store, rows).snapshot
+    assert validate_snapshot(snapshot, SNAPSHOT_SUITE, store).snapshot == snapshot
+    with pytest.raises(DataContractError) as refused:
+        validate_snapshot(snapshot, SNAPSHOT_SUITE, store, splits=splits or builders.splits())
+    return str(refused.value)
+
+
+def months(rows: pd.DataFrame) -> pd.Series:
+    return rows["event_timestamp"].dt.month
+
+
+@pytest.mark.parametrize(
+    ("column", "nothing"), [("gust", np.nan), ("dest", None), ("dest", ""), ("temp", None)]
+)
+def test_a_feature_without_a_known_value_in_training(
+    store: ArtifactStore, column: str, nothing: object
+) -> None:
+    rows = builders.frame()
+    rows.loc[months(rows) <= 6, column] = nothing
+    told = refusal_to_train(store, rows)
+    assert f"{column} have no known value in any of the" in told
+    assert "ttl" in told
+
+
+def test_a_label_of_one_value_in_a_window(store: ArtifactStore) -> None:
+    rows = builders.frame()
+    rows.loc[months(rows).isin([7, 8]), "is_late"] = 0
+    told = refusal_to_train(store, rows)
+    assert "label is_late is 0 in all" in told
+    assert "of the validation window" in told
+
+
+def test_a_window_without_rows(store: ArtifactStore) -> None:
+    rows = builders.frame()
+    splits = DataSplits(train=month(1, 6), validation=month(7), test=month(8))
+    assert "move splits.test" in refusal_to_train(store, rows[months(rows) < 8], splits)
 
 
 @pytest.mark.slow
