@@ -175,8 +175,7 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
     Raises:
         ConfigurationError: the table has no time column. Not retried.
     """
-    from tasks.features.tables.build import current_tables
-    from tasks.features.tables.volume import count_rows
+    from tasks.features.tables.build import count_rows, current_tables
 
     settings = Settings.from_environment()
     tables = current_tables(settings.features_home)

@@ -41,7 +41,6 @@ from tasks.features.offline.entities import (
 )
 from tasks.features.offline.job import BATCH_ROWS, AsofRetrievalJob, Rows
 from tasks.features.offline.join import ViewJoin
-from tasks.features.offline.push import append_rows
 from tasks.features.offline.source import (
     as_arrow,
     damage_explained,
@@ -51,6 +50,7 @@ from tasks.features.offline.source import (
     scan,
     utc,
 )
+from tasks.features.offline.target import append_rows
 from tasks.kernel.errors import (
     ConfigurationError,
     FeatureStoreError,

@@ -377,3 +377,32 @@ class _Draft:
         empty = [file for file in files if pq.read_metadata(file).num_rows == 0]
         for file in empty if len(empty) < len(files) else empty[1:]:
             file.unlink()
+
+
+def count_rows(
+    tables: FeatureTables,
+    name: str,
+    window: TimeWindow,
+    config: FeatureConfig,
+    store: ArtifactStore,
+) -> int:
+    """Rows of a published raw table whose time lies in the window; 0 before the first refresh.
+
+    Raises:
+        ConfigurationError: there is no such table with a time column.
+        ArtifactError: its files are gone.
+    """
+    column = next((t.time_column for t in config.raw_tables if t.name == name), None)
+    if column is None:
+        raise ConfigurationError(
+            f"{name!r} is no raw table with a time column, so its rows cannot be placed in a "
+            "window; expected one of the use case's raw tables. Nothing was counted"
+        )
+    published = {table.name: table for table in tables.raw}
+    if name not in published:
+        return 0
+    folder, time = store.path(published[name].artifact, verify=False), sql_name(column)
+    query = f"SELECT count(*) FROM {parquet(folder)} WHERE {time} >= ? AND {time} < ?"
+    with duckdb_session(store.root, memory_limit_mb=config.memory_limit_mb) as con:
+        found = con.execute(query, [window.start, window.end]).fetchall()
+    return int(found[0][0])
