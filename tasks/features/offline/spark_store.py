@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import re
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,53 +85,19 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
 
     @staticmethod
     def pull_latest_from_table_or_query(
-        config: RepoConfig,
-        data_source: DataSource,
-        join_key_columns: list[str],
-        feature_name_columns: list[str],
-        timestamp_field: str,
-        created_timestamp_column: str | None,
-        start_date: datetime,
-        end_date: datetime,
+        config: RepoConfig, data_source: DataSource, *arguments: Any, **options: Any
     ) -> GuardedSparkJob:
         """Newest row of every key with an event time in [start_date, end_date]."""
-        _session(config)
-        job = SparkOfflineStore.pull_latest_from_table_or_query(
-            config,
-            _source_on_spark(data_source, config),
-            join_key_columns,
-            feature_name_columns,
-            timestamp_field,
-            created_timestamp_column,
-            start_date,
-            end_date,
-        )
-        return GuardedSparkJob.of(job, None)
+        pull = SparkOfflineStore.pull_latest_from_table_or_query
+        return _pulled(pull, config, data_source, *arguments, **options)
 
     @staticmethod
     def pull_all_from_table_or_query(
-        config: RepoConfig,
-        data_source: DataSource,
-        join_key_columns: list[str],
-        feature_name_columns: list[str],
-        timestamp_field: str,
-        created_timestamp_column: str | None = None,
-        start_date: datetime | None = None,
-        end_date: datetime | None = None,
+        config: RepoConfig, data_source: DataSource, *arguments: Any, **options: Any
     ) -> GuardedSparkJob:
         """All rows with an event time in [start_date, end_date]; an open end where None."""
-        _session(config)
-        job = SparkOfflineStore.pull_all_from_table_or_query(
-            config,
-            _source_on_spark(data_source, config),
-            join_key_columns,
-            feature_name_columns,
-            timestamp_field,
-            created_timestamp_column,
-            start_date,
-            end_date,
-        )
-        return GuardedSparkJob.of(job, None)
+        pull = SparkOfflineStore.pull_all_from_table_or_query
+        return _pulled(pull, config, data_source, *arguments, **options)
 
 
 class GuardedSparkJob(SparkRetrievalJob):
@@ -175,6 +141,18 @@ class GuardedSparkJob(SparkRetrievalJob):
     def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
         frame: pd.DataFrame = self._to_arrow_internal(timeout).to_pandas()
         return frame
+
+
+def _pulled(
+    pull: Callable[..., Any],
+    config: RepoConfig,
+    source: DataSource,
+    *arguments: Any,
+    **options: Any,
+) -> GuardedSparkJob:
+    _session(config)
+    job = pull(config, _source_on_spark(source, config), *arguments, **options)
+    return GuardedSparkJob.of(job, None)
 
 
 def _session(config: RepoConfig) -> Any:
