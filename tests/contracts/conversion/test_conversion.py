@@ -25,7 +25,7 @@ from tests.support.conversion.programs import SmallNetwork, exported, kept, regi
 from tests.support.data.builders import dataset, splits
 from tests.support.suite.promises import Promise, proves
 
-QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
+CONFIG = ConversionConfig(batch_sizes=(1, 8))
 
 
 @pytest.fixture
@@ -54,16 +54,17 @@ def convert(
     program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
 ) -> tuple[ModelVariant, ...]:
     source = SnapshotRows(dataset=rows, splits=windows)
-    built = build_variants(program, source, QUICK)
-    return judge_variants(program, built, source, QUICK)
+    built = build_variants(program, source, CONFIG)
+    return judge_variants(program, built, source, CONFIG)
 
 
 def _table(key: str) -> list[dict[str, str]]:
     with get_client(sync_client=True) as client:
-        (artifact,) = client.read_artifacts(
+        found = client.read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
         )
-    rows: list[dict[str, str]] = json.loads(str(artifact.data))
+    newest = max(found, key=lambda artifact: str(artifact.created))  # other tests wrote before
+    rows: list[dict[str, str]] = json.loads(str(newest.data))
     return rows
 
 
@@ -102,7 +103,7 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
 def build(
     program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
 ) -> tuple[BuiltVariant, ...]:
-    return build_variants(program, SnapshotRows(dataset=rows, splits=windows), QUICK)
+    return build_variants(program, SnapshotRows(dataset=rows, splits=windows), CONFIG)
 
 
 @pytest.mark.slow
@@ -116,7 +117,7 @@ def test_a_full_disk_for_one_target_fails_the_stage_and_leaves_the_others_standi
     rows = dataset(settings.store)
     program = registered(settings.store, rows, exported(SmallNetwork(seed=3)))
     # Imported while the disk is full, it would keep the full disk for all later tests.
-    importlib.import_module("tasks.conversion.targets.openvino_quantization")
+    importlib.import_module("tasks.conversion.targets.openvino")
     with monkeypatch.context() as patched:
         patched.setattr("tasks.conversion.targets.openvino.save_ir", full)
         with pytest.raises(StorageError, match="No space left on device"):
@@ -131,7 +132,7 @@ def test_a_full_disk_for_one_target_fails_the_stage_and_leaves_the_others_standi
 def serve(
     program: RegisteredProgram, variants: tuple[ModelVariant, ...], source: SnapshotRows
 ) -> tuple[ModelVariant, ...]:
-    config = QUICK.model_copy(update={"triton": TritonConfig()})
+    config = CONFIG.model_copy(update={"triton": TritonConfig()})
     return add_triton_repositories(program, variants, source, config)
 
 

@@ -151,7 +151,7 @@ def test_the_file_of_the_project_describes_an_import() -> None:
         (
             "encoder: {folder: x}\ncorpus: {packages: [numpy]}\nregistry: {}\n"
             "conversion: {targets: [onnx-int3]}",
-            "there is no target 'onnx-int3'",
+            "there is no format 'onnx-int3'",
         ),
         ("corpus: {packages: [numpy]}\nregistry: {}", "either an encoder or a program"),
         ("encoder: {folder: x}\nregistry: {}", "either a corpus or rows"),
