@@ -61,7 +61,7 @@ def test_parts_and_single_measurements_can_be_chosen() -> None:
     titles = [each.title for each in chosen(["operation", "serving/edge"])]
     assert titles == [
         "serving/edge",
-        *(f"operation/{n}" for n in ("platform", "leases", "controller", "routing")),
+        *(f"operation/{n}" for n in ("platform", "leases", "retraining", "routing")),
     ]
     with pytest.raises(ValueError, match="no part opration; there are"):
         chosen(["opration"])
@@ -148,7 +148,7 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     monkeypatch.setattr(Runner, "_measured", measured)
     assert command.main(["operation", "--results", str(tmp_path)]) == 1
     results = read_results(tmp_path, "operation")
-    assert list(results) == ["platform", "leases", "controller", "routing"]
+    assert list(results) == ["platform", "leases", "retraining", "routing"]
     failure = results["leases"].failure
     assert failure is not None
     assert failure.startswith("KeyError: 'x' in SCRATCH/a and ./b")
@@ -156,7 +156,7 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     assert len(failure) < LONGEST_REASON
     assert [name for name, each in results.items() if each.holds] == [
         "platform",
-        "controller",
+        "retraining",
         "routing",
     ]
     said = capsys.readouterr()
