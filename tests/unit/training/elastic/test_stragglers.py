@@ -37,6 +37,18 @@ def test_a_rank_between_the_bounds_keeps_its_name_and_a_quick_one_loses_it() -> 
     assert recovered == [Straggler("h2-0", False, "h2-0 has caught up")]
 
 
+def test_what_is_quick_anyway_is_never_named() -> None:
+    watch = StragglerWatch()
+    for _ in range(10):
+        assert look(watch, {"h1-0": 1e-5, "h2-0": 1e-3}) == []
+
+
+def test_one_rank_alone_has_nobody_to_wait_for() -> None:
+    watch = StragglerWatch()
+    for _ in range(10):
+        assert look(watch, {"h1-0": 5.0}) == []
+
+
 def test_a_slow_link_is_named_by_late_answers() -> None:
     watch = StragglerWatch()
     found = []

@@ -14,6 +14,7 @@ from tasks.training.config import TrainingConfig
 from tasks.training.core.run_directory import RankProgress, RunDirectory, RunPlan, TrainingJob
 from tasks.training.launch import monitor as module
 from tasks.training.launch.monitor import (
+    BURST_LINES,
     LINES_PER_S,
     SETTLE_S,
     Eta,
@@ -91,6 +92,18 @@ def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(
         match=r"no rank has made progress for 61 s .*rank 0: training, epoch 2, step 2; rank 1: ",
     ):
         looked(monitor, ranks)
+
+
+def test_a_rank_that_waits_for_a_busy_one_is_let_alone(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock
+) -> None:
+    monitor = monitor_of(run)
+    run.write_progress(1, RankProgress(doing="fitting the preprocessing"))
+    for step in range(5):
+        clock.now += 50
+        run.write_progress(0, RankProgress(doing="reading rows", step=step))
+        looked(monitor, ranks)
+    assert ranks.num_stops == 0
 
 
 def test_the_ranks_left_behind_by_a_failed_one_are_stopped_after_a_while(
@@ -205,6 +218,31 @@ def test_all_lines_reach_the_file_and_few_reach_the_log(
     assert "more lines of the ranks are in training.log" in caplog.text
     assert "only for the file" not in caplog.text
     assert LINES_PER_S < 100
+
+
+def test_what_ranks_say_at_their_start_is_never_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), RankLog(tmp_path / "training.log") as log:
+        for number in range(BURST_LINES):
+            log.add(number % 2, f"INFO holds shard {number}")
+    assert caplog.text.count("holds shard") == BURST_LINES
+
+
+def test_no_warning_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), RankLog(tmp_path / "training.log") as log:
+        for number in range(50):
+            log.add(1, f"WARNING checkpoint {number} is damaged")
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 50
+    assert warnings[0].getMessage() == "rank 1: checkpoint 0 is damaged"
+
+
+def test_another_attempt_adds_to_the_file(tmp_path: Path) -> None:
+    for attempt in range(2):
+        with RankLog(tmp_path / "training.log") as log:
+            log.note(f"attempt {attempt}")
+    assert (tmp_path / "training.log").read_text() == "attempt 0\nattempt 1\n"
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,15 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
         assert given_bytes == 100
 
 
+def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
+    def part(ranks: ThreadCommunicator) -> float:
+        gradients = gradients_of({"all": torch.zeros(5)})
+        HalfPrecisionSum(ranks).sum_(gradients)
+        return float(gradients.flat.abs().max())
+
+    assert on_threads(2, part) == [0.0, 0.0]
+
+
 @examples(20)
 @given(rows=st.integers(2, 12), columns=st.integers(2, 12), rank=st.integers(1, 3))
 def test_power_sgd_is_exact_for_matrices_of_its_rank(rows: int, columns: int, rank: int) -> None:
@@ -205,6 +214,21 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
 
     errors = on_threads(1, part)[0]
     assert errors[-1] < 1.02 * best < errors[0]
+
+
+def test_power_sgd_recovers_from_a_gradient_that_was_zero() -> None:
+    def part(ranks: ThreadCommunicator) -> float:
+        compressed = PowerSgdSum(ranks, rank=2)
+        compressed.sum_(gradients_of({"matrix": torch.zeros(9, 7)}))
+        total = torch.zeros(9, 7)
+        matrix = torch.ones(9, 7)
+        for _ in range(3):
+            gradients = gradients_of({"matrix": matrix})
+            compressed.sum_(gradients)
+            total += gradients.views["matrix"]
+        return float((total - 3 * ranks.size * matrix).abs().max())
+
+    assert max(on_threads(2, part)) < 1e-3
 
 
 def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:
