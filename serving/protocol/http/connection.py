@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Coroutine, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import unquote
+
+from starlette.types import ASGIApp
 
 from serving.calls import Answer, Call, Served
 from serving.config import MAX_BUFFERED_BYTES
@@ -29,12 +31,9 @@ from serving.protocol.answers import (
     refusal_headers,
     served_headers,
 )
-from serving.protocol.front import infer_target, now
+from serving.protocol.front import Front, infer_target, now
 from serving.protocol.http.framing import ChunkedBody, Head, SizedBody, split_head, too_large
 from serving.protocol.plans import Wanted
-
-if TYPE_CHECKING:
-    from serving.protocol.http.listener import Listener
 
 logger = logging.getLogger(__name__)
 LINGER_S = 2.0
@@ -69,10 +68,36 @@ class Request:
     error: ServingError | None = None
 
 
+class Connections:
+    """What the connections to one address share.
+
+    Args:
+        pages: ASGI application for all that is not for answers of models.
+        answers_models: whether such requests are taken.
+
+    Attributes:
+        date: header of every answer.
+    """
+
+    def __init__(self, front: Front, pages: ASGIApp, answers_models: bool) -> None:
+        self.front = front
+        self.pages = pages
+        self.answers_models = answers_models
+        self.connections: set[Connection] = set()
+        self.date = b""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what a connection waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
 class Connection(asyncio.Protocol):
     """One connection of a listener."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Connections) -> None:
         self._listener = listener
         self._front = listener.front
         self._limits = listener.front.config.http

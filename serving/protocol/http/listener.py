@@ -6,15 +6,13 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
 from contextlib import suppress
 from email.utils import formatdate
-from typing import Any
 
 from starlette.types import ASGIApp
 
 from serving.protocol.front import Front, now
-from serving.protocol.http.connection import Connection
+from serving.protocol.http.connection import Connection, Connections
 from serving.protocol.http.pages import PublicPages
 from tasks.kernel.errors import ConfigurationError
 
@@ -25,36 +23,20 @@ LAST_WAIT_S = 0.25
 _BACKLOG = 2048
 
 
-class Listener:
-    """Connections to one address.
-
-    Args:
-        pages: ASGI application for all that is not for answers of models.
-        answers_models: whether such requests are taken.
+class Listener(Connections):
+    """Connections to one address, and their end; see `Connections`.
 
     Attributes:
         started: whether it takes connections.
-        date: header of every answer.
     """
 
     def __init__(
         self, front: Front, pages: ASGIApp, answers_models: bool, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.front = front
-        self.pages = pages
-        self.answers_models = answers_models
-        self.connections: set[Connection] = set()
+        super().__init__(front, pages, answers_models)
         self.started = False
-        self.date = b""
         self._tls = tls
         self._stopped = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what a connection waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
         """Let `serve` answer what is in flight, and end."""
