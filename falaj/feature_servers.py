@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tasks.features.access.listening import Listening, oidc_settings
+from tasks.features.access.servers import Listening, oidc_settings
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import private_folder
 from tasks.kernel.settings import Settings

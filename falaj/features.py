@@ -23,7 +23,7 @@ from tasks.kernel.settings import Settings
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
     from tasks.features.access.audit import AuditLine, AuditTrail
-    from tasks.features.checks.reports import ViewParity
+    from tasks.features.checks.equality import ViewParity
 
 app = App(name="features")
 

@@ -86,7 +86,7 @@ def drift(
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.drift_check import drift_check_flow, drift_check_log_flow
-        from tasks.contracts.predictions import TooFewPredictions
+        from tasks.contracts.drift import TooFewPredictions
 
         if served:
             found = drift_check_log_flow(window, config)

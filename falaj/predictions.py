@@ -159,7 +159,7 @@ def erase(subject: str, /, *, model: str | None = None, context: Here) -> list[s
         DataContractError: some files of the log could not be read.
     """
     from tasks.features.access.audit import AuditTrail
-    from tasks.predictions.masking import open_mask
+    from tasks.predictions.schema import open_mask
     from tasks.predictions.upkeep import erase_subject
 
     # The trail names nobody: a digest that only this installation can compare.

@@ -20,7 +20,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 from pydantic import Field, ValidationError
 
-from flows.process_labels import FOUND, found_but_not_retried
+from flows.stages import FOUND, found_but_not_retried
 from tasks.contracts.release import PromotionDecision
 from tasks.features.task import record_act
 from tasks.kernel.errors import ConfigurationError, RegistryError

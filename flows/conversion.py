@@ -6,7 +6,7 @@ from prefect import flow
 from pydantic import PositiveInt
 
 from flows.config import PipelineConfig
-from flows.process_labels import RECORDED
+from flows.stages import RECORDED
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, SnapshotRows
 from tasks.contracts.data import ValidatedDataset

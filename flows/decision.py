@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow, runtime
 
-from flows.process_labels import FOUND, found_but_not_retried
+from flows.stages import FOUND, found_but_not_retried
 from flows.starting import FlowStarter, can_recalibrate, deployments_of
 from tasks.control.retraining.records import Answer, Mode
 from tasks.control.retraining.task import (

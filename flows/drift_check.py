@@ -16,14 +16,12 @@ from prefect.logging import get_run_logger
 from prefect.utilities.urls import url_for
 
 from flows.config import PipelineConfig
-from flows.process_labels import RECORDED
+from flows.stages import RECORDED, days_or_newest, drift_run_name, moment_of_run, served_run_name
 from flows.starting import deployment_for, start_run
-from flows.windows import days_or_newest, drift_run_name, moment_of_run, served_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.drift import DriftReport
+from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.contracts.predictions import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.control.retraining.evidence import asks_for_former
 from tasks.control.retraining.records import StoredVerdict

@@ -7,13 +7,12 @@ from prefect.events import emit_event
 
 from flows.config import PipelineConfig
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
-from flows.process_labels import FOUND, RECORDED
-from flows.windows import hours_or_newest, refresh_run_name
+from flows.stages import FOUND, RECORDED, hours_or_newest, refresh_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.monitoring.task import monitor_features
 from tasks.evaluation.task import check_test_window
-from tasks.features.checks.reports import ParityReport
+from tasks.features.checks.equality import ParityReport
 from tasks.features.task import (
     build_feature_tables,
     build_training_set,
@@ -27,8 +26,7 @@ from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_refresh
-from tasks.validation.magnitudes import with_magnitudes
-from tasks.validation.suites import Suite, read_suite, read_suites
+from tasks.validation.suites import Suite, read_suite, read_suites, with_magnitudes
 from tasks.validation.task import (
     validate_feature_tables,
     validate_landed_rows,

@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.config import ImportConfig
 from flows.conversion import convert_version
-from flows.process_labels import RECORDED
+from flows.stages import RECORDED
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.release import ImportedModel
 from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows

@@ -11,11 +11,9 @@ from flows.conversion import conversion_flow
 from flows.decision import advise_on_drift
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import difference, feature_refresh_flow, parity_check_flow
-from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
-from flows.stages import Stages
+from flows.stages import RECORDED, Stages, moment_of_run, roll
 from flows.training import training_flow
-from flows.windows import moment_of_run, roll
 from tasks.contracts.run import RunRecord
 from tasks.kernel.provenance import code_commit, host_facts
 from tasks.kernel.settings import Settings

@@ -7,7 +7,7 @@ from prefect.events import emit_event
 
 from flows.approval import model_labels, start_approval
 from flows.config import PipelineConfig
-from flows.process_labels import RECORDED
+from flows.stages import RECORDED
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport

@@ -6,9 +6,8 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
-from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
-from flows.windows import days_or_newest, recalibration_run_name
+from flows.stages import RECORDED, days_or_newest, recalibration_run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program

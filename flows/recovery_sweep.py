@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.process_labels import found_but_not_retried
+from flows.stages import found_but_not_retried
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.task import Sweep, sweep_stale_runs
 

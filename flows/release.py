@@ -14,7 +14,7 @@ from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.config import PipelineConfig
-from flows.process_labels import FOUND, found_but_not_retried
+from flows.stages import FOUND, found_but_not_retried
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.features.task import record_act

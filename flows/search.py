@@ -9,7 +9,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from flows.process_labels import FOUND, RECORDED
+from flows.stages import FOUND, RECORDED
 from flows.training import training_flow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord

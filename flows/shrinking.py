@@ -8,8 +8,8 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
-from flows.process_labels import RECORDED
 from flows.promotion import promotion_flow
+from flows.stages import RECORDED
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import ShrinkingParent, ShrinkingResult
 from tasks.contracts.training import ShrunkModel, TrainedModel
@@ -31,7 +31,7 @@ from tasks.registry.task import (
     register_candidate,
 )
 from tasks.reporting.task import publish_shrinking
-from tasks.training.compression.student import StudentPlan, chosen, lesson_of
+from tasks.training.compression.distillation import StudentPlan, chosen, lesson_of
 from tasks.training.compression.task import plan_student
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite

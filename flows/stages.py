@@ -1,16 +1,44 @@
-"""Run the stages of the loop, each where its rule says; time them, and tell work from reuse."""
+"""Run the stages of the loop, each where its rule says; time them, and tell work from reuse.
+
+Which process runs a flow run: noted as labels of the run, so that a lost one can be told.
+
+Prefect keeps a process id without its host. These labels also name the host, its boot, the
+namespace of process ids and the moment the process began, so that neither a restart, nor a
+container, nor a reused id is mistaken for the run.
+
+Every deployed flow notes it. A run that was cut off is started again, unless its flow says here
+that this would do something twice.
+
+Which window a run works on: the one that it was given, or what its use case's clock says.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from prefect import Flow, runtime
+from prefect import Flow, get_client, runtime
 
+from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import DataSplits
 from tasks.contracts.run import StageRoute, StageTime
+from tasks.control.recovery.processes import NOT_RETRIED, own_labels
 from tasks.control.routing.config import RoutingConfig, StageName
 from tasks.control.routing.task import StageOrder, as_returned, dump_parameters, run_stage
-from tasks.kernel.settings import ArtifactStore, named_artifacts
+from tasks.features.tables.ledger import load_ledger
+from tasks.kernel.errors import WindowError
+from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
+from tasks.lineage.task import RECORDED as TOLD
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.schemas.objects import FlowRun, State
+
+    from flows.config import PipelineConfig
+
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -86,3 +114,132 @@ def _suffix(use_case: str) -> str:
     """What the loop's own deployment has after the flow's name: `-<use case>`; or nothing."""
     suffix = f"-{use_case}"
     return suffix if str(runtime.deployment.name or "").endswith(suffix) else ""
+
+
+def note_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook: write down the process that runs a flow run; its parent's for a flow that it calls."""
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(flow_run.id, own_labels())
+
+
+RECORDED: dict[str, Any] = {**TOLD, "on_running": [note_process, *TOLD["on_running"]]}
+"""What a flow's decorator takes to be told in the lineage and to be found when it is lost."""
+
+FOUND: dict[str, Any] = {"on_running": [note_process]}
+"""The same for a flow that is no part of the lineage."""
+
+
+def found_but_not_retried(why: str) -> dict[str, Any]:
+    """As `FOUND`, for a flow that must not be started again by itself."""
+    return {"on_running": [_NoteWhy(why), note_process]}
+
+
+def not_retried_because(flow: Flow[..., Any]) -> str | None:
+    """Why runs of a flow are not started again when they were cut off; None where they are."""
+    hooks: list[object] = list(flow.on_running_hooks)
+    return next((hook.why for hook in hooks if isinstance(hook, _NoteWhy)), None)
+
+
+@dataclass(frozen=True)
+class _NoteWhy:
+    """Hook: write down why a run must not be started again."""
+
+    why: str
+
+    @property
+    def __name__(self) -> str:
+        return "note_why_not_retried"
+
+    def __call__(self, flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+        """See `note_process`."""
+        with get_client(sync_client=True) as client:
+            client.update_flow_run_labels(flow_run.id, {NOT_RETRIED: self.why})
+
+
+def moment_of_run() -> datetime:
+    """When the run of this process was to start: the same at each retry, however late it is."""
+    moment = runtime.flow_run.scheduled_start_time
+    if not isinstance(moment, datetime):
+        return datetime.now(UTC)
+    # Prefect's own kind of moment loses its zone when hours are added to it.
+    return datetime.fromtimestamp(moment.timestamp(), UTC)
+
+
+def hours_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:
+    """The window that was asked for; where none was, the newest complete hours.
+
+    Before anything is online, all hours since the use case's beginning: features of a few hours
+    without their past are not like any of the baseline.
+    """
+    if window is not None:
+        return window
+    newest = config.clock.newest_hours(moment_of_run())
+    if load_ledger(Settings.from_environment().features_home) is not None:
+        return newest
+    return TimeWindow(start=min(config.window.start, newest.start), end=newest.end)
+
+
+def days_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWindow:
+    """The window that was asked for; where none was, the newest complete days."""
+    return window or config.clock.newest_days(moment_of_run())
+
+
+def refresh_run_name() -> str:
+    """Name of a refresh: use case and window."""
+    return _run_name("refresh", hours_or_newest)
+
+
+def drift_run_name() -> str:
+    """Name of a drift check: use case and window."""
+    return _run_name("drift", days_or_newest)
+
+
+def served_run_name() -> str:
+    """Name of a drift check of what was served: use case and window."""
+    return _run_name("served", days_or_newest)
+
+
+def recalibration_run_name() -> str:
+    """Name of a recalibration: use case and window."""
+    return _run_name("recalibrate", days_or_newest)
+
+
+def _run_name(kind: str, chosen: Callable[[TimeWindow | None, PipelineConfig], TimeWindow]) -> str:
+    """Prefect asks for the name inside the run, when its parameters have been validated."""
+    parameters: dict[str, Any] = runtime.flow_run.parameters
+    config = parameters["config"]
+    return f"{kind}-{config.name}-{chosen(parameters['window'], config).slug}"
+
+
+def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:
+    """The use case with its windows moved to the newest complete day; all else is unchanged.
+
+    Training begins where it always did and grows; validation and test are the newest days.
+
+    Raises:
+        WindowError: too few days for training lie before them.
+    """
+    clock = config.clock
+    end = clock.day(moment)
+    test = clock.day_before(moment, clock.test_days)
+    validation = clock.day_before(moment, clock.test_days + clock.validation_days)
+    start = config.splits.train.start
+    if validation - start < timedelta(days=clock.min_train_days):
+        raise WindowError(
+            f"{config.name}: between {start:%Y-%m-%d} and {validation:%Y-%m-%d} lie fewer than "
+            f"{clock.min_train_days} days to train on; expected at least that many before "
+            f"{clock.validation_days} days of validation and {clock.test_days} of test that end at "
+            f"{end:%Y-%m-%d}. Wait for more data, or shorten them under `clock`. Nothing was run"
+        )
+    splits = DataSplits(
+        train=TimeWindow(start=start, end=validation),
+        validation=TimeWindow(start=validation, end=test),
+        test=TimeWindow(start=test, end=end),
+    )
+    return config.model_copy(
+        update={
+            "window": TimeWindow(start=config.window.start, end=end),
+            "splits": splits,
+            "current": clock.newest_days(moment),
+        }
+    )

@@ -32,7 +32,7 @@ from prefect.logging import get_run_logger
 from pydantic import BaseModel
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.windows import moment_of_run, roll
+from flows.stages import moment_of_run, roll
 from tasks.control.retraining.acting import LOST, note_ends, start_claimed
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger

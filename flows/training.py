@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.config import PipelineConfig
-from flows.process_labels import RECORDED
+from flows.stages import RECORDED
 from tasks.contracts.release import TrainingResult
 from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate

@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from serving.assembly import Parts, PartsOf
-from serving.calls import SLOTS, Call, ServedBatch, Slot
 from serving.config import ServingConfig
 from serving.engine.engine import GAUGES, LABELS, ModelEngine
 from serving.engine.queues import Limits
 from serving.errors import ServingError
 from serving.features.reader import FeastEntityReader
-from serving.interfaces import Observer
+from serving.interfaces import SLOTS, Call, Observer, ServedBatch, Slot
 from serving.log.prediction_log import PredictionLog
 from serving.observability.metrics import Source
 from serving.observability.observers import Observability

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from infra.gateway.config import Shares
-from serving.calls import SLOTS
+from serving.interfaces import SLOTS
 from tasks.kernel.errors import ConfigurationError
 
 TEMPLATES = Path(__file__).parent / "templates"

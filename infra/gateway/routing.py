@@ -27,7 +27,7 @@ from infra.gateway.config import (
     Shares,
     host_and_port,
 )
-from serving.calls import GRPC_MODEL_HEADER, SLOT_HEADER, SLOTS
+from serving.interfaces import GRPC_MODEL_HEADER, SLOT_HEADER, SLOTS
 from serving.security.certificates import Pair
 from serving.security.config import KEY_HEADER, IssuerConfig
 from serving.security.guard import SECURITY_HEADERS

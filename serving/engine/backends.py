@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.calls import Array, Served, Slot
+from serving.interfaces import Array, Served, Slot
 from tasks.contracts.conversion import BATCH_AXIS, Signature
 
 

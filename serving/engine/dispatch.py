@@ -15,12 +15,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from serving.calls import Answer, Call
 from serving.engine.backends import Backend
-from serving.engine.batches import Batch, Workers
 from serving.engine.config import EngineConfig
 from serving.engine.outcomes import Outcomes, sentence_of
-from serving.engine.queues import Dropped, Limits, RequestQueue, contiguous, place
+from serving.engine.queues import Batch, Dropped, Limits, RequestQueue, Workers, contiguous, place
 from serving.engine.versions import LoadedVersion
 from serving.errors import (
     BackendError,
@@ -29,7 +27,7 @@ from serving.errors import (
     ServingError,
     TooLargeError,
 )
-from serving.interfaces import Done, Observer
+from serving.interfaces import Answer, Call, Done, Observer
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.05

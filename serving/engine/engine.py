@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from serving.calls import Call, Slot
 from serving.engine.backends import Backend
 from serving.engine.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
@@ -21,7 +20,7 @@ from serving.engine.queues import Limits
 from serving.engine.slots import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
-from serving.interfaces import Done, Observer, VersionState
+from serving.interfaces import Call, Done, Observer, Slot, VersionState
 from tasks.contracts.conversion import Signature
 from tasks.registry.connection import RegistryLocation
 

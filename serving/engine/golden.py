@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.calls import Array
+from serving.interfaces import Array
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.kinds.tabular import TABULAR, score_distances
 from tasks.conversion.kinds.tensors import LEAST_SPREAD, spread_distances, spread_of

@@ -17,8 +17,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.calls import Array
 from serving.engine.golden import Call, Golden, write_golden
+from serving.interfaces import Array
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.kinds.tabular import TABULAR

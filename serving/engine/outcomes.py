@@ -12,13 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from serving.calls import Answer, Array, Call, ServedBatch, Slot
 from serving.engine.backends import Tally
-from serving.engine.batches import Batch
-from serving.engine.queues import Dropped
+from serving.engine.queues import Batch, Dropped
 from serving.engine.versions import LoadedVersion
 from serving.errors import NotComputedError, ServingError, UnknownModelError
-from serving.interfaces import Done, Observer
+from serving.interfaces import Answer, Array, Call, Done, Observer, ServedBatch, Slot
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from serving.calls import SLOTS, Slot
 from serving.engine.dispatch import Dispatcher
 from serving.engine.queues import Limits, RequestQueue
 from serving.engine.versions import Failure, LoadedVersion
 from serving.errors import NotReadyError, UnknownModelError
-from serving.interfaces import VersionState
+from serving.interfaces import SLOTS, Slot, VersionState
 
 
 class ServedVersions:

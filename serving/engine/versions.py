@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.calls import Array, Call, Served, Slot
 from serving.engine.backends import Backend, Tally
 from serving.errors import BadRequestError, ServingError, TooLargeError
+from serving.interfaces import Array, Call, Served, Slot
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 
 

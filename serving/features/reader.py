@@ -22,7 +22,6 @@ from feast import FeatureStore
 from feast.infra.registry.sql import SqlRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
-from serving.calls import Slot
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.answer import EntityFeatures
 from serving.features.config import EntityConfig, read_use_case
@@ -36,7 +35,7 @@ from serving.features.recipe import (
     service_of,
 )
 from serving.features.request import checked_columns
-from serving.interfaces import VersionState
+from serving.interfaces import Slot, VersionState
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.access.profile import profile_file

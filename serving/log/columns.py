@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from serving.calls import Array, Call, Served, ServedBatch
+from serving.interfaces import Array, Call, Served, ServedBatch
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
-from tasks.predictions.masking import Mask
 from tasks.predictions.schema import (
     AGE,
     BATCH_ROWS,
@@ -34,6 +33,7 @@ from tasks.predictions.schema import (
     SUBJECT,
     VARIANT,
     VERSION,
+    Mask,
     in_order,
     typed,
 )

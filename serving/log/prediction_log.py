@@ -23,8 +23,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serving.calls import Call, ServedBatch, Slot
 from serving.errors import ServingError
+from serving.interfaces import Call, ServedBatch, Slot
 from serving.log.columns import Layout, Refusal
 from tasks.contracts.conversion import Signature
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -37,9 +37,8 @@ from tasks.predictions.config import (
     UPKEEP_S,
     PredictionLogConfig,
 )
-from tasks.predictions.masking import open_mask, unknown_names
 from tasks.predictions.parts import PartWriter
-from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder
+from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder, open_mask, unknown_names
 from tasks.predictions.upkeep import keep_up
 
 NICE = 10

@@ -20,10 +20,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from serving.calls import SLOTS
-from serving.interfaces import VersionState
-from serving.observability.counting import NUM_BOUNDS, Counting, percentile_s
-from serving.observability.metrics import Source
+from serving.interfaces import SLOTS, VersionState
+from serving.observability.metrics import NUM_BOUNDS, Counting, Source, percentile_s
 
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 OURS = frozenset({"internal", "overloaded", "not_ready", "deadline", "backend"})

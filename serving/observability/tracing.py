@@ -27,8 +27,8 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, get_current_s
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import Status, StatusCode
 
-from serving.calls import Call, Served, ServedBatch
 from serving.errors import ServingError
+from serving.interfaces import Call, Served, ServedBatch
 from serving.observability.config import TraceConfig
 from tasks.kernel.errors import ConfigurationError
 

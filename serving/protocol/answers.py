@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from serving.calls import SERVED_HEADERS, Answer, Served
 from serving.errors import ServingError
+from serving.interfaces import SERVED_HEADERS, Answer, Served
 from serving.protocol.plans import Wanted
 from serving.protocol.tensors import DATATYPE_OF
 

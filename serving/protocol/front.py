@@ -11,10 +11,19 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from serving.calls import SLOTS, Answer, Call, Slot, num_rows_of
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, DeadlineError, ServingError, UnsupportedBodyError
-from serving.interfaces import Engine, EntityReader, Guard, Observer
+from serving.interfaces import (
+    SLOTS,
+    Answer,
+    Call,
+    Engine,
+    EntityReader,
+    Guard,
+    Observer,
+    Slot,
+    num_rows_of,
+)
 from serving.protocol.messages import InferRequest, parse_request, sent_inputs
 from serving.protocol.plans import ModelPlan, Wanted
 from serving.protocol.tensors import Sent, read_columns

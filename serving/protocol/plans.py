@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from serving.calls import Array
 from serving.errors import BadRequestError
+from serving.interfaces import Array
 from serving.protocol.messages import InferRequest
 from serving.protocol.tensors import DATATYPE_OF, Sent, array_of, decoder, exact, refused
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from serving.calls import Array
 from serving.errors import BadRequestError
+from serving.interfaces import Array
 
 BYTES = "BYTES"
 NUMPY_OF: dict[str, np.dtype[np.generic]] = {

@@ -8,8 +8,15 @@ from typing import Any, Literal
 from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
-from tasks.contracts.calibration import Calibration, FitOutcome
-from tasks.contracts.conversion import Signature, tabular_signature
+from tasks.contracts.conversion import (
+    GoalStanding,
+    OperatorProfile,
+    Signature,
+    VariantLatency,
+    VariantPrice,
+    VariantThroughput,
+    tabular_signature,
+)
 from tasks.contracts.data import (
     AUC_NAME,
     R2_NAME,
@@ -17,13 +24,12 @@ from tasks.contracts.data import (
     DataSplits,
     ValidatedDataset,
 )
-from tasks.contracts.evaluation import EvaluationReport, Metric, StudentReport
-from tasks.contracts.measurement import (
-    GoalStanding,
-    OperatorProfile,
-    VariantLatency,
-    VariantPrice,
-    VariantThroughput,
+from tasks.contracts.evaluation import (
+    Calibration,
+    EvaluationReport,
+    FitOutcome,
+    Metric,
+    StudentReport,
 )
 from tasks.contracts.training import Shrinking, TrainedModel
 from tasks.kernel.errors import DataContractError

@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
-from tasks.contracts.calibration import Calibration
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, TaskKind
-from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.evaluation import Calibration, ScoredWindow
 from tasks.contracts.telemetry import TrainingTelemetry
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from tasks.contracts.calibration import Calibration, Calibrator, MapFit
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, TaskKind, ValidatedDataset
+from tasks.contracts.evaluation import Calibration, Calibrator, MapFit
 from tasks.contracts.release import CalibrationSource
 from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.gates.parity import score_batches, score_gap

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from tasks.contracts.conversion import ConversionRows
-from tasks.contracts.measurement import OperatorProfile, VariantThroughput
+from tasks.contracts.conversion import ConversionRows, OperatorProfile, VariantThroughput
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.gates.choice import THROUGHPUT_ROWS, choose

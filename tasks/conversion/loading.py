@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
-from tasks.conversion.processor import check_weight_bits
-from tasks.conversion.provenance import check_provenance, identity
+from tasks.conversion.provenance import check_provenance, check_weight_bits, identity
 from tasks.conversion.targets.catalog import format_of
 from tasks.conversion.targets.interface import LoadedModel, Runtime
 from tasks.conversion.targets.registry import load_files

@@ -7,9 +7,9 @@ from typing import Any
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from tasks.contracts.calibration import FitOutcome
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import FitOutcome
 from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVariant, RegisteredProgram
 from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.config import TRITON_FILES, ConversionConfig

@@ -20,7 +20,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import BaselineModel
 from tasks.evaluation.config import BaselineModelConfig
-from tasks.evaluation.rows import BASELINE_MODEL_SCORE, input_columns, joined, read_batches
+from tasks.evaluation.scoring import BASELINE_MODEL_SCORE, input_columns, joined, read_batches
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 

@@ -10,7 +10,7 @@ from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import SliceMetrics
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.evaluation.metrics import error_ratio, measure_rows, why_not_judged
-from tasks.evaluation.rows import BASELINE_MODEL_SCORE, SCORE
+from tasks.evaluation.scoring import BASELINE_MODEL_SCORE, SCORE
 
 MISSING = "(missing)"
 SLICE_TOLERANCE = 0.1

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.drift import ServedWindow
 from tasks.contracts.evaluation import (
     BaselineModel,
     Comparison,
@@ -21,7 +22,6 @@ from tasks.contracts.evaluation import (
     ScoredWindow,
     StudentReport,
 )
-from tasks.contracts.predictions import ServedWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
@@ -184,7 +184,7 @@ def judge_student(
         DataContractError: the test window cannot be judged, or a program does not give one
             probability a row. Not retried.
     """
-    from tasks.evaluation.siblings import judge_siblings
+    from tasks.evaluation.judge import judge_siblings
 
     store = Settings.from_environment().store
     report = judge_siblings(student, parent, taught, untaught, dataset, config, store)

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from tasks.contracts.data import TaskKind
-from tasks.features.tables.raw_table import FrozenConfig, Identifier, RawTable
+from tasks.features.tables.raw_files import FrozenConfig, Identifier, RawTable
 
 CLOCK_SKEW = timedelta(minutes=5)
 """So far may another clock be ahead of ours."""

@@ -56,7 +56,7 @@ def record_refresh(
         staging: file of each staging table's query, by the table's name.
         commit: of the code.
     """
-    from tasks.lineage.queries import queries_with_reads
+    from tasks.lineage.journal import queries_with_reads
     from tasks.lineage.steps import refresh_steps
 
     raw = frozenset(ref.name for ref in refresh.tables.raw)
@@ -94,7 +94,7 @@ def record_version(
     Returns:
         The number of steps that were new.
     """
-    from tasks.lineage.queries import queries_with_reads
+    from tasks.lineage.journal import queries_with_reads
     from tasks.lineage.steps import version_steps
 
     pins = dataset.snapshot.pins

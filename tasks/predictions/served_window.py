@@ -27,13 +27,12 @@ from tasks.contracts.data import (
     ValidationResult,
     category_code,
 )
-from tasks.contracts.predictions import ServedWindow, TooFewPredictions
+from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.predictions.joining import JoinTally, labelled_rows
 from tasks.predictions.labels import LABEL, labels_folder
-from tasks.predictions.masking import open_mask
 from tasks.predictions.reading import (
     LogQuery,
     ReadTally,
@@ -41,7 +40,7 @@ from tasks.predictions.reading import (
     logged_parts,
     read_rows,
 )
-from tasks.predictions.schema import EVENT_TIME, FEATURE, MOMENT_TYPE, SCORE
+from tasks.predictions.schema import EVENT_TIME, FEATURE, MOMENT_TYPE, SCORE, open_mask
 
 SUITE = "prediction_log"
 STABLE = "stable"

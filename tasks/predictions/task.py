@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.predictions import ServedWindow, TooFewPredictions
+from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings

@@ -21,7 +21,6 @@ from tasks.kernel.errors import StorageError
 from tasks.kernel.files import private_folder, write_atomically
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.labels import BY_REQUEST, labels_folder
-from tasks.predictions.masking import mask_key_file, open_mask
 from tasks.predictions.parts import (
     ROW_GROUP_ROWS,
     PartWriter,
@@ -37,7 +36,9 @@ from tasks.predictions.schema import (
     day_of,
     log_root,
     logged_models,
+    mask_key_file,
     model_folder,
+    open_mask,
 )
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
-from tasks.contracts.calibration import Calibration
 from tasks.contracts.conversion import (
     ImportedProgram,
     Signature,
@@ -27,7 +26,7 @@ from tasks.contracts.conversion import (
     tabular_signature,
 )
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
-from tasks.contracts.evaluation import Comparison, EvaluationReport, Quality
+from tasks.contracts.evaluation import Calibration, Comparison, EvaluationReport, Quality
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import (
     CandidateModel,

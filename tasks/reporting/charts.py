@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from tasks.contracts.base import TimeWindow
+from tasks.contracts.conversion import VariantLatency
 from tasks.contracts.drift import FeatureDrift
 from tasks.contracts.evaluation import CurvePoint, EvaluationReport, Metric, RegressionMetrics
-from tasks.contracts.measurement import VariantLatency
 from tasks.contracts.release import ModelVariant
 from tasks.reporting.drawing import (
     BAD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.contracts.measurement import OperatorProfile
+from tasks.contracts.conversion import OperatorProfile
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.reporting.quantities import is_shown, milliseconds, percent, significant

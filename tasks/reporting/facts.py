@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tasks.contracts.conversion import VariantLatency
 from tasks.contracts.data import ValidationResult
 from tasks.contracts.drift import DriftVerdict, FeatureDrift
 from tasks.contracts.evaluation import Comparison, Metric, SliceMetrics
-from tasks.contracts.measurement import VariantLatency
 from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO

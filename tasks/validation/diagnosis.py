@@ -22,8 +22,7 @@ from tasks.validation.baseline import DAYS
 from tasks.validation.expectations import Check, can_screen, compile_suite, failing
 from tasks.validation.sql import quoted
 from tasks.validation.subject import Subject, open_subject
-from tasks.validation.suites import SUBJECT, Suite
-from tasks.validation.units import CONVERSIONS, SCALINGS, Mistake
+from tasks.validation.suites import CONVERSIONS, SCALINGS, SUBJECT, Mistake, Suite
 
 logger = logging.getLogger(__name__)
 

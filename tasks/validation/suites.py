@@ -3,6 +3,13 @@
 A suite says which columns a table must have, which columns and small tables are derived from it by
 SQL, and what Great Expectations must find in each. Reading a suite imports no heavy library, so a
 flow can read suites and hand their content to its tasks.
+
+Units that columns come in, and the mistakes that people make with them.
+
+A `Mistake` is how a value looks after somebody wrote it otherwise, and its repair: the SQL that
+takes it back. Diagnosis repairs a refused table and asks whether it passes then.
+
+A rule that no suite has to write: no number is absurdly large against the baseline window.
 """
 
 from __future__ import annotations
@@ -10,11 +17,11 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -28,10 +35,73 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.strict_yaml import read_yaml
 from tasks.validation.baseline import DAYS, Baseline, Statistic
-from tasks.validation.units import Unit
+from tasks.validation.sql import literal, quoted
+
+Unit = Literal[
+    "fahrenheit", "mile", "mile_per_hour", "minute", "inch", "millibar", "foot", "per_cent"
+]
+
+
+class Mistake(NamedTuple):
+    """A wrong way to write a value: `seen = right * scale + offset`."""
+
+    name: str
+    scale: float
+    offset: float = 0.0
+
+    def repair(self, column: str, integer: bool) -> str:
+        """SQL expression that gives the right value back."""
+        right = f"({column} - ({self.offset!r})) / ({self.scale!r})"
+        return f"round({right})::BIGINT" if integer else right
+
+
+CONVERSIONS: dict[Unit, tuple[Mistake, ...]] = {
+    "fahrenheit": (
+        Mistake("degrees Celsius instead of Fahrenheit", 1 / 1.8, -32 / 1.8),
+        Mistake("kelvin instead of degrees Fahrenheit", 1 / 1.8, 273.15 - 32 / 1.8),
+    ),
+    "mile": (
+        Mistake("kilometres instead of miles", 1.609344),
+        Mistake("nautical miles instead of miles", 1.609344 / 1.852),
+        Mistake("metres instead of miles", 1609.344),
+    ),
+    "mile_per_hour": (
+        Mistake("metres a second instead of miles an hour", 0.44704),
+        Mistake("kilometres an hour instead of miles an hour", 1.609344),
+        Mistake("knots instead of miles an hour", 1 / 1.150779),
+    ),
+    "minute": (
+        Mistake("hours instead of minutes", 1 / 60),
+        Mistake("seconds instead of minutes", 60.0),
+    ),
+    "inch": (
+        Mistake("millimetres instead of inches", 25.4),
+        Mistake("centimetres instead of inches", 2.54),
+    ),
+    "millibar": (
+        Mistake("inches of mercury instead of millibars", 1 / 33.8639),
+        Mistake("pascals instead of millibars", 100.0),
+        Mistake("kilopascals instead of millibars", 0.1),
+        Mistake("millimetres of mercury instead of millibars", 0.750062),
+    ),
+    "foot": (Mistake("metres instead of feet", 0.3048),),
+    "per_cent": (Mistake("a fraction instead of per cent", 0.01),),
+}
+"""Other units in which values of one are delivered by mistake."""
+
+SCALINGS = (
+    Mistake("values ten times too large", 10.0),
+    Mistake("values ten times too small", 0.1),
+    Mistake("values a hundred times too large", 100.0),
+    Mistake("values a thousand times too large", 1000.0),
+    Mistake("the sign flipped", -1.0),
+)
+"""Mistakes that can happen to any number."""
+
 
 SUBJECT = "subject"
 """Name under which a suite's SQL and expectations know the table that is checked."""
@@ -327,3 +397,59 @@ def _place(location: tuple[int | str, ...]) -> str:
         case ("expectations", int(number), *rest):
             return ": ".join([f"expectation {number + 1}", *map(str, rest), ""])
     return ".".join(map(str, location)) + ": "
+
+
+MAGNITUDES = "baseline_magnitudes"
+MOMENT = "event_timestamp"
+USUAL = 0.99
+MOST_TIMES = 1000
+MIN_VALUES = 100
+
+
+def with_magnitudes(suite: Suite, baseline: TimeWindow, spared: Collection[str]) -> Suite:
+    """The suite of a feature table with history, and that rule where it has columns to judge.
+
+    What numbers are usually like is the 99th percentile of those of the baseline that are not
+    zero, by amount. A column with fewer than `MIN_VALUES` of them is not judged.
+
+    Args:
+        suite: as the feature repository says it.
+        baseline: a clean window; its rows are in the table where it was ever refreshed.
+        spared: columns that are no measurements, or may have any magnitude.
+    """
+    numbers = [*suite.columns.get("number", ()), *suite.columns.get("integer", ())]
+    judged = [name for name in numbers if name not in spared]
+    if not judged or suite.kind_of(MOMENT) != "timestamp" or MAGNITUDES in suite.aggregates:
+        return suite
+    each = " UNION ALL ".join(_magnitude(name, baseline) for name in judged)
+    rule = Rule(
+        type="expect_column_values_to_be_between",
+        table=MAGNITUDES,
+        kwargs={"column": "times_the_usual", "max_value": MOST_TIMES},
+        shows=("feature", "largest", "usual", "baseline_values"),
+        says=f"no number of the window is more than {MOST_TIMES:,} times as large as those of the "
+        "baseline usually are; mend it, or name the column among `unbounded` of the feature table",
+        fault="change of unit or scale, or a denominator near zero",
+    )
+    query = (
+        f"SELECT *, largest / usual AS times_the_usual FROM ({each}) WHERE usual > 0 "
+        f"AND largest IS NOT NULL AND baseline_values >= {MIN_VALUES}"
+    )
+    aggregates = {**suite.aggregates, MAGNITUDES: query}
+    rules = (*suite.expectations, rule)
+    return suite.model_copy(update={"aggregates": aggregates, "expectations": rules})
+
+
+def _magnitude(name: str, baseline: TimeWindow) -> str:
+    column = quoted(name)
+    known = f"isfinite({column}::DOUBLE) AND {column} <> 0"
+    before, after = literal(baseline.start), literal(baseline.end)
+    usual = f"{known} AND {MOMENT} >= {before} AND {MOMENT} < {after}"
+    start, end = "getvariable('window_start')", "getvariable('window_end')"
+    inside = f"{known} AND {MOMENT} >= {start} AND {MOMENT} < {end}"
+    return (
+        f"SELECT {literal(name)} AS feature, "
+        f"max(abs({column}::DOUBLE)) FILTER ({inside}) AS largest, "
+        f"quantile_cont(abs({column}::DOUBLE), {USUAL}) FILTER ({usual}) AS usual, "
+        f"count(*) FILTER ({usual}) AS baseline_values FROM {SUBJECT}"
+    )

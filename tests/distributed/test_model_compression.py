@@ -16,8 +16,8 @@ from tasks.evaluation.judge import score_window
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.distillation import StudentPlan
 from tasks.training.compression.planning import plan_student
-from tasks.training.compression.student import StudentPlan
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.launcher import OnEpoch, launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits

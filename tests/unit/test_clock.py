@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.windows import days_or_newest, hours_or_newest, moment_of_run, roll
+from flows.stages import days_or_newest, hours_or_newest, moment_of_run, roll
 from tasks.contracts.clock import ClockConfig
 from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT

@@ -13,8 +13,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 import flows.pipeline  # noqa: F401  what a real stage's process imports
-from flows.process_labels import RECORDED
-from flows.stages import Stages
+from flows.stages import RECORDED, Stages
 from tasks.contracts.base import TimeWindow
 from tasks.control.routing.config import RoutingConfig, StageRouting
 from tasks.kernel.settings import ArtifactStore, Settings

@@ -20,11 +20,11 @@ import uvloop
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
-from serving.calls import Answer, Array, Call
 from serving.engine.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.queues import Limits
 from serving.errors import OverloadedError, ServingError
+from serving.interfaces import Answer, Array, Call
 
 CHUNK = 200
 CHUNKS = 150

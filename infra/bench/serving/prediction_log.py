@@ -16,7 +16,7 @@ import numpy as np
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
-from serving.calls import Call, Served, ServedBatch
+from serving.interfaces import Call, Served, ServedBatch
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.contracts.data import DatasetSchema

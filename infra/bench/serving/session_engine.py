@@ -20,10 +20,9 @@ import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
 from serving.assembly import Parts, ServingProcess
-from serving.calls import Answer, Call, Served, ServedBatch, Slot
 from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, ServingError, UnknownModelError
-from serving.interfaces import Done, Observer, VersionState
+from serving.interfaces import Answer, Call, Done, Observer, Served, ServedBatch, Slot, VersionState
 from tasks.contracts.conversion import MOST_ROWS, Signature
 
 MODEL = "tabular"

@@ -36,12 +36,11 @@ from tasks.conversion.targets.interface import LoadedModel, Runtime
 from tasks.conversion.targets.registry import load_files
 from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.judge import score_window
-from tasks.evaluation.siblings import judge_siblings
+from tasks.evaluation.judge import judge_siblings, score_window
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.distillation import chosen, lesson_of
 from tasks.training.compression.planning import plan_student
-from tasks.training.compression.student import chosen, lesson_of
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 from tasks.training.launch.launcher import launch_training
 

@@ -12,13 +12,12 @@ import grpc.aio
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
-from serving.calls import GRPC_MODEL_HEADER, Call
 from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
-from serving.interfaces import Action
+from serving.interfaces import GRPC_MODEL_HEADER, Action, Call
 from serving.protocol.answers import encode_json, served_headers
 from serving.protocol.front import Front, capped, now, sane_trace, slot_named
-from serving.protocol.grpc import about
+from serving.protocol.grpc import messages as about
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
 from serving.protocol.grpc.messages import (
     SERVICE,
@@ -27,8 +26,8 @@ from serving.protocol.grpc.messages import (
     sent_inputs,
     wanted_output,
 )
-from serving.protocol.messages import SEQUENCE_REFUSED
-from serving.protocol.metadata import (
+from serving.protocol.messages import (
+    SEQUENCE_REFUSED,
     model_metadata,
     refuse_unknown,
     repository_index,

@@ -21,9 +21,9 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp
 
-from serving.calls import Answer, Call, Served
 from serving.config import MAX_BUFFERED_BYTES
 from serving.errors import OverloadedError, RequestTimeoutError, ServingError
+from serving.interfaces import Answer, Call, Served
 from serving.protocol.answers import (
     SECURITY_HEADERS,
     encode_answer,

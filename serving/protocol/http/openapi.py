@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from serving.protocol.answers import InferAnswer
-from serving.protocol.messages import InferRequest
-from serving.protocol.metadata import server_metadata
+from serving.protocol.messages import InferRequest, server_metadata
 from serving.protocol.tensors import BYTES, NUMPY_OF
 
 DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"

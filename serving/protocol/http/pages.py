@@ -33,7 +33,7 @@ from serving.protocol.http.openapi import (
     docs_html,
     document,
 )
-from serving.protocol.metadata import (
+from serving.protocol.messages import (
     admin_state,
     model_metadata,
     refuse_unknown,

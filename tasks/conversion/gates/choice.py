@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tasks.contracts.measurement import GoalStanding, VariantLatency, VariantPrice
+from tasks.contracts.conversion import GoalStanding, VariantLatency, VariantPrice
 from tasks.contracts.release import ModelVariant
 from tasks.conversion.config import ConversionConfig, Goal
 from tasks.conversion.gates.timing import MILLION

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasks.contracts.conversion import OperatorProfile, VariantLatency, VariantThroughput
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.measurement import OperatorProfile, VariantLatency, VariantThroughput
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.gates.examination import Examined

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.contracts.conversion import VariantThroughput
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.measurement import VariantThroughput
 from tasks.conversion.inputs import FloatArray, ModelInputs, Scorer
 
 WARM_UP_CALLS = 3

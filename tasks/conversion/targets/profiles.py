@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from tasks.contracts.measurement import OperatorProfile, OperatorTime
+from tasks.contracts.conversion import OperatorProfile, OperatorTime
 from tasks.conversion.inputs import Array, ModelInputs
 from tasks.conversion.targets.interface import Profiler, Totals
 from tasks.kernel.scratch import scratch_folder

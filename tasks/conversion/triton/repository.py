@@ -14,7 +14,6 @@ from tasks.conversion.config import TRITON_FILES, ConversionConfig, TritonConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.registry import kind_of
 from tasks.conversion.loading import check_files
-from tasks.conversion.triton.checks import check_schema
 from tasks.conversion.triton.model import (
     BACKEND_MODULES,
     BACKENDS,
@@ -23,6 +22,7 @@ from tasks.conversion.triton.model import (
     Step,
     TritonModel,
     as_text,
+    check_schema,
     tensors_of,
 )
 from tasks.kernel.errors import ConversionError

@@ -19,11 +19,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.calibration import Calibrator, FitOutcome, MapFit
 from tasks.contracts.data import DatasetSchema
-from tasks.contracts.evaluation import ScoredWindow
+from tasks.contracts.evaluation import Calibrator, FitOutcome, MapFit, ScoredWindow
 from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.evaluation.rows import SCORE, utc_times
+from tasks.evaluation.scoring import SCORE, utc_times
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import number_days
 

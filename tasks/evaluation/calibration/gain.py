@@ -5,9 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 
-from tasks.contracts.calibration import MapFit
 from tasks.contracts.data import AUC_NAME, R2_NAME
-from tasks.contracts.evaluation import Comparison, EvaluationReport, Metric, PairedComparison
+from tasks.contracts.evaluation import (
+    Comparison,
+    EvaluationReport,
+    MapFit,
+    Metric,
+    PairedComparison,
+)
 
 Rule = Callable[[Metric], bool]
 MAX_RANK_CHANGE = 1e-4

@@ -8,9 +8,8 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts.calibration import FitOutcome
 from tasks.contracts.data import DatasetSchema
-from tasks.contracts.evaluation import EvaluationReport, ScoredWindow
+from tasks.contracts.evaluation import EvaluationReport, FitOutcome, ScoredWindow
 from tasks.contracts.training import RecalibratedModel
 from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.kernel.retry_policy import RETRIED, ByContent

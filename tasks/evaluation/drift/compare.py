@@ -24,12 +24,6 @@ from tasks.evaluation.drift.faults import (
     largest_day_step,
     longest_frozen_run,
 )
-from tasks.evaluation.drift.performance import (
-    ClassificationChange,
-    PerformanceChange,
-    RegressionChange,
-    performance_change,
-)
 from tasks.evaluation.drift.statistics import (
     BlockDraws,
     Change,
@@ -39,7 +33,14 @@ from tasks.evaluation.drift.statistics import (
     draw_blocks,
     measure_changes,
 )
-from tasks.evaluation.drift.verdict import decide, explain
+from tasks.evaluation.drift.verdict import (
+    ClassificationChange,
+    PerformanceChange,
+    RegressionChange,
+    decide,
+    explain,
+    performance_change,
+)
 from tasks.evaluation.drift.window import Float64Array, WindowColumns
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import ArtifactStore

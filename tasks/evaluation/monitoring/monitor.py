@@ -22,15 +22,16 @@ from tasks.contracts.data import (
 from tasks.evaluation.monitoring.alerts import FILE as ALERTS
 from tasks.evaluation.monitoring.alerts import (
     AlertEvent,
+    WindowDrift,
     append_alerts,
     drift_alerts,
     freshness_alerts,
     grouped,
+    measure_drift,
     null_alerts,
     volume_alerts,
 )
 from tasks.evaluation.monitoring.config import MonitoringConfig
-from tasks.evaluation.monitoring.drift import WindowDrift, measure_drift
 from tasks.evaluation.monitoring.history import FILE as HISTORY
 from tasks.evaluation.monitoring.history import keep
 from tasks.evaluation.monitoring.statistics import (

@@ -22,7 +22,7 @@ from tasks.kernel.settings import DEFAULT_PROFILE, Settings
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
 AUDITED_PROVIDER = "tasks.features.access.provider.AuditedProvider"
-ATOMIC_STORE = "tasks.features.access.registry_file.AtomicFileRegistryStore"
+ATOMIC_STORE = "tasks.features.access.store.AtomicFileRegistryStore"
 LOSSY_STORES = re.compile(r"^(dask|file)$|dask|\.file(offlinestore)?$|fileofflinestore", re.I)
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 MAX_BATCH_ROWS = 100_000

@@ -2,6 +2,10 @@
 
 `python -m tasks.features.access.servers online|offline|registry HOST PORT`, started by
 `python -m falaj features serve`. `online` is HTTP, `offline` Arrow Flight, `registry` gRPC.
+
+Feast's registry server for one project. Imported only where it is served: it needs grpcio.
+
+Where feature servers listen and whose tokens they take: checked before anything is started.
 """
 
 from __future__ import annotations
@@ -10,29 +14,130 @@ import argparse
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import grpc
 import pandas as pd
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from feast.errors import FeastError, FeastPermissionError
 from feast.feature_server import get_app
+from feast.grpc_error_interceptor import ErrorInterceptor
 from feast.infra.offline_stores.offline_store import RetrievalJob
+from feast.infra.registry.base_registry import BaseRegistry
 from feast.offline_server import OfflineServer
+from feast.permissions.server.grpc import AuthInterceptor
 from feast.permissions.server.utils import ServerType
+from feast.project import Project
+from feast.protos.feast.registry import RegistryServer_pb2_grpc
+from feast.registry_server import RegistryServer
 
+from tasks.features.access.addresses import is_loopback
 from tasks.features.access.guarded_store import GuardedFeatureStore
-from tasks.features.access.listening import Listening, oidc_settings
 from tasks.features.access.permissions import guard_server
 from tasks.features.access.provider import AuditedJob, audit_facts, audit_trail, described_frame
 from tasks.features.access.store import open_store
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.settings import Settings
+
+
+def registry_server(store: GuardedFeatureStore, threads: ThreadPoolExecutor) -> grpc.Server:
+    """The server, not listening yet."""
+    server = grpc.server(
+        threads,
+        interceptors=[AuthInterceptor(), ErrorInterceptor()],
+        options=[("grpc.so_reuseport", 0)],  # a taken port is an error, not a shared one
+    )
+    RegistryServer_pb2_grpc.add_RegistryServerServicer_to_server(
+        RegistryServer(OwnProject(store.registry, store.project), store=store), server
+    )
+    return server
+
+
+class OwnProject:
+    """The registry as if it held one project: Feast's server would list those beside it too."""
+
+    def __init__(self, registry: BaseRegistry, project: str) -> None:
+        self._registry = registry
+        self._project = project
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    def list_projects(self, *arguments: Any, **options: Any) -> list[Project]:
+        """The one project, where it was applied."""
+        known = self._registry.list_projects(*arguments, **options)
+        return [project for project in known if project.name == self._project]
+
+
+REQUIRED = {
+    "auth_discovery_url": "FALAJ_OIDC_DISCOVERY_URL",
+    "audience": "FALAJ_OIDC_AUDIENCE",
+    "issuer": "FALAJ_OIDC_ISSUER",
+}
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and its certificate."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def check(self) -> None:
+        """Refuse to take tokens unencrypted from other machines.
+
+        Raises:
+            ConfigurationError: the address is not loopback and there is no certificate and key.
+        """
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigurationError(
+                "a certificate needs its key and a key its certificate (--tls-cert, --tls-key). "
+                "Nothing was started"
+            )
+        if not self.certificate and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"listening on {self.host} would take tokens and give features unencrypted; "
+                "expected a loopback address, or --tls-cert and --tls-key. Nothing was started"
+            )
+
+
+def oidc_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Feast's section `auth`, from the environment.
+
+    Audience and issuer are asked for because Feast checks neither unless told to: a token that the
+    same issuer made for any other service would open this one.
+
+    Raises:
+        ConfigurationError: a variable is not set, or the issuer's keys would come unencrypted.
+    """
+    missing = [name for name in REQUIRED.values() if not environment.get(name)]
+    if missing:
+        raise ConfigurationError(
+            f"serving features needs {', '.join(missing)}, which name the OIDC issuer whose tokens "
+            "are accepted; there is no serving without. Nothing was started"
+        )
+    settings = {"type": "oidc"} | {key: environment[name] for key, name in REQUIRED.items()}
+    url = urlsplit(settings["auth_discovery_url"])
+    if url.scheme != "https" and not is_loopback(url.hostname or ""):
+        raise ConfigurationError(
+            f"FALAJ_OIDC_DISCOVERY_URL reads the issuer's keys from {url.hostname} unencrypted; "
+            "expected https. Nothing was started"
+        )
+    if client := environment.get("FALAJ_OIDC_CLIENT_ID"):
+        settings["client_id"] = client  # where Keycloak puts roles: resource_access.<client>.roles
+    return settings
+
 
 SERVED_PATHS = {
     "/health",
@@ -103,7 +208,6 @@ def serve_registry(store: GuardedFeatureStore, at: Listening) -> None:
     try:
         import grpc
 
-        from tasks.features.access.registry_servicer import registry_server
     except ModuleNotFoundError as exc:
         raise ConfigurationError(
             f"the registry server needs the package of module {exc.name}; install grpcio, "

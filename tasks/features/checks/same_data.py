@@ -8,7 +8,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows, TableRef
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import names, parquet, sql_name, sql_text
-from tasks.features.tables.raw_table import RawTable
+from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 

@@ -31,7 +31,7 @@ from tasks.features.access.guarded_store import GuardedFeatureStore
 from tasks.features.access.profile import read_profile
 from tasks.features.access.store import open_store, quiet
 from tasks.features.access.versions import newest_version
-from tasks.features.checks.reports import SnapshotVerification
+from tasks.features.checks.equality import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config
 from tasks.features.offline.duck import parquet, sql_name
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities

@@ -18,8 +18,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, SourceFile, TableRef
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import duckdb_session, names, sql_name, sql_text
-from tasks.features.tables.raw_files import as_declared, reading_explained, unpacked
-from tasks.features.tables.raw_table import RawTable
+from tasks.features.tables.raw_files import RawTable, as_declared, reading_explained, unpacked
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tasks.kernel.files import digest_of, size_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key

@@ -335,7 +335,7 @@ def open_store(
     if config.bucket_and_prefix:
         # Here, since Arrow's S3 client takes a while to load and most runs do without.
         from tasks.training.checkpoints.access import S3Access, read_access
-        from tasks.training.checkpoints.s3_place import S3Place
+        from tasks.training.checkpoints.places import S3Place
 
         if environment is None:
             access = read_access(run_path)

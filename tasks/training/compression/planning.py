@@ -11,13 +11,13 @@ from tasks.contracts.training import Shrinking
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.distillation import StudentPlan
 from tasks.training.compression.pruning import (
     hidden_sizes_of,
     num_parameters_of,
     pruned_start,
     read_checkpoint,
 )
-from tasks.training.compression.student import StudentPlan
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 
 # Of the present configuration, not of the parent's, which an earlier release may have written.

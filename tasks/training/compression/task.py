@@ -8,7 +8,7 @@ from tasks.contracts.release import ShrinkingParent
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import ShrinkingConfig
-from tasks.training.compression.student import StudentPlan
+from tasks.training.compression.distillation import StudentPlan
 from tasks.training.config import TrainingConfig
 
 

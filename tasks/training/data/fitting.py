@@ -12,7 +12,6 @@ from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import DataContractError
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts, RowLayout
-from tasks.training.data.order import merged_ranges
 from tasks.training.data.preprocess import (
     MAX_MAGNITUDE,
     Float32Array,
@@ -20,6 +19,7 @@ from tasks.training.data.preprocess import (
     Preprocessing,
     fit_preprocessing,
 )
+from tasks.training.data.source import merged_ranges
 from tasks.training.data.store import ShardStore
 from tasks.training.strategies.base import Communicator
 

@@ -25,8 +25,8 @@ from tasks.kernel.process import boot_id
 from tasks.kernel.scratch import remove_abandoned, scratch_folder
 from tasks.kernel.settings import content_key
 from tasks.training.data.decode import RowFacts, SnapshotFile
-from tasks.training.data.order import laid_out
 from tasks.training.data.preprocess import Int32Array, Int64Array
+from tasks.training.data.source import laid_out
 
 LOGGER = logging.getLogger(__name__)
 # Part of the name of the folder of decoded rows: another layout never meets old files.

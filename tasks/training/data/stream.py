@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from tasks.training.data.decode import RowLayout
-from tasks.training.data.order import Pool
 from tasks.training.data.preprocess import Float32Array, Int64Array, Preprocessing
-from tasks.training.data.source import BLOCK_ROWS, RowSource, Shuffle, inputs_of
+from tasks.training.data.source import BLOCK_ROWS, Pool, RowSource, Shuffle, inputs_of
 from tasks.training.data.store import FileStore
 from tasks.training.strategies.base import Batch
 

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.training.elastic.link import RankLink
-from tasks.training.elastic.messages import Pulse
+from tasks.training.elastic.link import Pulse, RankLink
 from tasks.training.strategies.base import Communicator, State
 
 LOGGER = logging.getLogger(__name__)

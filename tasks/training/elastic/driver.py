@@ -21,8 +21,8 @@ from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assign
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import SHORTEST_REST_S, Cooldown, HostWatch, discovery_of
-from tasks.training.elastic.link import NOTICE_S
-from tasks.training.elastic.messages import (
+from tasks.training.elastic.link import (
+    NOTICE_S,
     SLOT_FIELDS,
     Broken,
     End,
@@ -49,7 +49,7 @@ from tasks.training.elastic.process import (
 )
 from tasks.training.elastic.report import ElasticReport, History
 from tasks.training.elastic.stragglers import StragglerWatch
-from tasks.training.launch.processes import error_of_rank
+from tasks.training.launch.rank_group import error_of_rank
 from tasks.training.launch.rendezvous import Rendezvous, address_of
 
 LOGGER = logging.getLogger(__name__)

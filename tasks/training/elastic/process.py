@@ -21,8 +21,9 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.agent import EXIT_CUT_OFF
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
-from tasks.training.elastic.link import EXIT_LEFT, NOTICE_S
-from tasks.training.elastic.messages import (
+from tasks.training.elastic.link import (
+    EXIT_LEFT,
+    NOTICE_S,
     Failed,
     FromRank,
     Stop,
@@ -31,7 +32,7 @@ from tasks.training.elastic.messages import (
     from_rank,
 )
 from tasks.training.launch import guard
-from tasks.training.launch.processes import (
+from tasks.training.launch.rank_group import (
     INHERITED_VARIABLES,
     Lines,
     end_in_words,

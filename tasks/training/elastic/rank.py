@@ -15,13 +15,14 @@ from horovod.common.exceptions import HorovodInternalError
 from tasks.kernel.errors import TransientError
 from tasks.training.elastic.commits import CheckedSteps, Commits, ElasticSession, Regroup
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.link import GroupSockets, RankLink
-from tasks.training.elastic.messages import (
+from tasks.training.elastic.link import (
     SLOT_FIELDS,
     End,
     Failed,
     Finished,
+    GroupSockets,
     Left,
+    RankLink,
     Ready,
     Running,
     Start,

@@ -30,8 +30,7 @@ from tasks.training.core.run_directory import (
     RunPlan,
     TrainingJob,
 )
-from tasks.training.launch.processes import end_in_words, error_of_rank
-from tasks.training.launch.rank_group import RankGroup
+from tasks.training.launch.rank_group import RankGroup, end_in_words, error_of_rank
 
 LOGGER = logging.getLogger(__name__)
 LINE_EVERY_S = 10.0

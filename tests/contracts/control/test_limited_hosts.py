@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.release import ModelVariant
-from tasks.conversion.processor import CPU_INFO
+from tasks.conversion.provenance import CPU_INFO
 from tests.support.conversion.judged import FOR_PROCESSORS, judged_by_a_process
 from tests.support.host.half_core import half_a_core
 from tests.support.suite.promises import Promise, proves

@@ -15,8 +15,8 @@ import pytest
 
 from flows.feature_refresh import parity_check_flow
 from tasks.contracts.data import FeatureTables
+from tasks.features.checks.equality import ParityReport
 from tasks.features.checks.parity import check_parity
-from tasks.features.checks.reports import ParityReport
 from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError

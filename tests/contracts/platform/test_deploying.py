@@ -24,7 +24,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.windows import hours_or_newest, refresh_run_name
+from flows.stages import hours_or_newest, refresh_run_name
 from infra.deploying.automations import AutomationItem, decide_on_drift, notifications
 from infra.deploying.deploy import Plan, check, make_plan
 from tasks.contracts.base import TimeWindow

@@ -23,8 +23,7 @@ from flows.drift_check import (
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.drift import DriftReport, DriftVerdict
-from tasks.contracts.predictions import TooFewPredictions
+from tasks.contracts.drift import DriftReport, DriftVerdict, TooFewPredictions
 from tasks.control.retraining.ledger import Ledger
 from tasks.evaluation.drift.config import ServedDrift
 from tasks.kernel.settings import Settings

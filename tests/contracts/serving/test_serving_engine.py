@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.calls import Answer, Array, Call
 from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.engine import GOLDEN_FOLDER, ModelEngine
 from serving.engine.queues import Limits
 from serving.errors import NotComputedError, NotReadyError, ServingError, UnknownModelError
+from serving.interfaces import Answer, Array, Call
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.text_embedding import padded

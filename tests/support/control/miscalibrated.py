@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.config import read_pipeline_config
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.calibration import Calibrator, MapFit
+from tasks.contracts.evaluation import Calibrator, MapFit
 from tasks.contracts.run import RunRecord
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation.baseline_model import score_baseline_model

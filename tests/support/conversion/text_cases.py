@@ -9,7 +9,7 @@ import numpy as np
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.processor import this_processor
+from tasks.conversion.provenance import this_processor
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.pytorch import load_pytorch

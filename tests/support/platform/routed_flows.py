@@ -16,8 +16,7 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from pydantic import BaseModel, ConfigDict
 
-from flows.process_labels import FOUND
-from flows.stages import Stages
+from flows.stages import FOUND, Stages
 from tasks.contracts.base import Contract
 from tasks.contracts.run import StageTime
 from tasks.control.routing.config import RoutingConfig

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
-from tasks.contracts.calibration import FitOutcome
 from tasks.contracts.data import DataSplits
-from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.evaluation import EvaluationReport, FitOutcome
 from tasks.contracts.release import CalibrationSource, PromotionDecision
 from tasks.contracts.training import CandidateModel, RecalibratedModel
 from tasks.conversion.calibrator import map_program

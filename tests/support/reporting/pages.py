@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from tasks.contracts.measurement import GoalStanding, VariantLatency
+from tasks.contracts.conversion import GoalStanding, VariantLatency
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore

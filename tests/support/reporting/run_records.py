@@ -10,6 +10,14 @@ import numpy as np
 import pandas as pd
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.conversion import (
+    GoalStanding,
+    OperatorProfile,
+    OperatorTime,
+    VariantLatency,
+    VariantPrice,
+    VariantThroughput,
+)
 from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,
@@ -35,14 +43,6 @@ from tasks.contracts.evaluation import (
     MetricSet,
     PairedComparison,
     SliceMetrics,
-)
-from tasks.contracts.measurement import (
-    GoalStanding,
-    OperatorProfile,
-    OperatorTime,
-    VariantLatency,
-    VariantPrice,
-    VariantThroughput,
 )
 from tasks.contracts.release import GateResult, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.calls import Call, Served, ServedBatch, Slot
-from serving.interfaces import VersionState
+from serving.interfaces import Call, Served, ServedBatch, Slot, VersionState
 
 MODEL = "flight-delay"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

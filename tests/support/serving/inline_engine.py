@@ -12,7 +12,6 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from serving.calls import SLOTS, Answer, Array, Call, Served, ServedBatch, Slot, num_rows_of
 from serving.errors import (
     BackendError,
     ClientGoneError,
@@ -22,7 +21,19 @@ from serving.errors import (
     ServingError,
     UnknownModelError,
 )
-from serving.interfaces import Done, Observer, VersionState
+from serving.interfaces import (
+    SLOTS,
+    Answer,
+    Array,
+    Call,
+    Done,
+    Observer,
+    Served,
+    ServedBatch,
+    Slot,
+    VersionState,
+    num_rows_of,
+)
 from tasks.contracts.conversion import Signature
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]

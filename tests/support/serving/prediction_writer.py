@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.calls import Call, Served, ServedBatch
+from serving.interfaces import Call, Served, ServedBatch
 from serving.log import prediction_log
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import tabular_signature

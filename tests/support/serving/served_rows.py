@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from serving.calls import Call, Served, ServedBatch, Slot
+from serving.interfaces import Call, Served, ServedBatch, Slot
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.predictions.config import PredictionLogConfig

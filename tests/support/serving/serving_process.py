@@ -12,9 +12,9 @@ from pathlib import Path
 
 from serving.__main__ import main
 from serving.assembly import Parts, PartsOf
-from serving.calls import num_rows_of
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, FeaturesRefusedError
+from serving.interfaces import num_rows_of
 from tasks.kernel.settings import Settings
 from tests.support.serving.inline_engine import InlineEngine, session_of
 

@@ -33,7 +33,7 @@ def store_at(place: list[str]) -> CheckpointStore:
     if len(place) == 1:
         target = LocalPlace(Path(place[0]))
     else:
-        from tasks.training.checkpoints.s3_place import S3Place
+        from tasks.training.checkpoints.places import S3Place
 
         endpoint, prefix = place
         keys = S3Access(

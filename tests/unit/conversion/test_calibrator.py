@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts.calibration import Calibrator, MapFit
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import Calibrator, MapFit
 from tasks.contracts.release import CalibrationSource
 from tasks.conversion.calibrator import check_mapped, map_program, mapped_outputs, write_mapped
 from tasks.conversion.config import ConversionConfig

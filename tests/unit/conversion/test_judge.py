@@ -5,10 +5,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tasks.contracts.conversion import SnapshotRows
+from tasks.contracts.conversion import GoalStanding, SnapshotRows, VariantLatency, VariantThroughput
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.measurement import GoalStanding, VariantLatency, VariantThroughput
 from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.config import GOALS, ConversionConfig, Goal, QualityBound
 from tasks.conversion.convert import judge_variants

@@ -17,8 +17,13 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import schema_digest
-from tasks.conversion.targets.onnx import MODEL_FILE, quantize_onnx
-from tasks.conversion.targets.onnx_halving import encoding_nodes, halve, with_overflows
+from tasks.conversion.targets.onnx import (
+    MODEL_FILE,
+    encoding_nodes,
+    halve,
+    quantize_onnx,
+    with_overflows,
+)
 from tasks.kernel.errors import ConversionError, StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case

@@ -16,7 +16,7 @@ from tasks.conversion.convert import judge_variants
 from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular_rows import tabular_inputs
 from tasks.conversion.loading import load_variant
-from tasks.conversion.processor import LIMITS, Processor, this_processor
+from tasks.conversion.provenance import LIMITS, Processor, this_processor
 from tasks.conversion.targets.interface import LoadedModel, Runtime, loaded
 from tasks.conversion.targets.openvino import without_reporting
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
@@ -207,7 +207,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
     def become(flags: str, limit: str = NO_LIMIT, name: str = LIMITS[0]) -> None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu avx2 {flags}\n\n")
-        monkeypatch.setattr("tasks.conversion.processor.CPU_INFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr("tasks.conversion.provenance.CPU_INFO", tmp_path / "cpuinfo")
         for each in LIMITS:
             monkeypatch.delenv(each, raising=False)
         monkeypatch.setenv(name, limit)
@@ -252,7 +252,7 @@ def test_a_processor_that_is_no_x86_does_not_saturate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd asimddp\n")
-    monkeypatch.setattr("tasks.conversion.processor.CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("tasks.conversion.provenance.CPU_INFO", tmp_path / "cpuinfo")
     assert this_processor() == Processor(computes_bf16=False, saturates_int8=False)
 
 

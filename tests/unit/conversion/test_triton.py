@@ -10,8 +10,7 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import ModelVariant
 from tasks.conversion.config import ConversionConfig, TritonConfig
-from tasks.conversion.triton.checks import _schema, check_schema
-from tasks.conversion.triton.model import as_text
+from tasks.conversion.triton.model import _schema, as_text, check_schema
 from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import ArtifactStore

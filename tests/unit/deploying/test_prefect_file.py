@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prefect import Flow
 
-from flows.process_labels import not_retried_because, note_process
+from flows.stages import not_retried_because, note_process
 from infra.deploying.deployments import DeploymentItem, deployment_items, load_flow
 from infra.deploying.file import (
     PREFECT_FILE,

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.evaluation.curves import MAX_POINTS, calibration_curve, precision_recall_curve, roc_curve
+from tasks.evaluation.metrics import (
+    MAX_POINTS,
+    calibration_curve,
+    precision_recall_curve,
+    roc_curve,
+)
 from tasks.stats.ranked import METRICS, RankedRows
 
 

@@ -16,9 +16,8 @@ from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, R
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
 from tasks.evaluation.baseline_model import score_baseline_model
-from tasks.evaluation.curves import observed_by_prediction, residual_classes
 from tasks.evaluation.judge import judge_model, score_window
-from tasks.evaluation.metrics import measure_rows
+from tasks.evaluation.metrics import measure_rows, observed_by_prediction, residual_classes
 from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore

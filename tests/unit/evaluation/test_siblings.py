@@ -9,7 +9,7 @@ from torch import Tensor
 from tasks.contracts.evaluation import Metric, StudentReport
 from tasks.contracts.training import Shrinking, ShrunkModel
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.siblings import judge_siblings, who_won, why_refused
+from tasks.evaluation.judge import judge_siblings, who_won, why_refused
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame, splits

@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.rows import slice_columns
+from tasks.evaluation.scoring import slice_columns
 from tasks.evaluation.slices import judge_slices
 from tasks.kernel.errors import ConfigurationError
 from tests.support.data import builders

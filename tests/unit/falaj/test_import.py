@@ -7,7 +7,7 @@ import pytest
 from falaj.__main__ import EXIT_WRONG_INPUT, main
 from falaj.loop import import_lines
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.measurement import GoalStanding
+from tasks.contracts.conversion import GoalStanding
 from tasks.contracts.release import ImportedModel
 from tasks.kernel.settings import ArtifactStore
 from tests.support.registry.builders import variants

@@ -193,7 +193,7 @@ def test_rows_created_before_they_hold_are_counted(
     file = repository.path / "sql" / "weather.sql"
     known = "* REPLACE (event_timestamp - INTERVAL 1 DAY AS created)"
     file.write_text(f"SELECT {known} FROM ({file.read_text()})")
-    with caplog.at_level("WARNING", "tasks.features.tables.computed_rows"):
+    with caplog.at_level("WARNING", "tasks.features.tables.build"):
         tables = refresh(repository, store, days(0, 2))
     num_rows = len(rows_of(tables, "weather", store))
     assert f"weather: {num_rows} row(s) have a created before" in caplog.text

@@ -13,8 +13,7 @@ from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.config import LineageSettings
-from tasks.lineage.journal import Journal
-from tasks.lineage.queries import queries_with_reads
+from tasks.lineage.journal import Journal, queries_with_reads
 from tasks.lineage.record import record_events, record_steps
 from tasks.lineage.steps import Node, Step
 from tasks.lineage.trace import format_chain, trace

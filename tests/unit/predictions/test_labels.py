@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serving.calls import Call, ServedBatch
+from serving.interfaces import Call, ServedBatch
 from tasks.kernel.errors import DataContractError
 from tasks.predictions.joining import JoinTally, labelled_rows
 from tasks.predictions.labels import import_labels, labels_folder

@@ -18,7 +18,6 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.masking import mask_key_file, open_mask
 from tasks.predictions.parts import PartWriter, locked, visible_parts
 from tasks.predictions.reading import (
     LogQuery,
@@ -29,7 +28,7 @@ from tasks.predictions.reading import (
     read_table,
     write_window,
 )
-from tasks.predictions.schema import log_root, model_folder
+from tasks.predictions.schema import log_root, mask_key_file, model_folder, open_mask
 from tasks.predictions.upkeep import erase_subject, keep_up
 from tests.support.data.builders import frame
 from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, served

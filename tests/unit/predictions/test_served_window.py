@@ -12,7 +12,7 @@ import pytest
 
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset, category_code
-from tasks.contracts.predictions import ServedWindow, TooFewPredictions
+from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.calibration import Calibration, Calibrator, MapFit
-from tasks.contracts.evaluation import EvaluationReport, Metric, SingleFeature
+from tasks.contracts.evaluation import (
+    Calibration,
+    Calibrator,
+    EvaluationReport,
+    MapFit,
+    Metric,
+    SingleFeature,
+)
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
 from tasks.registry.model_folder import list_variants

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from flows.release import LoggedLabels
-from serving.calls import Slot
+from serving.interfaces import Slot
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.clock import ClockConfig
 from tasks.kernel.errors import DataContractError

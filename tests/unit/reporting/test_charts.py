@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.contracts.conversion import VariantLatency
 from tasks.contracts.drift import FeatureDrift
 from tasks.contracts.evaluation import CurvePoint, Metric
-from tasks.contracts.measurement import VariantLatency
 from tasks.contracts.release import ModelVariant
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.charts import (

@@ -14,7 +14,7 @@ from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LinearRegression
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.calibration import Calibrator, FitOutcome
+from tasks.contracts.evaluation import Calibrator, FitOutcome
 from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt, logits
 

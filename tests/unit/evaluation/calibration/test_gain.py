@@ -11,10 +11,11 @@ import pytest
 from sklearn.calibration import calibration_curve
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.calibration import Calibrator, MapFit
 from tasks.contracts.evaluation import (
+    Calibrator,
     Comparison,
     EvaluationReport,
+    MapFit,
     Metric,
     PairedComparison,
     RegressionComparison,

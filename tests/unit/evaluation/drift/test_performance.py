@@ -7,14 +7,14 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.drift import DriftVerdict, FeatureDrift
 from tasks.contracts.evaluation import Metric, RegressionMetrics, ScoredWindow
 from tasks.evaluation.drift.config import DriftConfig
-from tasks.evaluation.drift.performance import (
+from tasks.evaluation.drift.verdict import (
     ClassificationChange,
     PerformanceChange,
     RegressionChange,
+    decide,
     performance_change,
     unpaired_difference,
 )
-from tasks.evaluation.drift.verdict import decide
 from tests.support.data.builders import month
 
 CONFIG = DriftConfig(min_auc_drop=0.02, min_excess_rise=0.02, min_r2_drop=0.02, min_skill_drop=0.05)

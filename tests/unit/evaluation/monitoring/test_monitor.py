@@ -15,9 +15,8 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring
-from tasks.evaluation.monitoring.alerts import freshness_alerts, read_alerts
+from tasks.evaluation.monitoring.alerts import baseline_noise, freshness_alerts, read_alerts
 from tasks.evaluation.monitoring.config import MonitoringConfig
-from tasks.evaluation.monitoring.drift import baseline_noise
 from tasks.evaluation.monitoring.history import FILE
 from tasks.evaluation.monitoring.monitor import monitor_once, monitor_tables
 from tasks.evaluation.monitoring.statistics import ViewDay

@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.calls import SLOTS, Answer, Call, Slot
 from serving.engine.engine import ModelEngine
 from serving.errors import (
     BackendError,
@@ -22,6 +21,7 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
+from serving.interfaces import SLOTS, Answer, Call, Slot
 from tests.support.serving.standins import POISON, TWO_KINDS, Desk, Shelf, engine_of
 
 BOUNDS: dict[str, Any] = {

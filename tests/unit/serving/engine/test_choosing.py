@@ -9,7 +9,7 @@ import pytest
 from serving.engine.config import HardwareConfig
 from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
-from tasks.contracts.measurement import GoalStanding, VariantLatency
+from tasks.contracts.conversion import GoalStanding, VariantLatency
 from tasks.contracts.release import ModelVariant
 from tasks.kernel.errors import RegistryError
 from tasks.registry.model_folder import RegisteredVariant

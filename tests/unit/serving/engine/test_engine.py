@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.calls import Call, ServedBatch
 from serving.engine.config import ServedModel
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import (
@@ -24,6 +23,7 @@ from serving.errors import (
     TooLargeError,
     UnknownModelError,
 )
+from serving.interfaces import Call, ServedBatch
 from tests.support.serving.standins import (
     SEQUENCES,
     SIGNATURE,

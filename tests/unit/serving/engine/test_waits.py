@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from serving.calls import Array
 from serving.engine.backends import Backend
 from serving.engine.config import ServedModel
 from serving.engine.queues import PACE_HOLDS_S, Limits, RequestQueue
 from serving.engine.versions import VersionKey
 from serving.errors import OverloadedError
+from serving.interfaces import Array
 from tests.support.serving.standins import Desk, Shelf, made_call, serving, until
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.calls import Call, Served, ServedBatch
 from serving.errors import BackendError, DeadlineError, NotReadyError, OverloadedError
+from serving.interfaces import Call, Served, ServedBatch
 from serving.log.columns import STATES
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature
@@ -23,9 +23,8 @@ from tasks.contracts.data import category_code
 from tasks.features.online.answer import LABELS
 from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.masking import mask_key_file
 from tasks.predictions.reading import LogQuery, read_table
-from tasks.predictions.schema import FIXED, log_root, model_folder
+from tasks.predictions.schema import FIXED, log_root, mask_key_file, model_folder
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.serving.served_rows import (
     MODEL,

@@ -16,8 +16,7 @@ from serving.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from serving.observability.counting import BOUNDS_S, Counting, Times, percentile_s
-from serving.observability.metrics import Metrics, Source
+from serving.observability.metrics import BOUNDS_S, Counting, Metrics, Source, Times, percentile_s
 from tests.support.serving.builders import MODEL, STATES, batch, call
 
 SERVED = {

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from serving.calls import Answer, Array, Served
 from serving.errors import BadRequestError
+from serving.interfaces import Answer, Array, Served
 from serving.protocol.answers import encode_answer
 from serving.protocol.messages import parse_request, sent_inputs
 from serving.protocol.plans import ModelPlan, Wanted

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from open_inference.grpc.protocol import ModelInferRequest
 
-from serving.calls import Array
 from serving.errors import BadRequestError
+from serving.interfaces import Array
 from serving.protocol.answers import MOST_MESSAGE, bounded
 from serving.protocol.grpc.messages import sent_inputs
 from serving.protocol.plans import ModelPlan

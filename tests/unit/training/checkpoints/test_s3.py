@@ -12,11 +12,11 @@ from pyarrow.fs import FileSelector, S3FileSystem
 from pydantic import SecretStr
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.training.checkpoints import s3_place
+from tasks.training.checkpoints import places as s3_place
 from tasks.training.checkpoints.access import S3Access, access_handed_over
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.manifest import MANIFEST_NAME, CheckpointRef
-from tasks.training.checkpoints.s3_place import S3Place
+from tasks.training.checkpoints.places import S3Place
 from tasks.training.checkpoints.store import CheckpointStore, open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tests.support.services.servers import s3_server

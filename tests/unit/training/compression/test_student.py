@@ -8,8 +8,8 @@ from tasks.contracts.training import EpochMetrics, Shrinking, TrainedModel
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.distillation import StudentPlan, chosen
 from tasks.training.compression.planning import plan_student
-from tasks.training.compression.student import StudentPlan, chosen
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.config import LaunchConfig
 from tests.support.data.builders import dataset

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.training.data.order import ShardOrder, laid_out, merged_ranges
+from tasks.training.data.source import ShardOrder, laid_out, merged_ranges
 
 
 def rows_of(order: ShardOrder, epoch: int, first_row: int = 0) -> np.ndarray:

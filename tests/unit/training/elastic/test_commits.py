@@ -5,7 +5,7 @@ import torch
 
 from tasks.training.elastic import commits as module
 from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup, copy_of
-from tasks.training.elastic.messages import FromRank, Pulse
+from tasks.training.elastic.link import FromRank, Pulse
 from tasks.training.strategies.base import State
 from tests.support.training.thread_ranks import Room, ThreadCommunicator, on_threads
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tasks.training.elastic.messages import (
+from tasks.training.elastic.link import (
     Failed,
     Ping,
     Pulse,

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.calls import Answer, Call, Served
 from serving.config import ServingConfig, checked_config
 from serving.errors import ForbiddenError, OverloadedError, ServingError, TooManyRequestsError
-from serving.interfaces import Action, Done, Headers, Principal
+from serving.interfaces import Action, Answer, Call, Done, Headers, Principal, Served
 from serving.protocol.front import Front
 from serving.protocol.http.connection import Connection
 from serving.protocol.http.listener import bound_socket, public_listener
