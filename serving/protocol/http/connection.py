@@ -159,7 +159,10 @@ class Connection(asyncio.Protocol):
     def sweep(self, at: float) -> None:
         """Close the connection if it is past one of its times."""
         limits, waited_s = self._limits, at - self._since
-        if self._write_paused_since is not None:
+        if self._transport.is_closing():  # waits until the client has read what was sent
+            if waited_s > max(limits.keep_alive_s, LINGER_S) + limits.request_timeout_s:
+                self._transport.abort()
+        elif self._write_paused_since is not None:
             if at - self._write_paused_since > limits.request_timeout_s:
                 self._transport.abort()
         elif self._state == "arriving" and waited_s > limits.request_timeout_s:

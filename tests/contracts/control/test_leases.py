@@ -175,7 +175,7 @@ def test_what_a_host_does_not_have_is_refused_at_once(url: str) -> None:
 class Machine:
     """A machine of its own on the same database: another name and another boot."""
 
-    def __init__(self, url: str, name: str, terms: LeaseTerms | None = None) -> None:
+    def __init__(self, url: str, name: str, terms: LeaseTerms = LeaseTerms()) -> None:  # noqa: B008
         me = ProcessName.of_this()
         self.now_s = 1000.0
         self.book = LeaseRepository(

@@ -141,7 +141,7 @@ def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(
 
 
 def test_nothing_is_trained_while_a_person_is_asked_about_a_new_version(
-    retraining: Controller,
+    controller: Controller,
 ) -> None:
     controller.see(builders.shifted(0))
     controller.end_runs()
@@ -155,7 +155,7 @@ def test_nothing_is_trained_while_a_person_is_asked_about_a_new_version(
 
 @pytest.mark.parametrize(("champion", "made"), [(1, [Outcome.ACTS]), (2, [])])
 def test_trouble_that_waited_for_a_person_goes_on_after_a_refusal_and_ends_with_an_approval(
-    retraining: Controller, champion: int, made: list[Outcome]
+    controller: Controller, champion: int, made: list[Outcome]
 ) -> None:
     controller.asked_about = 2
     assert controller.see(builders.stale(0)) == [Outcome.APPROVAL]
@@ -170,7 +170,7 @@ def test_a_roll_back_waits_for_no_person(controller: Controller) -> None:
 
 
 def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
-    retraining: Controller, database: Path
+    controller: Controller, database: Path
 ) -> None:
     controller.see(builders.shifted(0))
     controller.end_runs()
@@ -186,7 +186,7 @@ def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
 
 
 def test_what_nothing_recalibrates_is_retrained_and_the_record_says_so(
-    retraining: Controller,
+    controller: Controller,
 ) -> None:
     controller.recalibrates = False
     assert controller.see(builders.shifted(0)) == [Outcome.ACTS]
@@ -347,7 +347,7 @@ def test_models_do_not_hold_each_other_up(controller: Controller) -> None:
 
 
 def test_what_another_release_wrote_is_read_as_far_as_it_goes(
-    retraining: Controller, database: Path
+    controller: Controller, database: Path
 ) -> None:
     verdict_id = controller.judge(builders.stale(0))
     with sqlite3.connect(database) as connection:

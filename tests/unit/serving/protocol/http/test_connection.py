@@ -16,7 +16,7 @@ import pytest
 from serving.config import ServingConfig, checked_config
 from serving.errors import ForbiddenError, OverloadedError, ServingError, TooManyRequestsError
 from serving.interfaces import Action, Answer, Call, Done, Headers, Principal, Served
-from serving.protocol.front import Front
+from serving.protocol.front import Front, now
 from serving.protocol.http.connection import Connection
 from serving.protocol.http.listener import bound_socket, public_listener
 from serving.security.assembly import OpenGuard
@@ -508,3 +508,33 @@ async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None
         client.send(raw(b"x" * 100_000))
         assert await client.statuses(1) == [413]
         assert await client.has_ended()
+
+
+class Unread(asyncio.Transport):
+    """A transport whose client reads nothing, so that it cannot close by itself."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.ends: list[str] = []
+
+    def is_closing(self) -> bool:
+        return bool(self.ends)
+
+    def close(self) -> None:
+        self.ends.append("close")
+
+    def abort(self) -> None:
+        self.ends.append("abort")
+
+
+async def test_a_closed_connection_whose_answers_nobody_reads_is_cut_off() -> None:
+    listener, transport = public_listener(front_of(HeldEngine())), Unread()
+    limits = listener.front.config.http
+    connection = Connection(listener)
+    connection.connection_made(transport)
+    begun = now()
+    connection.sweep(begun + limits.keep_alive_s + 1)
+    connection.sweep(begun + limits.keep_alive_s + 2)
+    assert transport.ends == ["close"]
+    connection.sweep(begun + limits.keep_alive_s + limits.request_timeout_s + 1)
+    assert transport.ends == ["close", "abort"]
