@@ -117,7 +117,7 @@ def read_prefect_file(
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigurationError(f"{path}: cannot be read ({exc.strerror})") from exc
-    except yaml.YAMLError as exc:
+    except (UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ConfigurationError(f"{path.name} is no YAML: {exc}") from exc
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path.name} says nothing; expected deployments")

@@ -122,7 +122,7 @@ def read_pools_file(path: Path = FOLDER / "pools.yaml") -> PoolsFile:
         return PoolsFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as exc:
         raise ConfigurationError(f"{path}: cannot be read ({exc.strerror})") from exc
-    except yaml.YAMLError as exc:
+    except (UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ConfigurationError(f"{path.name} is no YAML: {exc}") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{path.name}: {faults(exc)}. Nothing was deployed") from exc

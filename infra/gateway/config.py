@@ -211,7 +211,7 @@ def _read(file: Path) -> GatewayConfig:
             f"{file} cannot be read: {exc.strerror}. Write there at least "
             "`models: {flight-delay: {}}`, the models that clients may call"
         ) from exc
-    except (yaml.YAMLError, ValidationError) as exc:
+    except (UnicodeDecodeError, yaml.YAMLError, ValidationError) as exc:
         raise ConfigurationError(f"{file}: {exc}") from exc
 
 

@@ -72,7 +72,7 @@ def read_values(file: Path) -> Values:
         return Values.model_validate(yaml.safe_load(file.read_text()))
     except OSError as exc:
         raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
-    except (yaml.YAMLError, ValidationError) as exc:
+    except (UnicodeDecodeError, yaml.YAMLError, ValidationError) as exc:
         raise ConfigurationError(f"{file}: {exc}") from exc
 
 

@@ -145,7 +145,7 @@ def read_config(
     if file:
         try:
             fields = yaml.safe_load(file.read_text()) or {}
-        except (OSError, yaml.YAMLError) as exc:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
             reason = " ".join(str(exc).split())
             raise ConfigurationError(f"{file} cannot be read as YAML: {reason}") from exc
         if not isinstance(fields, dict):

@@ -100,10 +100,10 @@ def test_the_command_line_goes_over_the_file_and_what_it_does_not_say_stays(tmp_
     assert (config.port, config.drain_limit_s, config.host) == (4400, 5, "127.0.0.1")
 
 
-@pytest.mark.parametrize("content", ["- 1", "a: [", "\x00"])
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [b"- 1", b"a: [", b"\x00", b"\xff\xfe"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "platform.yaml"
-    file.write_text(content)
+    file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"platform\.yaml"):
         read_config(file, {})
 
