@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -303,6 +304,25 @@ class Clock:
         return back_s if back_s >= CLOCK_STEP_S else 0.0
 
 
+class Signals:
+    """Stop signals and the ends of children, as they come.
+
+    They come by a pipe: a signal that this thread blocks would go to a thread that some library
+    has started, and end the process there.
+    """
+
+    def __init__(self) -> None:
+        self._pipe, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        for number in WATCHED_SIGNALS:
+            signal.signal(number, lambda *_: None)
+
+    def wait(self, limit_s: float) -> set[int]:
+        """The signals that have come; none where none came within `limit_s` seconds."""
+        ready, _, _ = select.select([self._pipe], [], [], limit_s)
+        return set(os.read(self._pipe, 4096)) if ready else set()
+
+
 @dataclass
 class Supervisor:
     """Keeps children alive until a stop signal.
@@ -343,9 +363,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until a stop signal, then end everything."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it is queued, not discarded
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored ones are inherited by workers
-        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED_SIGNALS)
+        signals = Signals()
         ctypes.CDLL(None).prctl(guard.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         phase: Phase = "starting"
         while True:
@@ -362,10 +380,9 @@ class Supervisor:
                 phase = "up"
             self._publish(phase)
             self._rotate_logs()
-            received = signal.sigtimedwait(WATCHED_SIGNALS, self._sleep_s())
-            if received and received.si_signo in STOP_SIGNALS:
-                LOGGER.info("stopping on signal %d", received.si_signo)
-                self._stop()
+            if asked := STOP_SIGNALS.intersection(signals.wait(self._sleep_s())):
+                LOGGER.info("stopping on signal %d", min(asked))
+                self._stop(signals)
                 return
 
     def _check_clock(self) -> None:
@@ -395,15 +412,15 @@ class Supervisor:
         due = min((child.next_look for child in self.children), default=float("inf"))
         return min(LONGEST_SLEEP_S, self.rotate_every_s, max(0.05, due - time.monotonic()))
 
-    def _stop(self) -> None:
+    def _stop(self, signals: Signals) -> None:
         self._publish("stopping")
-        self._end([child for child in self.children if child.service.name not in self.servers])
+        self._end([c for c in self.children if c.service.name not in self.servers], signals)
         self._cut_off = tuple(self.after_workers())
         self._publish("stopping")
-        self._end([child for child in self.children if child.service.name in self.servers])
+        self._end([c for c in self.children if c.service.name in self.servers], signals)
         self._publish("stopped")
 
-    def _end(self, members: Sequence[Child]) -> None:
+    def _end(self, members: Sequence[Child], signals: Signals) -> None:
         for child in members:
             child.stop()
         deadline = time.monotonic() + self.grace_s + KILL_MARGIN_S
@@ -411,7 +428,7 @@ class Supervisor:
             if time.monotonic() > deadline:
                 for child in members:
                     child.kill()
-            signal.sigtimedwait({signal.SIGCHLD}, 0.2)
+            signals.wait(0.2)
         self._end_orphans()
 
     def _end_orphans(self) -> None:

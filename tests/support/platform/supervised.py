@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,8 @@ def main(home: str, described: str) -> None:
             told.write("asked\n")
         return (files.home / "forgotten").read_text().count("asked") > 1
 
+    # As a library may have: a signal that the main thread blocks would come to this one.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     with only_supervisor(files):
         Supervisor(
             files=files,
