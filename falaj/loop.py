@@ -29,8 +29,8 @@ def run(*, context: Here) -> list[str]:
     """Run the whole loop once; it ends with a report."""
 
     def work(config: PipelineConfig) -> list[str]:
-        from flows.approval import promotion_outcome
         from flows.pipeline import pipeline_flow
+        from flows.promotion import promotion_outcome
 
         record = pipeline_flow(config)
         overall, quality = record.evaluation.overall, record.evaluation.overall.primary
@@ -132,7 +132,7 @@ def recalibrate(
 
 def recalibration_lines(result: RecalibrationResult) -> list[str]:
     """The outcome, a line each: the map, what it changed, what became of the version."""
-    from flows.approval import promotion_outcome
+    from flows.promotion import promotion_outcome
     from tasks.evaluation.calibration.gain import describe_changes
 
     lines = [""]
@@ -170,7 +170,7 @@ def search(
     chosen = {"num_trials": trials, "parallel_trials": parallel}
 
     def work(config: PipelineConfig) -> list[str]:
-        from flows.search import search_flow
+        from flows.training import search_flow
 
         changes = {name: value for name, value in chosen.items() if value is not None}
         settings = config.search.model_copy(update=changes)
@@ -231,7 +231,7 @@ def compress(
 
 def compression_lines(result: ShrinkingResult) -> list[str]:
     """The outcome, a line each: sizes, quality, whether the teacher helped, the version."""
-    from flows.approval import promotion_outcome
+    from flows.promotion import promotion_outcome
 
     made, judged = result.shrinking, result.judged
     lines = [
@@ -265,7 +265,7 @@ def import_model(file: Path, /, *, context: Here) -> list[str]:
     description = read_import_config(file)
 
     def work(config: PipelineConfig) -> list[str]:
-        from flows.model_import import model_import_flow
+        from flows.conversion import model_import_flow
 
         return list(import_lines(model_import_flow(description)))
 

@@ -105,7 +105,7 @@ def _resume_run(model: str, version: int, settings: Settings) -> list[str]:
     os.environ.update(found or {})
     import httpx
 
-    from flows.approval import settle_waiting_runs
+    from flows.promotion import settle_waiting_runs
 
     try:
         number = settle_waiting_runs(model, version)

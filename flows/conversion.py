@@ -1,23 +1,33 @@
-"""Convert: one version into a variant for each target, accepted only if it is worth it."""
+"""Convert: one version into a variant for each target, accepted only if it is worth it.
+
+Import: a model that was trained elsewhere, registered and converted like our own.
+"""
 
 from __future__ import annotations
 
 from prefect import flow
 from pydantic import PositiveInt
 
-from flows.config import PipelineConfig
+from flows.config import ImportConfig, PipelineConfig
 from flows.stages import RECORDED
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.conversion import ConversionRows, SnapshotRows
+from tasks.contracts.conversion import ConversionRows, ImportedProgram, PreparedRows, SnapshotRows
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.release import ModelVariant
+from tasks.contracts.release import ImportedModel, ModelVariant
 from tasks.conversion.config import ConversionConfig, HardwareConversion
 from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
 from tasks.features.task import build_training_set
+from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_conversion
-from tasks.registry.task import attach_variants, fetch_version, find_trained
+from tasks.lineage.task import record_conversion, record_import
+from tasks.registry.task import (
+    attach_variants,
+    claim_model_name,
+    fetch_version,
+    find_trained,
+    register_import,
+)
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
 
@@ -93,3 +103,38 @@ def reconversion_flow(
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite)
     return conversion_flow(trained.version, dataset, config)
+
+
+@flow(
+    name="model-import",
+    flow_run_name="import-{config.registry.model_name}",
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def model_import_flow(config: ImportConfig) -> ImportedModel:
+    """Register a model that was trained elsewhere, and build, judge and file its variants.
+
+    Args:
+        config: the import.
+    """
+    claim_model_name(None, None, config.registry)
+    imported, rows = _taken(config)
+    version = register_import(imported, config.registry, code_commit())
+    record_import(version, imported, code_commit(), return_state=True)
+    variants = convert_version(version, rows, config.conversion)
+    record_conversion(version, rows, variants, code_commit(), return_state=True)
+    return ImportedModel(version=version, variants=variants)
+
+
+def _taken(config: ImportConfig) -> tuple[ImportedProgram, PreparedRows]:
+    if config.encoder is not None:
+        imported = export_encoder(config.encoder)
+    else:
+        assert config.program is not None
+        imported = take_program(config.program)
+    if config.rows is not None:
+        return imported, take_rows(config.rows)
+    assert config.corpus is not None
+    assert config.encoder is not None
+    return imported, prepare_corpus(config.corpus, config.encoder)

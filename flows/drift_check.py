@@ -16,8 +16,8 @@ from prefect.logging import get_run_logger
 from prefect.utilities.urls import url_for
 
 from flows.config import PipelineConfig
+from flows.decision import deployment_for, start_run
 from flows.stages import RECORDED, days_or_newest, drift_run_name, moment_of_run, served_run_name
-from flows.starting import deployment_for, start_run
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions

@@ -1,19 +1,43 @@
-"""Train: a validated training set, Horovod ranks, a judged and registered candidate."""
+"""Train: a validated training set, Horovod ranks, a judged and registered candidate.
+
+Search: many trainings of one use case, guided and cut short by what the earlier ones learnt.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 from prefect import flow
+from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from flows.stages import RECORDED
+from flows.stages import FOUND, RECORDED
+from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import TrainingResult
+from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import build_training_set, rank_single_features
+from tasks.kernel.errors import TransientError
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
-from tasks.registry.task import claim_model_name, find_incumbent, find_start, register_candidate
+from tasks.registry.task import (
+    claim_model_name,
+    end_study,
+    find_incumbent,
+    find_start,
+    record_trials,
+    register_candidate,
+)
+from tasks.reporting.task import publish_search
+from tasks.training.search.driver import Driver, check_any_succeeded
+from tasks.training.search.space import configured, told
+from tasks.training.search.storage import StudyStorage
+from tasks.training.search.study import Proposal, Study
+from tasks.training.search.task import run_trial, search_folder
+from tasks.training.search.trial import TrialOrder, study_name
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
 from tasks.validation.task import validate_training_set
@@ -63,3 +87,129 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         version, model, dataset, evaluation, entities, staging, commit, return_state=True
     )
     return trained
+
+
+POLL_S = 2.0
+
+
+@flow(
+    name="search",
+    flow_run_name="search-{config.name}-{config.splits.train.slug}",
+    persist_result=True,
+    result_serializer="json",
+    **RECORDED,
+)
+def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchResult:
+    """Walk the use case's search space and keep the best trial's model.
+
+    Args:
+        config: The use case; `config.search` says what to try.
+        make_candidate: Judge the best model and register it as the candidate.
+    """
+    claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    snapshot = build_training_set(config.window, config.features)
+    dataset = validate_training_set(snapshot, suite, config.splits)
+    study = run_trials(dataset, config)
+    best = with_best_trial(config, study)
+    model = train_distributed(dataset, best.splits, best.training)  # trained already: reused
+    end_study(study, config.registry)
+    page = publish_search(study)
+    version = training_flow(best).version if make_candidate else None
+    return SearchResult(study=study, model=model, page=page, version=version)
+
+
+def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord:
+    """Run the study's trials, those that an earlier search began first; none is run twice.
+
+    Raises:
+        TransientError: another process drives the study, or its database does not answer.
+        TrainingError: no trial gave a model.
+        FalajError: what a trial met that says nothing about its point.
+    """
+    settings, logger = Settings.from_environment(), get_run_logger()
+    base, search = config.training, config.search
+    name = study_name(dataset, config.splits, base, search)
+    storage = StudyStorage.of(search.storage, search_folder(settings), os.environ)
+    run = _in_this_process if not search.work_pool else _on_work_pool
+
+    def run_one(proposal: Proposal) -> None:
+        run(TrialOrder.of(name, proposal, base, search), dataset, config)
+
+    def tell(trial: TrialRecord) -> None:
+        logger.info("%s", trial_in_words(trial, len(study.trials()), search.num_trials))
+
+    with storage.held(name):
+        study = Study(name, storage, search, base.max_epochs)
+        reason = Driver(study, search, run_one, tell).drive()
+        check_any_succeeded(study)
+        return study.record(config.name, reason)
+
+
+def with_best_trial(config: PipelineConfig, study: StudyRecord) -> PipelineConfig:
+    """The use case with the best trial's training configuration, and nothing else changed."""
+    best = next(trial for trial in study.trials if trial.number == study.best)
+    return config.model_copy(update={"training": configured(config.training, best.point)})
+
+
+def trial_in_words(trial: TrialRecord, num_done: int, num_trials: int) -> str:
+    """One line about a trial that ended."""
+    quality = "no epoch" if not trial.epochs else f"{trial.epochs[-1].quality_name} "
+    quality += "" if trial.quality is None else f"{trial.quality:.4f}"
+    return (
+        f"trial {trial.number:>3} {trial.state:<8} {quality} in {len(trial.epochs)} epochs, "
+        f"{trial.seconds:.0f} s ({num_done} of {num_trials}): {told(trial.point)}"
+    )
+
+
+def _in_this_process(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> None:
+    trial_flow(order, dataset, config)
+
+
+def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> None:
+    """Run the trial's deployment and wait; a search that is run again finds the same run.
+
+    Raises:
+        TransientError: the run crashed, failed or was cancelled; the outcome is not in the study.
+    """
+    from prefect.deployments import run_deployment
+
+    parameters = {
+        "order": order.model_dump(mode="json"),
+        "dataset": dataset.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
+    }
+    run_deployment_now: Callable[..., object] = run_deployment
+    run = run_deployment_now(
+        f"trial/{config.search.work_pool}",
+        parameters=parameters,
+        idempotency_key=order.key,
+        as_subflow=True,
+        poll_interval=POLL_S,
+    )
+    state = getattr(run, "state", None)
+    if state is None or not state.is_completed():
+        raise TransientError(
+            f"the flow run of trial {order.number} ended {getattr(state, 'name', 'unknown')}: "
+            f"{getattr(state, 'message', None) or 'no message'}"
+        )
+
+
+@flow(
+    name="trial",
+    flow_run_name="trial-{order.number}-of-{order.study}",
+    persist_result=True,
+    result_serializer="json",
+    **FOUND,
+)
+def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> TrialRecord:
+    """Train one point, keep the outcome in the study, and write it to MLflow.
+
+    Args:
+        order: Which trial of which study, and its point.
+        dataset: Validated rows.
+        config: The use case.
+    """
+    trial = run_trial(order, dataset, config.splits)
+    record_trials(order.study, (trial,), config.registry)
+    return trial

@@ -250,7 +250,7 @@ def recovery_service(plan: Plan) -> Service:
     """Looks for lost runs and repairs them."""
     return Service(
         name=RECOVERY,
-        command=(sys.executable, "-m", "flows.recovery_watch"),
+        command=(sys.executable, "-m", "flows.recovery"),
         environment=worker_environment(plan),
         needs=(SERVER, DEPLOYING),
     )

@@ -18,7 +18,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.search import trial_flow
+from flows.training import trial_flow
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
@@ -51,7 +51,7 @@ async def _deploy(flow_id: object) -> None:
             flow_id=flow_id,  # type: ignore[arg-type]
             name="pool",
             work_pool_name=POOL,
-            entrypoint="flows.search.trial_flow",
+            entrypoint="flows.training.trial_flow",
             pull_steps=[],
         )
 

@@ -25,7 +25,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled
 
-from flows.starting import TAG
+from flows.decision import TAG
 from infra.deploying.deployments import load_flow
 from infra.deploying.file import PREFECT_FILE, read_prefect_file
 from infra.orchestration.embedded import send_what_is_left

@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled
 
-from flows import decision, pipeline, starting
+from flows import decision, pipeline
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.decision import advise_on_drift, decision_flow, retraining_sweep_flow
 from flows.pipeline import pipeline_flow
@@ -227,8 +227,8 @@ def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
     class KilledError(BaseException):
         """The process is gone: nothing that follows in it is done."""
 
-    monkeypatch.setattr(starting, "PIPELINE", loop.name)
-    monkeypatch.setitem(starting.ENTRY_POINTS, loop.name, "flows.pipeline.pipeline_flow")
+    monkeypatch.setattr(decision, "PIPELINE", loop.name)
+    monkeypatch.setitem(decision.ENTRY_POINTS, loop.name, "flows.pipeline.pipeline_flow")
     monkeypatch.setattr(pipeline, "pipeline_flow", loop)
     use_case = read_pipeline_config(Settings.from_environment().feature_repo).name
     verdict = ledger.store_verdict(MODEL, use_case, builders.stale(0), FREE)

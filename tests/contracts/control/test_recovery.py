@@ -20,7 +20,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Suspended
 
 import infra.platform.api as api_module
-from flows.recovery_sweep import recovery_sweep_flow
+from flows.recovery import recovery_sweep_flow
 from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers

@@ -21,11 +21,11 @@ from prefect.flows import Flow
 from prefect.runtime import flow_run
 from prefect.utilities.callables import parameter_schema
 
-from flows.approval import approval_flow
 from flows.config import read_pipeline_config
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
 from flows.pipeline import pipeline_flow
+from flows.promotion import approval_flow
 from flows.training import training_flow
 from tasks.contracts.base import field_title
 from tasks.contracts.run import RunRecord

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.search import with_best_trial
+from flows.training import with_best_trial
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tasks.registry.connection import RegistryLocation, load_mlflow
 from tasks.training.launch.launcher import launch_training

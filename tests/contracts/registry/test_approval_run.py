@@ -23,7 +23,7 @@ from prefect.states import Scheduled
 from prefect.utilities.callables import parameter_schema
 
 from falaj.__main__ import main
-from flows.approval import (
+from flows.promotion import (
     APPROVAL,
     EXPIRY,
     approval_expiry_flow,

@@ -17,7 +17,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from torch import Tensor, nn
 
 from flows.config import read_import_config
-from flows.model_import import model_import_flow
+from flows.conversion import model_import_flow
 from tasks.contracts.release import ImportedModel
 from tasks.kernel.settings import Settings
 

@@ -14,7 +14,7 @@ import yaml
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from flows.config import ImportConfig, read_import_config
-from flows.model_import import model_import_flow
+from flows.conversion import model_import_flow
 from tasks.imports.config import CorpusConfig
 from tasks.imports.corpus import tokenize
 from tasks.imports.weights import TOKENIZER_FILE, find_files, read_encoder

@@ -55,10 +55,10 @@ def spoil_champion(record: RunRecord, home: Path, repo: Path) -> ModelVersionRef
 
 def answer_here(verdict_id: str) -> None:
     """Answer a verdict; what was decided is carried out in this process."""
-    from flows import starting
+    from flows import decision
     from flows.decision import decision_flow
 
-    starting.deployment_for = lambda *_: None  # as where nothing is deployed
+    decision.deployment_for = lambda *_: None  # as where nothing is deployed
     decision_flow(verdict_id)
 
 

@@ -134,7 +134,7 @@ class KillablePlatform:
             where = ["--host", "127.0.0.1", "--port", str(self._port), "--log-level", "warning"]
             return [sys.executable, "-m", *serve, *where]
         if name == "watch":
-            watch = ["flows.recovery_watch", "--every", "3", "--config", str(self._recovery)]
+            watch = ["flows.recovery", "--every", "3", "--config", str(self._recovery)]
             return [sys.executable, "-m", *watch]
         worker = ["prefect", "worker", "start", "--type", "process", "--pool", self._pools[name]]
         return [sys.executable, "-m", *worker, "--name", f"{name}-{secrets.token_hex(3)}"]

@@ -10,7 +10,7 @@ import yaml
 from prefect import flow
 
 from flows.config import PipelineConfig
-from flows.search import run_trials
+from flows.training import run_trials
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import StudyRecord
 from tasks.kernel.settings import PROJECT_ROOT, Settings

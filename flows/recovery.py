@@ -1,9 +1,9 @@
-"""`python -m flows.recovery_watch`: look for lost runs all the time, cheaply, and repair at once.
+"""Sweep: put right what a crash or a stop has left behind; `python -m flows.recovery` watches.
 
-A scheduled sweep alone would cost a process each time, so it can be rare only. This one looks every
-few seconds from one small process, and runs the flow `recovery-sweep` when there is something to be
-done, so that every repair is seen in the Prefect UI. It ends on SIGTERM, and looks again after the
-server was away.
+A scheduled sweep alone would cost a process each time, so it can be rare only. The watch checks
+every few seconds from one small process, and runs the flow `recovery-sweep` when there is something
+to be done, so that every repair is seen in the Prefect UI. It ends on SIGTERM, and survives a
+server that is away.
 """
 
 from __future__ import annotations
@@ -15,14 +15,38 @@ from pathlib import Path
 
 import cyclopts
 import httpx
+from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from flows.recovery_sweep import recovery_sweep_flow
+from flows.stages import found_but_not_retried
 from tasks.control.recovery.config import RecoveryConfig
-from tasks.control.recovery.task import find_dead_steps, find_repairs, slot_facts
+from tasks.control.recovery.task import (
+    Sweep,
+    find_dead_steps,
+    find_repairs,
+    slot_facts,
+    sweep_stale_runs,
+)
 from tasks.kernel.errors import TransientError
+
+
+@flow(
+    name="recovery-sweep",
+    flow_run_name="sweep",
+    persist_result=True,
+    result_serializer="json",
+    **found_but_not_retried("its next run by schedule does the same"),
+)
+def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # noqa: B008  frozen
+    """Put stale runs right: end, free, start again, or tell.
+
+    Args:
+        config: When a run counts as lost.
+    """
+    return sweep_stale_runs(config)
+
 
 LOOK_EVERY_S = 15.0
 logger = logging.getLogger("tasks.control.recovery.watch")
