@@ -77,7 +77,7 @@ def wait_for_any(servers: dict[str, subprocess.Popen[bytes]]) -> str:
 
 @contextmanager
 def _server(settings: Settings, kind: str, place: Listening) -> Iterator[subprocess.Popen[bytes]]:
-    from tasks.training.launch import guard
+    from tasks.kernel import guard
 
     folder = private_folder(settings.home / "feast" / "servers")
     command = [

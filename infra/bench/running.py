@@ -24,8 +24,8 @@ from infra.bench.loop.whole import FIRST_RUN, run_measured, write_cost
 from infra.bench.measurement import FAILURE_FILE, FIGURES_FILE, Stored
 from infra.bench.parts import Measurement
 from infra.bench.results import CHANGED, Result, checked_out, this_host
+from tasks.kernel import guard
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
-from tasks.training.launch import guard
 
 FIRST_DAY = datetime(2013, 1, 1, 5, tzinfo=UTC)
 """Midnight of New York."""

@@ -120,7 +120,7 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     It runs under the guard process, so it also goes when this process is killed. It may not be
     ready yet: see `wait_until_ready`.
     """
-    from tasks.training.launch import guard
+    from tasks.kernel import guard
 
     folder = home / "prefect"
     with refused_writes_explained(folder):

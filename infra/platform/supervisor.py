@@ -34,11 +34,11 @@ from infra.platform.files import (
     now,
     write_state,
 )
+from tasks.kernel import guard
 from tasks.kernel.errors import FalajError, StorageError
 from tasks.kernel.files import make_folder
 from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch import guard
 
 LOGGER = logging.getLogger(__name__)
 

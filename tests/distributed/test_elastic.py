@@ -11,9 +11,9 @@ import pytest
 from infra.bench.elastic.runs import LOCAL, ElasticRun, pid_of_rank, run_here
 from infra.bench.elastic.worker import TinyJob
 from tasks.kernel.errors import TrainingError
+from tasks.kernel.guard import descendants
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.driver import ElasticDriver
-from tasks.training.launch.guard import descendants
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.suite.promises import Promise, proves
 

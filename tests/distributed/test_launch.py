@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.kernel.guard import descendants
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch.guard import descendants
 from tests.support.host.processes import wait_until
 from tests.support.ranks.rank_programs import GONE_WITHIN_S, group, run_to_the_end
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.kernel.guard import descendants
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.core.objective import histogram_auc, score_histograms
-from tasks.training.launch.guard import descendants
 from tests.support.data.builders import COLUMNS, frame, month
 from tests.support.ranks.runs import CONFIG, NUM_ROWS, config, losses, on_ranks, train
 

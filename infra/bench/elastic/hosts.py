@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from infra.bench.parts import wait_until
+from tasks.kernel import guard
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch import guard
 
 PREFIX = "falajt"
 SWITCH = f"{PREFIX}-switch"

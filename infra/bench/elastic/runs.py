@@ -13,10 +13,10 @@ import numpy as np
 
 from infra.bench.elastic.driver import drive
 from infra.bench.elastic.worker import TinyJob, unbroken
+from tasks.kernel.guard import descendants
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.report import ElasticReport
-from tasks.training.launch.guard import descendants
 
 LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1)
 LIMIT_S = 150

@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 from infra.orchestration.embedded import free_port
 from infra.platform.services import SERVER_SETTINGS
+from tasks.kernel import guard
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch import guard
 
 START_LIMIT_S = 240
 STOP_LIMIT_S = 30

@@ -6,7 +6,7 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-from tasks.training.launch import guard
+from tasks.kernel import guard
 from tasks.training.launch.rank_group import local_environments
 
 NUM_RANKS = 2

@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 
 from infra.bench.figures import LeftOut, Measured, at_least, at_most
 from infra.bench.parts import Bench
-from tasks.training.launch import guard
+from tasks.kernel import guard
 from tasks.training.launch.rank_group import local_environments
 
 NUM_RANKS = 2

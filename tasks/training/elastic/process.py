@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
+from tasks.kernel import guard
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.agent import EXIT_CUT_OFF
 from tasks.training.elastic.config import ElasticConfig
@@ -31,7 +32,6 @@ from tasks.training.elastic.link import (
     encoded,
     from_rank,
 )
-from tasks.training.launch import guard
 from tasks.training.launch.rank_group import (
     INHERITED_VARIABLES,
     Lines,

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tasks.training.launch import guard
+from tasks.kernel import guard
 
 # Start no thread: neither for sums of arrays nor for giving memory back.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}

@@ -11,6 +11,7 @@ from pathlib import Path
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import Lesson, StartingPoint, TrainedModel
 from tasks.kernel.errors import TransientError, refused_writes_explained
+from tasks.kernel.guard import GRACE_S
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
@@ -21,7 +22,6 @@ from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
-from tasks.training.launch.guard import GRACE_S
 from tasks.training.launch.host import Host, in_words, plan_ranks
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of
 from tasks.training.launch.rank_group import RankGroup, local_environments

@@ -17,12 +17,11 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import IO, cast
 
-from tasks.kernel import errors
+from tasks.kernel import errors, guard
 from tasks.kernel.errors import FalajError, TrainingError
+from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch import guard
 from tasks.training.launch.fork_server import MAX_MESSAGE_BYTES, ONE_THREAD
-from tasks.training.launch.guard import END_WITHIN_S
 from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
 from tasks.training.strategies.torch_communicator import local_torch_variables
 

@@ -20,9 +20,9 @@ from flows.stages import FOUND, Stages
 from tasks.contracts.base import Contract
 from tasks.contracts.run import StageTime
 from tasks.control.routing.config import RoutingConfig
+from tasks.kernel import guard
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.launch import guard
 
 
 class LoopConfig(BaseModel):

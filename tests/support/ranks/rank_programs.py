@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.training.launch import guard
+from tasks.kernel import guard
 from tasks.training.launch.rank_group import RankGroup, local_environments
 
 GRACE_S = 2

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tasks.training.launch import guard
+from tasks.kernel import guard
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)

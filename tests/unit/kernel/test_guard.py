@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from tasks.training.launch import guard
+from tasks.kernel import guard
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 
 
