@@ -51,7 +51,7 @@ COMMANDS = {
         "logs": ("platform:logs", "Show the last lines of a service's log."),
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
         "deploy": ("deploy:deploy", "Write pools, deployments and automations to Prefect."),
-        "serve": ("serve:app", "Serve models over HTTP and gRPC."),
+        "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
         "gateway": ("gateway:app", "Run the gateway and set shares of traffic."),
         "keys": ("keys:app", "Create, list and revoke API keys."),
         "certificates": ("keys:certificates", "Issue a certificate of a private authority."),

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from tasks.features.access.servers import Listening, oidc_settings
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import private_folder
-from tasks.kernel.settings import Settings
+from tasks.kernel.process import guarded_process, wait_until_ready
+from tasks.kernel.settings import PROJECT_ROOT, Settings
 
 START_TIMEOUT_S = 180
-STOP_TIMEOUT_S = 15
 POLL_S = 0.1
 EXIT_REFUSED = 2
-PORTS = {"online": 6566, "offline": 8815, "registry": 6570}
-"""Feast's own ports."""
-
 UNSAFE = ("INTRA_COMMUNICATION_BASE64",)
 """Whoever knows this value would pass every check of Feast's, without a signature."""
 
@@ -41,7 +38,7 @@ def feature_servers(
 
     Args:
         settings: state folder, feature repository and profile to serve.
-        kinds: which of `PORTS` to start.
+        kinds: online, offline, registry: which to start.
         host: address to listen on.
         ports: port of each kind.
         certificate: file with the servers' certificate, needed outside of loopback.
@@ -60,9 +57,20 @@ def feature_servers(
             kind: stack.enter_context(_server(settings, kind, place))
             for kind, place in places.items()
         }
-        deadline = time.monotonic() + START_TIMEOUT_S
         for kind, process in started.items():
-            _wait_until_ready(process, kind, host, ports[kind], deadline, _log(settings, kind))
+            try:
+                wait_until_ready(
+                    process,
+                    partial(_listens, host, ports[kind]),
+                    f"the {kind} feature server",
+                    _log(settings, kind),
+                    START_TIMEOUT_S,
+                )
+            except TransientError as exc:
+                lines = _log(settings, kind).read_text(errors="replace").strip().splitlines()
+                if process.returncode == EXIT_REFUSED and lines:
+                    raise ConfigurationError(lines[-1].removeprefix("refused: ")) from exc
+                raise
         yield started
 
 
@@ -75,19 +83,13 @@ def wait_for_any(servers: dict[str, subprocess.Popen[bytes]]) -> str:
         time.sleep(POLL_S)
 
 
-@contextmanager
-def _server(settings: Settings, kind: str, place: Listening) -> Iterator[subprocess.Popen[bytes]]:
-    from tasks.kernel import guard
-
-    folder = private_folder(settings.home / "feast" / "servers")
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.features.access.servers",
-        kind,
-        place.host,
-        str(place.port),
-    ]
+def _server(
+    settings: Settings, kind: str, place: Listening
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    folder, log = private_folder(settings.home / "feast" / "servers"), _log(settings, kind)
+    log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tasks.features.access.servers", kind, place.host]
+    command.append(str(place.port))
     if place.certificate and place.key:
         command += ["--tls-cert", str(place.certificate), "--tls-key", str(place.key)]
     environment = {name: value for name, value in os.environ.items() if name not in UNSAFE}
@@ -97,48 +99,16 @@ def _server(settings: Settings, kind: str, place: Listening) -> Iterator[subproc
         "FALAJ_FEATURE_REPO": str(settings.feature_repo),
         "FALAJ_PROFILE": settings.profile,
     }
-    with (
-        _log(settings, kind).open("wb") as log,
-        subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, str(os.getpid()), "5", "--", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    return guarded_process(command, log, environment, folder=PROJECT_ROOT)
 
 
 def _log(settings: Settings, kind: str) -> Path:
     return settings.home / "feast" / "servers" / f"{kind}.log"
 
 
-def _wait_until_ready(
-    process: subprocess.Popen[bytes], kind: str, host: str, port: int, deadline: float, log: Path
-) -> None:
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            said = log.read_text(errors="replace").strip().splitlines()
-            if process.returncode == EXIT_REFUSED and said:
-                raise ConfigurationError(said[-1].removeprefix("refused: "))
-            raise TransientError(
-                f"the {kind} feature server ended with code {process.returncode} before it was "
-                f"ready; its log is {log}"
-            )
-        try:
-            socket.create_connection((host, port), timeout=2).close()
-        except OSError:
-            time.sleep(POLL_S)
-        else:
-            return
-    raise TransientError(
-        f"the {kind} feature server did not answer within {START_TIMEOUT_S} s; its log is {log}"
-    )
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from falaj.context import AsJson, Context, Here
 from infra.platform.config import kept_options, read_config
@@ -125,6 +126,15 @@ def supervise(*, context: Here) -> None:
     from infra.platform.services import supervise as run_supervisor
 
     run_supervisor(_files(context))
+
+
+serve = App(name="serve", help_flags=[])
+
+
+@serve.default
+def _serve(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+    """Become `python -m serving`, which knows the commands serve, status, stop, docs, settings."""
+    os.execv(sys.executable, [sys.executable, "-m", "serving", *words])
 
 
 def _files(context: Context) -> PlatformFiles:

@@ -19,7 +19,7 @@ from infra.orchestration.embedded import (
     only_run,
     prefect_server,
     send_what_is_left,
-    wait_until_ready,
+    wait_for_server,
 )
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
@@ -69,7 +69,7 @@ def serve_ui(context: Context) -> None:
         )
     with disk_with_space(settings.home), only_run(settings.home), ExitStack() as stack:
         server, port = _own_server(stack, settings)
-        wait_until_ready(server, settings.home, port)
+        wait_for_server(server, settings.home, port)
         sys.stdout.write(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it\n")
         sys.stdout.flush()
         server.wait()
@@ -87,7 +87,7 @@ def _prefect(context: Context) -> Iterator[bool]:
     with ExitStack() as stack:
         server, port = _own_server(stack, settings)
         _import_while_it_starts(settings)
-        wait_until_ready(server, settings.home, port)
+        wait_for_server(server, settings.home, port)
         from infra.orchestration.retry import end_lost_runs
 
         end_lost_runs()

@@ -24,7 +24,7 @@ from infra.bench.loop.whole import FIRST_RUN, run_measured, write_cost
 from infra.bench.measurement import FAILURE_FILE, FIGURES_FILE, Stored
 from infra.bench.parts import Measurement
 from infra.bench.results import CHANGED, Result, checked_out, this_host
-from tasks.kernel import guard
+from tasks.kernel.process import guarded_process
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 FIRST_DAY = datetime(2013, 1, 1, 5, tzinfo=UTC)
@@ -230,24 +230,13 @@ def _guarded(program: list[str], environment: dict[str, str], log: Path) -> int 
 
     None where it was ended for taking too long. Nothing that it started outlives it.
     """
-    line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--"]
-    with (
-        log.open("ab") as output,
-        subprocess.Popen(
-            [*line, sys.executable, *program],
-            cwd=PROJECT_ROOT,
-            env=own_environment() | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        ) as process,
-    ):
+    command = [sys.executable, *program]
+    variables = own_environment() | environment
+    with guarded_process(command, log, variables, folder=PROJECT_ROOT, grace_s=GRACE_S) as process:
         try:
             return process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             return None
-        finally:
-            process.terminate()
 
 
 def _reason(folder: Path, code: int) -> str:

@@ -7,6 +7,7 @@ Prefect is imported.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError
@@ -122,3 +123,10 @@ def prefect_settings(folder: Path, api_url: str) -> dict[str, str]:
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",
     }
+
+
+def server_command(factory: str, host: str, port: int) -> tuple[str, ...]:
+    """Uvicorn with an application of `infra.platform.apps`."""
+    command = (sys.executable, "-m", "uvicorn", "--factory", f"infra.platform.apps:{factory}")
+    options = ("--log-level", "warning", "--timeout-keep-alive", "30")
+    return (*command, "--host", host, "--port", str(port), *options)

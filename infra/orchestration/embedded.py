@@ -8,27 +8,23 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.orchestration.client import prefect_settings
+from infra.orchestration.client import prefect_settings, server_command
+from infra.platform.api import answers
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
     StorageError,
-    TransientError,
     refused_writes_explained,
 )
 from tasks.kernel.files import lack_of_space, locked, make_folder, require_space
+from tasks.kernel.process import guarded_process, wait_until_ready
+from tasks.kernel.settings import PROJECT_ROOT
 
-SERVER = "infra.platform.apps:create_prefect"
 START_TIMEOUT_S = 180
-STOP_TIMEOUT_S = 15
 FLUSH_TIMEOUT_S = 10
 LONGEST_REASON = 300
 
@@ -118,14 +114,13 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Start a Prefect server on loopback and stop it, with all it started, in the end.
 
     It runs under the guard process, so it also goes when this process is killed. It may not be
-    ready yet: see `wait_until_ready`.
+    ready yet: see `wait_for_server`.
     """
-    from tasks.kernel import guard
-
     folder = home / "prefect"
+    log = folder / "server.log"
     with refused_writes_explained(folder):
         make_folder(folder)
-        log = (folder / "server.log").open("ab")
+        log.touch()
     environment = {
         **server_environment(os.environ),
         **SERVER_ENVIRONMENT,
@@ -133,58 +128,21 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
         "DO_NOT_TRACK": "1",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "--factory",
-        "infra.platform.apps:create_prefect",
-    ]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    with (
-        log,
-        subprocess.Popen(
-            [sys.executable, "-S", guard.__file__, str(os.getpid()), "5", "--", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            # Ctrl-C is for the flow, which needs the server until it has ended.
-            process_group=0,
-        ) as server,
-    ):
-        try:
-            yield server
-        finally:
-            server.terminate()
-            try:
-                server.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
+    command = server_command("create_prefect", "127.0.0.1", port)
+    # Ctrl-C is for the flow, which needs the server until it has ended.
+    with guarded_process(command, log, environment, folder=PROJECT_ROOT, own_group=True) as server:
+        yield server
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], home: Path, port: int) -> None:
+def wait_for_server(server: subprocess.Popen[bytes], home: Path, port: int) -> None:
     """Wait until the server answers.
 
     Raises:
         TransientError: it ended, or did not answer in time.
     """
-    deadline = time.monotonic() + START_TIMEOUT_S
-    log = home / "prefect" / "server.log"
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise TransientError(
-                f"the embedded Prefect server ended with code {server.returncode} before it was "
-                f"ready; its log is {log}. Run again; if it repeats, set PREFECT_API_URL to a "
-                "server of your own"
-            )
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.1)
-    raise TransientError(
-        f"the embedded Prefect server did not answer within {START_TIMEOUT_S} s; its log is {log}"
+    url, log = f"http://127.0.0.1:{port}/api/health", home / "prefect" / "server.log"
+    wait_until_ready(
+        server, lambda: answers(url), "the embedded Prefect server", log, START_TIMEOUT_S
     )
 
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
-from infra.orchestration.client import client_settings
+from infra.orchestration.client import client_settings, server_command
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
     COORDINATOR,
@@ -166,7 +166,7 @@ def make_services(plan: Plan) -> list[Service]:
 
 def prefect_service(plan: Plan) -> Service:
     """Prefect's server with its scheduler and all other services."""
-    command = _uvicorn("infra.platform.apps:create_prefect", plan.config.host, plan.ports.prefect)
+    command = server_command("create_prefect", plan.config.host, plan.ports.prefect)
     environment = {
         **base_environment(plan.environment),
         **SERVER_SETTINGS,
@@ -204,7 +204,7 @@ def mlflow_service(plan: Plan) -> Service:
         environment[MLFLOW_PASSWORD] = plan.password
     return Service(
         name=MLFLOW,
-        command=_uvicorn("infra.platform.apps:create_mlflow", plan.config.host, plan.ports.mlflow),
+        command=server_command("create_mlflow", plan.config.host, plan.ports.mlflow),
         environment=environment,
         probe=lambda _: answers(f"{plan.local_mlflow_url}/health"),
         restart_when_silent=True,
@@ -408,11 +408,6 @@ def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
         )
 
     return probe
-
-
-def _uvicorn(factory: str, host: str, port: int) -> tuple[str, ...]:
-    command = (sys.executable, "-m", "uvicorn", "--factory", factory, "--host", host)
-    return (*command, "--port", str(port), "--log-level", "warning", "--timeout-keep-alive", "30")
 
 
 def _listens(port: int) -> bool:

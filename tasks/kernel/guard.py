@@ -157,7 +157,9 @@ def run_guarded(become: Callable[[], int], parent: int, grace_s: float) -> int:
 
 def become_command(command: Sequence[str]) -> int:
     """Replace this process by a command; returns 127 where there is none such."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, other programs do not
+    # Python ignores the first two, other programs do not; a shell ignores the third for what it
+    # starts in the background, and a Prefect worker that ignores it never ends.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))

@@ -1,4 +1,4 @@
-"""Which process something belongs to, and whether it is still there (Linux).
+"""Which process something belongs to, whether it is still there, and how one is started (Linux).
 
 A process id alone is no name: ids come again, and each container counts its own. The machine's
 boot, the namespace of process ids and the moment of the start make one.
@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tasks.kernel.errors import TransientError
+from tasks.kernel.guard import KILL_WAIT_S, guarded
+
 PROCFS = Path("/proc")
 ENDED_STATES = ("Z", "X")
 STATE_FIELD, START_FIELD = 0, 19  # of /proc/PID/stat, counted after the command's name
+READY_POLL_S = 0.1
+STOP_MARGIN_S = 10.0
 TOKEN = r"[0-9a-f]{8}\.[0-9a-f]+\.[0-9a-f]+"
 
 
@@ -105,3 +114,71 @@ def variable_of(pid: int, name: str, procfs: Path = PROCFS) -> str | None:
 
 def _space(procfs: Path) -> str:
     return os.readlink(procfs / "self" / "ns" / "pid")
+
+
+@contextmanager
+def guarded_process(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    folder: Path,
+    grace_s: float = 5.0,
+    own_group: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command under a guard; with the block it ends, and all that it started.
+
+    Args:
+        command: program and arguments.
+        log: where its output is appended.
+        environment: all of it.
+        folder: that it works in.
+        grace_s: from SIGTERM to SIGKILL.
+        own_group: the terminal's Ctrl-C is not for it.
+
+    Yields:
+        The guard: SIGTERM ends the command and what it started in order, SIGKILL all at once.
+    """
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            guarded(command, grace_s),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            cwd=folder,
+            process_group=0 if own_group else None,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(grace_s + KILL_WAIT_S + STOP_MARGIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_until_ready(
+    process: subprocess.Popen[bytes],
+    answers: Callable[[], bool],
+    what: str,
+    log: Path,
+    limit_s: float,
+) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        TransientError: it ended before, or did not answer within `limit_s` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while not answers():
+        if process.poll() is not None:
+            raise TransientError(
+                f"{what} ended with code {process.returncode} before it was ready; its log is {log}"
+            )
+        if time.monotonic() > deadline:
+            raise TransientError(f"{what} did not answer within {limit_s:.0f} s; its log is {log}")
+        time.sleep(READY_POLL_S)

@@ -5,29 +5,25 @@ Everything started here ends with its `with` block, and when this process is kil
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
-import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
+from infra.orchestration.client import server_command
 from infra.orchestration.embedded import free_port
+from infra.platform.api import answers
 from infra.platform.services import SERVER_SETTINGS
-from tasks.kernel import guard
+from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
 START_LIMIT_S = 240
-STOP_LIMIT_S = 30
-GRACE_S = 5
 
 
 @dataclass(frozen=True)
@@ -86,40 +82,10 @@ class PrefectApi:
         """
         command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
         command += ["--pool", pool, "--name", f"{pool}-{secrets.token_hex(3)}"]
-        with guarded(
-            command,
-            self.home / f"worker-{pool}.log",
-            self.command_environment(**{"PREFECT_WORKER_QUERY_SECONDS": "1"} | environment),
-        ) as process:
+        log = self.home / f"worker-{pool}.log"
+        variables = self.command_environment(**{"PREFECT_WORKER_QUERY_SECONDS": "1"} | environment)
+        with guarded_process(command, log, variables, folder=self.home) as process:
             yield process
-
-
-@contextmanager
-def guarded(
-    command: list[str], log: Path, environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A command under the guard process, its output in a log, ended with the block."""
-    line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--", *command]
-    with (
-        log.open("ab") as output,
-        subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=dict(environment),
-            cwd=log.parent,
-            preexec_fn=_default_signals,
-        ) as process,
-    ):
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 @contextmanager
@@ -147,35 +113,9 @@ def prefect_api_server(home: Path) -> Iterator[PrefectApi]:
         PREFECT_SERVER_API_AUTH_STRING=auth_string,
         PREFECT_API_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{home / 'prefect.db'}",
     )
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "--factory",
-        "infra.platform.apps:create_prefect",
-    ]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     log = home / "server.log"
-    with guarded(command, log, environment) as server:
-        _wait_until_ready(server, api, log)
+    command = server_command("create_prefect", "127.0.0.1", port)
+    with guarded_process(command, log, environment, folder=home) as server:
+        ready = partial(answers, f"{url}/admin/version", auth_string)
+        wait_until_ready(server, ready, "the Prefect server", log, START_LIMIT_S)
         yield api
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], api: PrefectApi, log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    password = base64.b64encode(api.auth_string.encode()).decode()
-    request = urllib.request.Request(
-        f"{api.url}/admin/version", headers={"Authorization": f"Basic {password}"}
-    )
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(request, timeout=5):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.1)
-    raise RuntimeError(f"no Prefect server: {log.read_text(errors='replace')[-3000:]}")
-
-
-def _default_signals() -> None:
-    """A worker that inherits an ignored SIGINT never ends on SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

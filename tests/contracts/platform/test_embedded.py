@@ -22,13 +22,13 @@ RUN_A_FLOW = """
 import os, sys
 from pathlib import Path
 from infra.orchestration.embedded import client_environment, free_port, prefect_server
-from infra.orchestration.embedded import wait_until_ready
+from infra.orchestration.embedded import wait_for_server
 home, then = Path(sys.argv[1]), sys.argv[2]
 port = free_port()
 with prefect_server(home, port) as server:
     os.environ.update(client_environment(home, port))
     from prefect import flow, task
-    wait_until_ready(server, home, port)
+    wait_for_server(server, home, port)
 
     @task(persist_result=True, result_serializer="json")
     def double(number: int) -> int:
