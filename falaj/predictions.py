@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from falaj.context import End, Here, Start, optional_window
 from falaj.loop import row
@@ -44,9 +44,9 @@ def counts(
 def _line(count: LogCount) -> str:
     refused = f", {count.refused:,} refused" if count.refused else ""
     by = (
-        f"version {count.version} as {count.slot} by {count.variant}"
+        f"version {count.version} as {count.track} by {count.variant}"
         if count.variant
-        else f"nobody as {count.slot}"
+        else f"nobody as {count.track}"
     )
     return (
         f"{count.model:<20} {by}: {count.answered:,} answered{refused}; {count.first:%F %T}Z to "
@@ -61,7 +61,7 @@ def export(
     /,
     *,
     version: list[str] | None = None,
-    slot: list[str] | None = None,
+    track: Annotated[list[str] | None, Parameter(name=["--track", "--slot"])] = None,
     labels: bool = False,
     start: Start | None = None,
     end: End | None = None,
@@ -73,7 +73,7 @@ def export(
         model: Registered model.
         file: Ends in .parquet or .csv.
         version: Of this version; may be repeated.
-        slot: Deployment track: stable, candidate or shadow; may be repeated.
+        track: Deployment track: stable, candidate or shadow; may be repeated.
         labels: With the labels known by now.
         start: First moment of arrival, such as 2026-11-01T00:00Z.
         end: First moment after the window.
@@ -96,7 +96,7 @@ def export(
 
     home, read, joined = context.home, ReadTally(), JoinTally()
     window, answered = optional_window(start, end), True if labels else None
-    query = LogQuery(model, window, versions=version, slots=slot, answered=answered)
+    query = LogQuery(model, window, versions=version, tracks=track, answered=answered)
     if file.suffix in (".parquet", ".csv"):
         _check_model(home, model)
     schema = logged_columns(home, model, window)

@@ -127,7 +127,7 @@ class LoggedLabels:
     clock: ClockConfig
 
     def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
-        """Labels of the rows of all three slots that are known now; one of each pair.
+        """Labels of the rows of all three tracks that are known now; one of each pair.
 
         Raises:
             DataContractError: a table of labels is damaged, or there are too many.

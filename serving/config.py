@@ -59,8 +59,9 @@ class HttpConfig(_Section):
     keep_alive_s: PositiveFloat = Field(
         default=75.0, le=86_400, description="Idle connections are closed after; above a proxy's."
     )
-    slot_header: bool = Field(
+    track_header: bool = Field(
         default=True,
+        validation_alias=AliasChoices("track_header", "slot_header"),
         description="Follow `x-falaj-slot`. False where clients reach the server without an edge "
         "that removes the header they send.",
     )

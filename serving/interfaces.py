@@ -23,10 +23,10 @@ from serving.errors import ServingError
 from tasks.contracts.conversion import Signature
 
 Array = NDArray[Any]
-Slot = Literal["stable", "candidate", "shadow"]
-SLOTS: tuple[Slot, ...] = ("stable", "candidate", "shadow")
-SLOT_HEADER = "x-falaj-slot"
-"""Request header that says which slot answers; the edge sets it and removes what clients send."""
+Track = Literal["stable", "candidate", "shadow"]
+TRACKS: tuple[Track, ...] = ("stable", "candidate", "shadow")
+TRACK_HEADER = "x-falaj-slot"
+"""Request header that says which track answers; the edge sets it and removes what clients send."""
 GRPC_MODEL_HEADER = "falaj-model"
 """Metadata by which a gRPC client says its model again, for those who do not read messages."""
 REQUEST_ID_HEADER = "x-request-id"
@@ -44,7 +44,7 @@ class Call:
         inputs: arrays of the signature's names and types, rows first.
         num_rows: rows of every input.
         request_id: as the client or the edge named it, else made here.
-        version: that the client asked for; None leaves it to the slot.
+        version: that the client asked for; None leaves it to the track.
         subject: who asks; empty where nobody has to say.
         deadline: on `time.monotonic()`, after which nobody waits; None for none.
         is_gone: set by the protocol when the client has closed its connection.
@@ -58,7 +58,7 @@ class Call:
     num_rows: int
     request_id: str
     version: str | None = None
-    slot: Slot = "stable"
+    track: Track = "stable"
     subject: str = ""
     deadline: float | None = None
     is_gone: bool = False
@@ -79,7 +79,7 @@ class Served:
     model: str
     version: str
     variant: str
-    slot: Slot
+    track: Track
     hardware: str
     """Hardware class, as `cpu`."""
     fell_over_from: str = ""
@@ -126,7 +126,7 @@ Done = Callable[[Call, Answer | ServingError], None]
 Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI gives them: names in small letters."""
 Action = Literal["infer", "read", "admin"]
-"""What is asked for: answers; health and metadata; loading, slots, metrics and status."""
+"""What is asked for: answers; health and metadata; loading, tracks, metrics and status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +136,14 @@ class VersionState:
     Attributes:
         state: `READY`, `LOADING` or `UNAVAILABLE`.
         reason: why it is not ready; empty where it is.
-        slots: that it answers.
+        tracks: that it answers.
     """
 
     name: str
     version: str
     state: Literal["READY", "LOADING", "UNAVAILABLE"]
     reason: str = ""
-    slots: tuple[Slot, ...] = ()
+    tracks: tuple[Track, ...] = ()
     variant: str = ""
     hardware: str = ""
     platform: str = ""
@@ -157,14 +157,16 @@ class Engine(Protocol):
         """Queue a call; whatever happens, `done` is called once, in a later turn of the loop."""
 
     def refusal(
-        self, model: str, version: str | None = None, slot: Slot = "stable"
+        self, model: str, version: str | None = None, track: Track = "stable"
     ) -> ServingError | None:
         """Why a call would be refused, asked before it is read; None where it is to be read.
 
         The engine counts it. Whoever asks tells the client and the observers.
         """
 
-    def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
+    def signature(
+        self, model: str, version: str | None = None, track: Track = "stable"
+    ) -> Signature:
         """What a model takes.
 
         Raises:
@@ -176,7 +178,7 @@ class Engine(Protocol):
         """All versions of all models, ready or not."""
 
     def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
-        """Whether a model's stable slot, or this version, answers; None asks for all models."""
+        """Whether a model's stable track, or this version, answers; None asks for all models."""
 
     async def load(self, model: str, version: str | None = None) -> VersionState:
         """Load what the registry's alias names, or a version, check it and make it ready.
@@ -190,13 +192,13 @@ class Engine(Protocol):
     async def unload(self, model: str, version: str | None = None) -> None:
         """Take a version, or a whole model, out of service after its last call."""
 
-    async def set_slots(self, model: str, slots: Mapping[Slot, str | None]) -> None:
-        """Say which version each slot means, all at once; None empties a slot.
+    async def set_tracks(self, model: str, tracks: Mapping[Track, str | None]) -> None:
+        """Say which version each track means, all at once; None empties a track.
 
         A version is loaded and checked first. The one that leaves `stable` stays warm.
 
         Raises:
-            UnknownModelError, NotReadyError: as `load`; no slot was changed.
+            UnknownModelError, NotReadyError: as `load`; no track was changed.
         """
 
 
@@ -267,11 +269,11 @@ class EntityReader(Protocol):
         entities: Mapping[str, Sequence[Any]],
         signature: Signature,
         version: str | None = None,
-        slot: Slot = "stable",
+        track: Track = "stable",
     ) -> tuple[Mapping[str, Any], Any]:
         """Inputs for these entities, and what was read for them (goes to `Call.features`).
 
-        `version` and `slot` say which version will answer, as in `Call`.
+        `version` and `track` say which version will answer, as in `Call`.
 
         Raises:
             BadRequestError: a key is absent or impossible.

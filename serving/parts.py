@@ -22,7 +22,7 @@ from serving.engine.engine import GAUGES, LABELS, ModelEngine
 from serving.engine.queues import Limits
 from serving.errors import ServingError
 from serving.features.reader import FeastEntityReader
-from serving.interfaces import SLOTS, Call, Observer, ServedBatch, Slot
+from serving.interfaces import TRACKS, Call, Observer, ServedBatch, Track
 from serving.log.prediction_log import PredictionLog
 from serving.observability.metrics import Source
 from serving.observability.observers import Observability
@@ -30,7 +30,7 @@ from serving.security.assembly import secured
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
-from tasks.release.ledger import slots_at_start
+from tasks.release.ledger import tracks_at_start
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Parts:
 
 
 async def _resume_releases(engine: ModelEngine, settings: Settings, config: ServingConfig) -> None:
-    """Begin with the slots of an open release: the alias names its candidate already.
+    """Begin with the tracks of an open release: the alias names its candidate already.
 
     Where they cannot be known or had, the alias decides, and the release's next look mends it.
     """
@@ -179,31 +179,31 @@ async def _resume_releases(engine: ModelEngine, settings: Settings, config: Serv
         if model.on_move != "offer":
             continue
         try:
-            champion = engine.slots(model.name).get("stable") or ""
-            slots = await asyncio.to_thread(
-                slots_at_start, settings.metadata_url, model.name, champion
+            champion = engine.tracks(model.name).get("stable") or ""
+            tracks = await asyncio.to_thread(
+                tracks_at_start, settings.metadata_url, model.name, champion
             )
-            if slots is not None:
-                await _begin_with(engine, model.name, slots)
+            if tracks is not None:
+                await _begin_with(engine, model.name, tracks)
         except (FalajError, ServingError) as exc:
-            logger.error("the slots of a release of %s are not set: %s", model.name, exc)
+            logger.error("the tracks of a release of %s are not set: %s", model.name, exc)
 
 
-async def _begin_with(engine: ModelEngine, model: str, slots: Mapping[str, str | None]) -> None:
-    """Set all slots; where the candidate cannot be had, the version before answers all the same.
+async def _begin_with(engine: ModelEngine, model: str, tracks: Mapping[str, str | None]) -> None:
+    """Set all tracks; where the candidate cannot be had, the version before answers all the same.
 
     Raises:
         ServingError: that one cannot be had either.
     """
     try:
-        await engine.set_slots(model, {slot: slots.get(slot) for slot in SLOTS})
+        await engine.set_tracks(model, {track: tracks.get(track) for track in TRACKS})
     except ServingError as exc:
         logger.error("%s begins with its stable version alone: %s", model, exc)
-        await engine.set_slots(model, {"stable": slots.get("stable")})
+        await engine.set_tracks(model, {"stable": tracks.get("stable")})
 
 
-def _version_in(engine: ModelEngine, model: str, slot: Slot) -> str | None:
-    """Version that answers a slot now."""
+def _version_in(engine: ModelEngine, model: str, track: Track) -> str | None:
+    """Version that answers a track now."""
     with suppress(ServingError):
-        return engine.slots(model).get(slot)
+        return engine.tracks(model).get(track)
     return None

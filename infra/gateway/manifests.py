@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from infra.gateway.config import Shares
-from serving.interfaces import SLOTS
+from serving.interfaces import TRACKS
 from tasks.kernel.errors import ConfigurationError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -97,7 +97,7 @@ def render(template: str, values: Values, shares: Shares) -> str:
     )
     return environment.get_template(template).render(
         values.model_dump(),
-        slots=SLOTS,
+        tracks=TRACKS,
         weights=(("candidate", candidate), ("stable", 100 - candidate)),
         candidate_percent=candidate,
         mirror_percent=_percent("mirror", shares.mirror),

@@ -27,7 +27,7 @@ from infra.gateway.config import (
     Shares,
     host_and_port,
 )
-from serving.interfaces import GRPC_MODEL_HEADER, SLOT_HEADER, SLOTS
+from serving.interfaces import GRPC_MODEL_HEADER, TRACK_HEADER, TRACKS
 from serving.security.certificates import Pair
 from serving.security.config import KEY_HEADER, IssuerConfig
 from serving.security.guard import SECURITY_HEADERS
@@ -125,7 +125,7 @@ def resources(found: Sequence[Value]) -> str:
 
 def clusters(plan: GatewayPlan) -> list[Value]:
     """All clusters."""
-    found = [_upstream(plan, protocol, slot) for protocol in ("http", "grpc") for slot in SLOTS]
+    found = [_upstream(plan, protocol, track) for protocol in ("http", "grpc") for track in TRACKS]
     found += [
         _issuer(index, issuer)
         for index, issuer in enumerate(plan.security.issuers)
@@ -142,18 +142,18 @@ def issuer_cluster(index: int) -> str:
     return f"issuer-{index}"
 
 
-def _upstream(plan: GatewayPlan, protocol: str, slot: str) -> Value:
+def _upstream(plan: GatewayPlan, protocol: str, track: str) -> Value:
     config = plan.config
-    most = config.max_shadow_requests if slot == "shadow" else MAX_REQUESTS
+    most = config.max_shadow_requests if track == "shadow" else MAX_REQUESTS
     bounded = ("max_connections", "max_pending_requests", "max_requests")
     limits = dict.fromkeys(bounded, most) | {"max_retries": 16}
-    cluster = _cluster(f"{protocol}-{slot}", config.http if protocol == "http" else config.grpc)
+    cluster = _cluster(f"{protocol}-{track}", config.http if protocol == "http" else config.grpc)
     options = typed(PROTOCOL_OPTIONS, **fragment(f"{protocol}_options"))
     cluster |= fragment("server") | {
         "typed_extension_protocol_options": {PROTOCOL_OPTIONS: options},
         "circuit_breakers": {"thresholds": [limits]},
     }
-    if protocol == "http" and slot != "shadow":
+    if protocol == "http" and track != "shadow":
         cluster["health_checks"] = fragment("health_checks")
     return cluster | (_mutual_tls(plan, protocol) if config.upstream_tls else {})
 
@@ -278,7 +278,7 @@ def _model_routes(
             action = {"cluster": f"{protocol}-{test.track}"} | _mirror(protocol, shares)
             found.append(
                 _route(match | {"headers": [*match["headers"], special]}, action, config)
-                | {"request_headers_to_add": [set_header(SLOT_HEADER, test.track)]}
+                | {"request_headers_to_add": [set_header(TRACK_HEADER, test.track)]}
                 | _unbuffered(protocol)
             )
         split = _split(protocol, shares) | _mirror(protocol, shares)
@@ -292,11 +292,11 @@ def _split(protocol: str, shares: Shares) -> Value:
     weights = {"candidate": candidate, "stable": PARTS - candidate}
     clusters = [
         {
-            "name": f"{protocol}-{slot}",
+            "name": f"{protocol}-{track}",
             "weight": weight,
-            "request_headers_to_add": [set_header(SLOT_HEADER, slot)],
+            "request_headers_to_add": [set_header(TRACK_HEADER, track)],
         }
-        for slot, weight in weights.items()
+        for track, weight in weights.items()
     ]
     weighted: Value = {"clusters": clusters}
     if not shares.sticky:
@@ -320,7 +320,7 @@ def _mirror(protocol: str, shares: Shares) -> Value:
     policy = {
         "cluster": f"{protocol}-shadow",
         "runtime_fraction": {"default_value": fraction},
-        "request_headers_mutations": [{"append": set_header(SLOT_HEADER, "shadow")}],
+        "request_headers_mutations": [{"append": set_header(TRACK_HEADER, "shadow")}],
         "disable_shadow_host_suffix_append": True,
     }
     return {"request_mirror_policies": [policy]}
@@ -339,8 +339,8 @@ def _plain(regex: str, config: GatewayConfig) -> Value:
 
 def _grpc_route(path: str, config: GatewayConfig) -> Value:
     match = {"path": path}
-    slot = {"request_headers_to_add": [set_header(SLOT_HEADER, "stable")]}
-    return _route(match, {"cluster": "grpc-stable"}, config) | slot | _unbuffered("grpc")
+    track = {"request_headers_to_add": [set_header(TRACK_HEADER, "stable")]}
+    return _route(match, {"cluster": "grpc-stable"}, config) | track | _unbuffered("grpc")
 
 
 def _route(match: Value, action: Value, config: GatewayConfig) -> Value:

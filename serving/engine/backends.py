@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.interfaces import Array, Served, Slot
+from serving.interfaces import Array, Served, Track
 from tasks.contracts.conversion import BATCH_AXIS, Signature
 
 
@@ -104,7 +104,7 @@ class Times:
 
 @dataclass(eq=False, slots=True)
 class Tally:
-    """What one kind of answer amounts to: same version, backend and slot, same fall-over."""
+    """What one kind of answer amounts to: same version, backend and track, same fall-over."""
 
     served: Served
     calls: int = 0
@@ -136,7 +136,7 @@ class Backend:
     running_since: float = 0.0
     running_ms: float = 0.0
     """What the batch under way was expected to take."""
-    tallies: dict[tuple[Slot, str], Tally] = field(default_factory=dict)
+    tallies: dict[tuple[Track, str], Tally] = field(default_factory=dict)
 
     def run(self, arrays: dict[str, Array], rows: int) -> Array:
         """Answers to `rows` rows, in their order.

@@ -124,7 +124,7 @@ class Dispatcher:
             return None
         version = queue.version
         return OverloadedError(
-            f"one more request would wait {wait_ms:.0f} ms for {version.model} ({queue.slot}), "
+            f"one more request would wait {wait_ms:.0f} ms for {version.model} ({queue.track}), "
             f"whose goal is {queue.goal_ms:g} ms; nothing was computed, come again",
             retry_after_s=max(LEAST_RETRY_S, wait_ms / 1e3),
         )
@@ -201,7 +201,7 @@ class Dispatcher:
         seconds = batches * version.backends[0].times.expected_ms(full) / 1e3
         return OverloadedError(
             f"{len(queue.entries)} requests with {queue.rows} rows wait for {version.model} "
-            f"({queue.slot}), {self.requests} in all; nothing was computed, come again",
+            f"({queue.track}), {self.requests} in all; nothing was computed, come again",
             retry_after_s=max(LEAST_RETRY_S, seconds),
         )
 
@@ -259,7 +259,7 @@ class Dispatcher:
         self.outcomes.report_refusals(dropped)
         if not calls:
             return True
-        batch = Batch(queue.slot, version, calls, dones, rows, backend, passed_over)
+        batch = Batch(queue.track, version, calls, dones, rows, backend, passed_over)
         expected_ms = backend.times.expected_ms(batch.size)
         if expected_ms < self._limits.inline_ms or self._is_starved(queue, expected_ms, now):
             self._compute_here(batch)
@@ -301,11 +301,11 @@ class Dispatcher:
             inputs = contiguous(call, version.names)
             output = backend.run(inputs, rows)
         except Exception as exc:  # of any runtime: looked into on a thread
-            self._send(Batch(queue.slot, version, [call], [done], rows, backend, error=exc))
+            self._send(Batch(queue.track, version, [call], [done], rows, backend, error=exc))
             return True
         finished = time.monotonic()
         backend.times.note(size, (finished - started) * 1e3)
-        tally = backend.tallies.get((queue.slot, "")) or version.tally(backend, queue.slot, "")
+        tally = backend.tallies.get((queue.track, "")) or version.tally(backend, queue.track, "")
         try:
             done(call, Answer({version.output: output}, tally.served))
         except Exception:  # of a protocol

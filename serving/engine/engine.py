@@ -17,10 +17,10 @@ from serving.engine.dispatch import Dispatcher
 from serving.engine.loading import Catalogue, RegistryCatalogue
 from serving.engine.outcomes import sentence_of
 from serving.engine.queues import Limits
-from serving.engine.slots import ServedVersions
+from serving.engine.tracks import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
-from serving.interfaces import Call, Done, Observer, Slot, VersionState
+from serving.interfaces import Call, Done, Observer, Track, VersionState
 from tasks.contracts.conversion import Signature
 from tasks.registry.connection import RegistryLocation
 
@@ -127,7 +127,7 @@ class ModelEngine:
         """See `Engine.submit`."""
         model = self._models.get(call.model)
         if model is not None and call.version is None and not self._stopping:
-            queue = model.queues.get(call.slot)
+            queue = model.queues.get(call.track)
             if queue is not None:
                 self._dispatcher.queue(queue, call, done)
                 return
@@ -135,7 +135,7 @@ class ModelEngine:
             known = self._known(call.model)
             if self._stopping:
                 raise NotReadyError("the server is stopping; ask another one")
-            queue = known.queue(call.version, call.slot)
+            queue = known.queue(call.version, call.track)
         except ServingError as exc:
             self._dispatcher.outcomes.refuse(call, done, exc)
             return
@@ -143,19 +143,21 @@ class ModelEngine:
         self._dispatcher.queue(queue, call, done)
 
     def refusal(
-        self, model: str, version: str | None = None, slot: Slot = "stable"
+        self, model: str, version: str | None = None, track: Track = "stable"
     ) -> ServingError | None:
         """See `Engine.refusal`."""
         known = self._models.get(model)
-        queue = known.queues.get(slot) if known is not None and version is None else None
+        queue = known.queues.get(track) if known is not None and version is None else None
         error = self._dispatcher.too_long(queue) if queue is not None else None
         if error is not None:
-            self._dispatcher.outcomes.refused[model, slot, error.reason] += 1
+            self._dispatcher.outcomes.refused[model, track, error.reason] += 1
         return error
 
-    def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
+    def signature(
+        self, model: str, version: str | None = None, track: Track = "stable"
+    ) -> Signature:
         """See `Engine.signature`."""
-        return self._known(model).queue(version, slot).version.signature
+        return self._known(model).queue(version, track).version.signature
 
     def states(self) -> Sequence[VersionState]:
         """See `Engine.states`."""
@@ -170,13 +172,13 @@ class ModelEngine:
         known = self._models.get(model)
         return known is not None and known.is_ready(version)
 
-    def slots(self, model: str) -> Mapping[Slot, str | None]:
-        """Which version each slot of a model means.
+    def tracks(self, model: str) -> Mapping[Track, str | None]:
+        """Which version each track of a model means.
 
         Raises:
             UnknownModelError: there is no such model.
         """
-        return self._known(model).slots()
+        return self._known(model).tracks()
 
     def counters(self) -> Counters:
         """Everything that is counted, for metrics; nothing before `start`."""
@@ -220,41 +222,41 @@ class ModelEngine:
                 raise UnknownModelError(f"{model} version {version} is not loaded here")
             state.remove(version)
 
-    async def set_slots(self, model: str, slots: Mapping[Slot, str | None]) -> None:
-        """See `Engine.set_slots`."""
+    async def set_tracks(self, model: str, tracks: Mapping[Track, str | None]) -> None:
+        """See `Engine.set_tracks`."""
         state = self._models.get(model)
         if state is None:
-            if not any(slots.values()):
-                raise UnknownModelError(f"there is no model {model!r} here whose slots to empty")
-            for number in filter(None, slots.values()):
+            if not any(tracks.values()):
+                raise UnknownModelError(f"there is no model {model!r} here whose tracks to empty")
+            for number in filter(None, tracks.values()):
                 await self._asked(self._catalogue.by_number, model, number)
             state = self.served(model)
-        numbers = {number for number in slots.values() if number is not None}
+        numbers = {number for number in tracks.values() if number is not None}
         if not state.num_pointing and numbers <= state.versions.keys():
             # Nothing is to be loaded, so going back waits for no other version that is.
-            state.apply({slot: state.versions[n] if n else None for slot, n in slots.items()})
+            state.apply({track: state.versions[n] if n else None for track, n in tracks.items()})
             return
         state.num_pointing += 1
         try:
             async with state.lock:
-                await self._point(state, slots)
+                await self._point(state, tracks)
         finally:
             state.num_pointing -= 1
 
-    async def follow(self, state: ServedVersions, key: VersionKey, slot: Slot) -> None:
-        """Load what an alias names and point a slot at it; for `Follower`.
+    async def follow(self, state: ServedVersions, key: VersionKey, track: Track) -> None:
+        """Load what an alias names and point a track at it; for `Follower`.
 
         Args:
             state: of the model.
             key: of the version.
-            slot: that is to mean it.
+            track: that is to mean it.
 
         Raises:
-            UnknownModelError, NotReadyError: as `load`; no slot was changed.
+            UnknownModelError, NotReadyError: as `load`; no track was changed.
         """
         async with state.lock:
             loaded = await self._loaded(state, key)
-            state.apply({slot: loaded})
+            state.apply({track: loaded})
 
     def served(self, model: str) -> ServedVersions:
         """Versions of a model, known from now on."""
@@ -266,19 +268,19 @@ class ModelEngine:
             )
         return found
 
-    async def _point(self, state: ServedVersions, slots: Mapping[Slot, str | None]) -> None:
-        """Load all versions first, then change all slots in one turn of the loop."""
-        changes: dict[Slot, LoadedVersion | None] = {}
-        state.wanted = {number for number in slots.values() if number is not None}
+    async def _point(self, state: ServedVersions, tracks: Mapping[Track, str | None]) -> None:
+        """Load all versions first, then change all tracks in one turn of the loop."""
+        changes: dict[Track, LoadedVersion | None] = {}
+        state.wanted = {number for number in tracks.values() if number is not None}
         try:
-            for slot, number in slots.items():
-                changes[slot] = None
+            for track, number in tracks.items():
+                changes[track] = None
                 if number is not None:
                     loaded = state.versions.get(number)
                     if loaded is None:
                         key = await self._asked(self._catalogue.by_number, state.name, number)
                         loaded = await self._loaded(state, key)
-                    changes[slot] = loaded
+                    changes[track] = loaded
         finally:
             state.wanted = set()
         state.apply(changes)
@@ -361,8 +363,8 @@ class ModelEngine:
 class Follower:
     """Looks at the aliases of all configured models every few seconds.
 
-    It acts on moves alone: an alias that names something else than the stable slot does so because
-    a person or a release changed the slot, and that stands until the alias moves again.
+    It acts on moves alone: an alias that names something else than the stable track does so because
+    a person or a release changed the track, and that stands until the alias moves again.
 
     Args:
         models: that are configured.
@@ -433,14 +435,14 @@ class Follower:
         former = self._seen.get(model.name)
         if key == former or not self._may_try(state, key):
             return
-        slot = _slot(model, state.slots()["stable"], key, is_first=former is None)
-        if slot is not None:
+        track = _track(model, state.tracks()["stable"], key, is_first=former is None)
+        if track is not None:
             try:
-                await self._engine.follow(state, key, slot)
+                await self._engine.follow(state, key, track)
             except ServingError as exc:
                 logger.warning("%s stays as it is: %s", model.name, exc)
                 return
-            logger.info("%s: %s is version %s now", model.name, slot, key.version)
+            logger.info("%s: %s is version %s now", model.name, track, key.version)
         self._seen[model.name] = key
 
     def _may_try(self, state: ServedVersions, key: VersionKey) -> bool:
@@ -458,8 +460,8 @@ class Follower:
         )
 
 
-def _slot(model: ServedModel, stable: str | None, key: VersionKey, is_first: bool) -> Slot | None:
-    """The slot that is to mean what the alias names now; None where nothing is to be done."""
+def _track(model: ServedModel, stable: str | None, key: VersionKey, is_first: bool) -> Track | None:
+    """The track that is to mean what the alias names now; None where nothing is to be done."""
     if model.on_move == "swap" or (is_first and stable is None):
         return "stable"
     if key.version == stable:
@@ -467,7 +469,7 @@ def _slot(model: ServedModel, stable: str | None, key: VersionKey, is_first: boo
     if model.on_move == "offer":
         return "candidate"
     logger.warning(
-        "%s: alias %r names version %s, and the configuration holds the slots",
+        "%s: alias %r names version %s, and the configuration holds the tracks",
         *(model.name, model.alias, key.version),
     )
     return None
@@ -507,15 +509,15 @@ def counters_of(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> Cou
     found["queued_rows_total"][()] = dispatcher.rows
     found["lost_outcomes"][()] = dispatcher.outcomes.num_lost
     found["unseen_outcomes"][()] = dispatcher.outcomes.num_unseen
-    for (model, slot, reason), count in dispatcher.outcomes.refused.items():
-        found["refused"][model, slot, reason] = count
+    for (model, track, reason), count in dispatcher.outcomes.refused.items():
+        found["refused"][model, track, reason] = count
     for state in models:
         name = state.name
         found["loaded_versions"][name,] = len(state.versions)
         found["failed_loads"][name,] = len(state.failures)
         found["passed_on"][name,] = state.passed_on
-        for slot, queue in state.queues.items():
-            of_queue = (name, slot, queue.version.version)
+        for track, queue in state.queues.items():
+            of_queue = (name, track, queue.version.version)
             found["queued_requests"][of_queue] = len(queue.entries)
             found["queued_rows"][of_queue] = queue.rows
             found["spilling"][of_queue] = queue.is_spilling
@@ -533,7 +535,7 @@ def _count_backend(found: Counters, version: LoadedVersion, backend: Backend) ->
     found["backend_opened"][of_backend] = backend.circuit.times_opened
     found["backend_failures"][of_backend] = backend.failures
     for tally in backend.tallies.values():
-        of_tally = (*of_backend, tally.served.slot, tally.served.fell_over_from)
+        of_tally = (*of_backend, tally.served.track, tally.served.fell_over_from)
         found["answered"][of_tally] = tally.calls
         found["answered_rows"][of_tally] = tally.rows
         found["batches"][of_tally] = tally.batches

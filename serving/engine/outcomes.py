@@ -16,7 +16,7 @@ from serving.engine.backends import Tally
 from serving.engine.queues import Batch, Dropped
 from serving.engine.versions import LoadedVersion
 from serving.errors import NotComputedError, ServingError, UnknownModelError
-from serving.interfaces import Answer, Array, Call, Done, Observer, ServedBatch, Slot
+from serving.interfaces import Answer, Array, Call, Done, Observer, ServedBatch, Track
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ class Outcomes:
         observers: notified of every batch and refusal, in this order.
 
     Attributes:
-        refused: calls by model, slot and the word of the refusal.
+        refused: calls by model, track and the word of the refusal.
         num_lost: outcomes whose receiver raised.
         num_unseen: batches and refusals that an observer raised on.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer]) -> None:
-        self.refused: Counter[tuple[str, Slot, str]] = Counter()
+        self.refused: Counter[tuple[str, Track, str]] = Counter()
         self.num_lost = self.num_unseen = 0
         self._loop = loop
         self._observers = observers
@@ -46,7 +46,7 @@ class Outcomes:
 
     def deliver(self, batch: Batch) -> None:
         """Give each call its rows of a computed batch, count them, and notify the observers."""
-        tally = batch.version.tally(batch.backend, batch.slot, batch.passed_over)
+        tally = batch.version.tally(batch.backend, batch.track, batch.passed_over)
         version, output, start = batch.version, batch.output, 0
         for call, done in zip(batch.calls, batch.dones, strict=True):
             end = start + call.num_rows
@@ -110,7 +110,7 @@ class Outcomes:
         """Report now that a call is not answered, and why; never within its submission."""
         # A name that means nothing here is not counted by itself: clients could send any number.
         model = "" if isinstance(error, UnknownModelError) else call.model
-        self.refused[model, call.slot, error.reason] += 1
+        self.refused[model, call.track, error.reason] += 1
         try:
             done(call, error)
         except Exception:  # of a protocol: others hear of theirs all the same

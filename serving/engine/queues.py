@@ -1,4 +1,4 @@
-"""The queue of one slot of a model: bounded, first come first served, the dead dropped on the way.
+"""The queue of one track of a model: bounded, first come first served, the dead dropped on the way.
 
 A queue is on the event loop's thread alone.
 
@@ -20,7 +20,7 @@ import numpy as np
 from serving.engine.backends import Backend
 from serving.engine.versions import LoadedVersion
 from serving.errors import ClientGoneError, DeadlineError, ServingError
-from serving.interfaces import Array, Call, Done, Slot
+from serving.interfaces import Array, Call, Done, Track
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Limits:
     """Bounds of an engine that no installation has a reason to change; tests take smaller ones.
 
     Attributes:
-        requests, rows: that may wait in one slot of a model; past them a request is refused.
+        requests, rows: that may wait in one track of a model; past them a request is refused.
         total_requests, total_rows: that may wait in the process; past them mirrored requests are
             dropped first.
-        shadow_share: part of a slot's bounds that mirrored requests get.
+        shadow_share: part of a track's bounds that mirrored requests get.
         inline_ms: a batch that is expected to take less runs on the event loop's thread.
         batch_s: a batch on a thread that takes longer is given up: its backend counts as failed.
-        helped_from: requests in a slot's queue above which other hardware than the preferred helps.
+        helped_from: requests in a track's queue above which other hardware helps the preferred one.
         keep_warm: former stable versions of a model that stay loaded, so that going back is quick.
         poll_s: between two looks at the registry.
         retry_s, most_retry_s: until a version that could not be loaded is tried again; each failure
@@ -88,7 +88,7 @@ class RequestQueue:
 
     Args:
         version: that answers them; the queue counts as one of its uses while it holds calls.
-        slot: as answers name it. Answers of `shadow` are thrown away: it gets less room, and
+        track: as answers name it. Answers of `shadow` are thrown away: it gets less room, and
             computes after all others.
         limits: of queues.
         goal_ms: of the model's answers.
@@ -100,11 +100,11 @@ class RequestQueue:
     """
 
     def __init__(
-        self, version: LoadedVersion, slot: Slot, limits: Limits, goal_ms: float = 50.0
+        self, version: LoadedVersion, track: Track, limits: Limits, goal_ms: float = 50.0
     ) -> None:
         self.version = version
-        self.slot: Slot = slot
-        self.is_shadow = slot == "shadow"
+        self.track: Track = track
+        self.is_shadow = track == "shadow"
         share = limits.shadow_share if self.is_shadow else 1.0
         self.entries: deque[Entry] = deque()
         self.rows = 0
@@ -279,7 +279,7 @@ class Batch:
         singly: after a failure of a backend that is well, each call as a batch of its own.
     """
 
-    slot: Slot
+    track: Track
     version: LoadedVersion
     calls: list[Call]
     dones: list[Done]
@@ -324,7 +324,7 @@ class Batch:
             if not self.backend_is_well:
                 return
             alone = Batch(
-                self.slot, self.version, [call], [done], call.num_rows, self.backend,
+                self.track, self.version, [call], [done], call.num_rows, self.backend,
                 self.passed_over,
             )  # fmt: skip
             alone.compute()
@@ -335,7 +335,7 @@ class Batch:
     def again(self) -> Batch:
         """The same calls, to be computed elsewhere while a thread still holds this one."""
         return Batch(
-            self.slot, self.version, self.calls, self.dones, self.rows, self.backend,
+            self.track, self.version, self.calls, self.dones, self.rows, self.backend,
             self.passed_over, self.tried,
         )  # fmt: skip
 

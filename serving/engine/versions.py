@@ -10,7 +10,7 @@ import numpy as np
 
 from serving.engine.backends import Backend, Tally
 from serving.errors import BadRequestError, ServingError, TooLargeError
-from serving.interfaces import Array, Call, Served, Slot
+from serving.interfaces import Array, Call, Served, Track
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
 
 
@@ -81,13 +81,13 @@ class LoadedVersion:
         """Numbers of one row of a call in the first input."""
         return math.prod(call.inputs[self.names[0]].shape[1:])
 
-    def tally(self, backend: Backend, slot: Slot, fell_over_from: str) -> Tally:
+    def tally(self, backend: Backend, track: Track, fell_over_from: str) -> Tally:
         """Where answers of this kind are counted."""
-        key = (slot, fell_over_from)
+        key = (track, fell_over_from)
         found = backend.tallies.get(key)
         if found is None:
             served = Served(
-                self.model, self.version, backend.variant, slot, backend.hardware, fell_over_from
+                self.model, self.version, backend.variant, track, backend.hardware, fell_over_from
             )
             found = backend.tallies[key] = Tally(served)
         return found

@@ -35,7 +35,7 @@ from serving.features.recipe import (
     service_of,
 )
 from serving.features.request import checked_columns
-from serving.interfaces import Slot, VersionState
+from serving.interfaces import Track, VersionState
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.access.profile import profile_file
@@ -160,15 +160,15 @@ class FeastEntityReader:
         entities: Mapping[str, Sequence[Any]],
         signature: Signature,
         version: str | None = None,
-        slot: Slot = "stable",
+        track: Track = "stable",
     ) -> Resolved:
-        """See `EntityReader`; `version` and `slot` say which version will answer.
+        """See `EntityReader`; `version` and `track` say which version will answer.
 
         Raises:
             UnknownModelError: this process serves no such model or version.
             OverloadedError: as many requests wait for features as may.
         """
-        key = (model, self._version(model, version, slot))
+        key = (model, self._version(model, version, track))
         if key not in self._known:
             await self._in_thread(self._prepare, key)
         recipe = self._recipe(key)
@@ -217,17 +217,17 @@ class FeastEntityReader:
 
     # On the event loop
 
-    def _version(self, model: str, version: str | None, slot: Slot) -> str:
+    def _version(self, model: str, version: str | None, track: Track) -> str:
         served = [state for state in _served(self._states()) if state.name == model]
         if not served:
             raise UnknownModelError(f"model {model!r} is not served here")
         for state in served:
-            if state.version == version if version is not None else slot in state.slots:
+            if state.version == version if version is not None else track in state.tracks:
                 return state.version
-        if version is None and slot == "candidate":
+        if version is None and track == "candidate":
             return self._version(model, None, "stable")  # which answers for an empty one
         if version is None:
-            raise NotReadyError(f"no version of {model} is ready in slot {slot}")
+            raise NotReadyError(f"no version of {model} is ready in track {track}")
         raise UnknownModelError(f"version {version!r} of model {model!r} is not served here")
 
     def _recipe(self, key: Key) -> Recipe | None:

@@ -28,9 +28,9 @@ from tasks.predictions.schema import (
     REQUEST_ROW,
     SCORE,
     SCORES,
-    SLOT,
     STATE,
     SUBJECT,
+    TRACK,
     VARIANT,
     VERSION,
     Mask,
@@ -52,7 +52,7 @@ class Refusal:
     model: str
     request_id: str
     version: str
-    slot: str
+    track: str
     subject: str
     num_rows: int
     error: str
@@ -105,7 +105,7 @@ class Layout:
             REQUEST_ROW: pa.array(np.zeros(len(refusals), np.int32)),
             MODEL: pa.array([r.model for r in refusals], pa.string()),
             VERSION: pa.array([r.version or None for r in refusals], pa.string()),
-            SLOT: pa.array([r.slot for r in refusals], pa.string()),
+            TRACK: pa.array([r.track for r in refusals], pa.string()),
             **self._subject(pa.array([r.subject for r in refusals], pa.string())),
             ERROR: pa.array([r.error for r in refusals], pa.string()),
             LATENCY_US: pa.array([r.latency_us for r in refusals], pa.int64()),
@@ -215,8 +215,12 @@ def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
         positions[number] = position
     index = pa.array(np.repeat(positions, rows))
     return {
-        name: _coded(index, [getattr(served, name) for served in known])
-        for name in (MODEL, VERSION, VARIANT, SLOT, HARDWARE)
+        name: _coded(index, [getattr(served, attribute) for served in known])
+        for name, attribute in zip(
+            (MODEL, VERSION, VARIANT, TRACK, HARDWARE),
+            ("model", "version", "variant", "track", "hardware"),
+            strict=True,
+        )
     }
 
 

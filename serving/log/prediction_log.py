@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from serving.errors import ServingError
-from serving.interfaces import Call, ServedBatch, Slot
+from serving.interfaces import Call, ServedBatch, Track
 from serving.log.columns import Layout, Refusal
 from tasks.contracts.conversion import Signature
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -46,8 +46,8 @@ END_S = 2.0
 """What is being merged when the log ends is left as it was, and done by the next one."""
 
 
-VersionOf = Callable[[str, Slot], str | None]
-"""Which version a model's slot names; called on the loop."""
+VersionOf = Callable[[str, Track], str | None]
+"""Which version a model's track names; called on the loop."""
 
 FAULTS = frozenset({"backend", "deadline", "internal", "not_computed", "not_ready"})
 """Reasons that may be a version's own fault: those are what releases are judged by."""
@@ -98,7 +98,7 @@ class PredictionLog:
         config: what is logged and how.
         home: state folder.
         signature_of: of a model's version; how the features of a batch are named.
-        version_of: which version a slot names, for requests that are refused.
+        version_of: which version a track names, for requests that are refused.
 
     Raises:
         ConfigurationError: the key for masked fields is spoilt, or open to others.
@@ -110,7 +110,7 @@ class PredictionLog:
         config: PredictionLogConfig,
         home: Path,
         signature_of: SignatureOf,
-        version_of: VersionOf = lambda model, slot: None,
+        version_of: VersionOf = lambda model, track: None,
     ) -> None:
         self._config = config
         self._home = home
@@ -261,8 +261,8 @@ class PredictionLog:
         return Refusal(
             model=call.model,
             request_id=call.request_id,
-            version=call.version or self._version_of(call.model, call.slot) or "",
-            slot=call.slot,
+            version=call.version or self._version_of(call.model, call.track) or "",
+            track=call.track,
             subject=call.subject,
             num_rows=call.num_rows,
             error=error.reason,

@@ -43,7 +43,7 @@ class ServedKey:
     model: str
     version: str
     variant: str
-    slot: str
+    track: str
     hardware: str
 
 
@@ -63,7 +63,7 @@ class Times:
 
 
 class Series:
-    """Counters of one model version, variant, slot and hardware class."""
+    """Counters of one model version, variant, track and hardware class."""
 
     __slots__ = ("batches", "compute", "key", "latency", "queued", "rows")
 
@@ -90,8 +90,8 @@ class Counting:
     Attributes:
         knows_model: whether a name that a client sent is that of a model here.
         series: by what answered.
-        refused_calls: by model, slot and reason; names that clients made up are all one.
-        fell_over: batches by model, version, slot, the backend left and the hardware that answered.
+        refused_calls: by model, track and reason; names that clients made up are all one.
+        fell_over: batches by model, version, track, backend left and hardware that answered.
     """
 
     knows_model: Callable[[str], bool]
@@ -104,7 +104,7 @@ class Counting:
         """See `serving.interfaces.Observer`."""
         now = time.monotonic()
         by = batch.served
-        key = (by.model, by.version, by.variant, by.slot, by.hardware)
+        key = (by.model, by.version, by.variant, by.track, by.hardware)
         series = self.series.get(key)
         if series is None:
             series = self.series[key] = Series(ServedKey(*key))
@@ -125,14 +125,14 @@ class Counting:
         series.compute.add(batch.finished - batch.started)
         series.queued.add(batch.started - oldest)
         if by.fell_over_from:
-            fell = (by.model, by.version, by.slot, by.fell_over_from, by.hardware)
+            fell = (by.model, by.version, by.track, by.fell_over_from, by.hardware)
             self.fell_over[fell] = self.fell_over.get(fell, 0) + 1
 
     def refused(self, call: Call, error: ServingError) -> None:
         """See `serving.interfaces.Observer`."""
-        key = (call.model, call.slot, error.reason)
+        key = (call.model, call.track, error.reason)
         if key not in self.refused_calls and not self.knows_model(call.model):
-            key = (UNKNOWN, call.slot, error.reason)
+            key = (UNKNOWN, call.track, error.reason)
         self.refused_calls[key] = self.refused_calls.get(key, 0) + 1
 
 
@@ -221,7 +221,7 @@ class ServingCollector(Collector):
             "falaj_model_version", "Versions in this process; the value is always 1.", labels=labels
         )
         for s in self._states():
-            told = (s.name, s.version, s.state, ",".join(s.slots), s.variant, s.hardware)
+            told = (s.name, s.version, s.state, ",".join(s.tracks), s.variant, s.hardware)
             family.add_metric(told, 1)
         return family
 
@@ -278,7 +278,7 @@ def _served(series: list[Series]) -> Iterator[Metric]:
 
 def _labels(series: Series) -> list[str]:
     key = series.key
-    return [key.model, key.version, key.variant, key.slot, key.hardware]
+    return [key.model, key.version, key.variant, key.track, key.hardware]
 
 
 def _cumulative(counts: list[int]) -> list[tuple[str, float]]:

@@ -53,14 +53,14 @@
         el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map(cell))))));
   }
 
-  function slotCard(slot, seen) {
-    const share = slot.share === null ? "" : ` · ${Math.round(slot.share * 100)} % of answers`;
-    const most = Math.max(...slot.points, 0);
-    const span = duration(slot.points.length * seen.step_s);
-    return el("div", { class: `card ${slot.slot}` },
-      el("div", { class: "row" }, el("h3", {}, slot.slot), el("span", { class: "soft" }, slot.version === null ? "no version" : `version ${slot.version}`)),
-      el("p", { class: "big" }, number(slot.rate_per_s), el("small", {}, ` requests/s${share}`)),
-      curve(slot.points, `Requests a second in slot ${slot.slot} over ${span}: now ${number(slot.rate_per_s)}, highest ${number(most)}`),
+  function trackCard(track, seen) {
+    const share = track.share === null ? "" : ` · ${Math.round(track.share * 100)} % of answers`;
+    const most = Math.max(...track.points, 0);
+    const span = duration(track.points.length * seen.step_s);
+    return el("div", { class: `card ${track.slot}` },
+      el("div", { class: "row" }, el("h3", {}, track.slot), el("span", { class: "soft" }, track.version === null ? "no version" : `version ${track.version}`)),
+      el("p", { class: "big" }, number(track.rate_per_s), el("small", {}, ` requests/s${share}`)),
+      curve(track.points, `Requests a second in track ${track.slot} over ${span}: now ${number(track.rate_per_s)}, highest ${number(most)}`),
       el("p", { class: "soft row" }, el("span", {}, `${span} ago`), el("span", {}, `highest ${number(most)}`)));
   }
 
@@ -82,7 +82,7 @@
   }
 
   function versions(model, seen) {
-    const heads = [{ name: "Version" }, { name: "State" }, { name: "Slots" }, { name: "Served as" },
+    const heads = [{ name: "Version" }, { name: "State" }, { name: "Tracks" }, { name: "Served as" },
       { name: "Requests/s", number: true }, { name: "p50 ms", number: true }, { name: "p95 ms", number: true },
       { name: "p99 ms", number: true }, { name: "All requests", number: true }, { name: "Why", why: true }];
     const kinds = { READY: "good", UNAVAILABLE: "bad" };
@@ -100,7 +100,7 @@
   function modelSection(model, seen) {
     const id = `model-${model.name}`;
     const ready = model.versions.some((v) => v.slots.includes("stable") && v.state === "READY");
-    const cards = [...model.slots.map((slot) => slotCard(slot, seen)), driftCard(model.drift, model.name)];
+    const cards = [...model.slots.map((track) => trackCard(track, seen)), driftCard(model.drift, model.name)];
     return el("section", { "aria-labelledby": id },
       el("div", { class: "head" }, el("h2", { id }, model.name), el("span", { class: `badge ${ready ? "good" : "bad"}` }, ready ? "answers" : "does not answer")),
       el("div", { class: "cards" }, ...cards),
@@ -108,7 +108,7 @@
   }
 
   function refusals(seen) {
-    const heads = [{ name: "Model" }, { name: "Slot" }, { name: "Reason" },
+    const heads = [{ name: "Model" }, { name: "Track" }, { name: "Reason" },
       { name: `Last ${duration(seen.recent_s)}`, number: true }, { name: "Since start", number: true }];
     const rows = seen.refusals.map((r) => [r.model, r.slot,
       el("span", { class: r.is_ours && r.recent ? "bad-text" : "" }, words(r.reason)), number(r.recent), number(r.total)]);

@@ -1,4 +1,4 @@
-"""What the status page tells: versions, slots, traffic, latency, refusals, drift; as plain values.
+"""What the status page tells: versions, tracks, traffic, latency, refusals, drift; as plain values.
 
 Rates and percentiles are differences between the counters of now and of a minute ago, so nothing is
 worked out while requests are answered.
@@ -20,7 +20,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from serving.interfaces import SLOTS, VersionState
+from serving.interfaces import TRACKS, VersionState
 from serving.observability.metrics import NUM_BOUNDS, Counting, Source, percentile_s
 
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
@@ -151,23 +151,23 @@ class Status:
             for version in gone
             if window.calls((name, version))
         ]
-        rates = {slot: window.rate(name, slot) for slot in SLOTS}
-        live = sum(rate for slot, rate in rates.items() if slot != "shadow")
-        slots = []
-        for slot in SLOTS:
-            holder = next((state.version for state in states if slot in state.slots), None)
-            if holder is None and not rates[slot]:
+        rates = {track: window.rate(name, track) for track in TRACKS}
+        live = sum(rate for track, rate in rates.items() if track != "shadow")
+        tracks = []
+        for track in TRACKS:
+            holder = next((state.version for state in states if track in state.tracks), None)
+            if holder is None and not rates[track]:
                 continue
-            slots.append(
+            tracks.append(
                 {
-                    "slot": slot,
+                    "slot": track,
                     "version": holder,
-                    "rate_per_s": rates[slot],
-                    "share": rates[slot] / live if live and slot != "shadow" else None,
-                    "points": self._history.rates(_of_slot(name, slot)),
+                    "rate_per_s": rates[track],
+                    "share": rates[track] / live if live and track != "shadow" else None,
+                    "points": self._history.rates(_of_track(name, track)),
                 }
             )
-        return {"name": name, "versions": versions, "slots": slots, "drift": self._drift(name)}
+        return {"name": name, "versions": versions, "slots": tracks, "drift": self._drift(name)}
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class _Window:
     def length_s(self) -> float:
         return max(self.now.moment - self.before.moment, 1e-3)
 
-    def counts(self, start: tuple[str, ...], slot: str | None = None) -> list[int]:
+    def counts(self, start: tuple[str, ...], track: str | None = None) -> list[int]:
         """Latencies of all series whose key begins so."""
         total = [0] * (NUM_BOUNDS + 1)
         for key, later in self.now.latency.items():
-            if key[: len(start)] == start and slot in (None, key[3]):
+            if key[: len(start)] == start and track in (None, key[3]):
                 earlier = self.before.latency.get(key) or [0] * len(later)
                 total = [t + a - b for t, a, b in zip(total, later, earlier, strict=True)]
         return total
@@ -194,22 +194,22 @@ class _Window:
         """Answered calls since the process began."""
         return sum(sum(c) for key, c in self.now.latency.items() if key[: len(start)] == start)
 
-    def rate(self, model: str, slot: str) -> float:
+    def rate(self, model: str, track: str) -> float:
         """Answered calls a second."""
-        return round(sum(self.counts((model,), slot)) / self.length_s, 2)
+        return round(sum(self.counts((model,), track)) / self.length_s, 2)
 
     def refusals(self) -> list[dict[str, Any]]:
-        """Counts by model, slot and reason, the newest trouble first."""
+        """Counts by model, track and reason, the newest trouble first."""
         found = [
             {
                 "model": model,
-                "slot": slot,
+                "slot": track,
                 "reason": reason,
                 "total": count,
-                "recent": count - self.before.refused.get((model, slot, reason), 0),
+                "recent": count - self.before.refused.get((model, track, reason), 0),
                 "is_ours": reason in OURS,
             }
-            for (model, slot, reason), count in self.now.refused.items()
+            for (model, track, reason), count in self.now.refused.items()
         ]
         return sorted(found, key=lambda one: (-int(str(one["recent"])), -int(str(one["total"]))))
 
@@ -252,8 +252,8 @@ def _total(counted: Any) -> float:
     return counted if isinstance(counted, int | float) else 0
 
 
-def _of_slot(name: str, slot: str) -> Callable[[SeriesKey], bool]:
-    return lambda key: key[0] == name and key[3] == slot
+def _of_track(name: str, track: str) -> Callable[[SeriesKey], bool]:
+    return lambda key: key[0] == name and key[3] == track
 
 
 def _version(state: VersionState, window: _Window) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _version(state: VersionState, window: _Window) -> dict[str, Any]:
         "version": state.version,
         "state": state.state,
         "reason": state.reason,
-        "slots": list(state.slots),
+        "slots": list(state.tracks),
         "variant": state.variant,
         "hardware": state.hardware,
         "platform": state.platform,
@@ -301,7 +301,7 @@ def _notices(models: list[dict[str, Any]]) -> Iterable[str]:
     for model in models:
         name = model["name"]
         if not any("stable" in v["slots"] and v["state"] == "READY" for v in model["versions"]):
-            yield f"{name} has no ready version in slot stable"
+            yield f"{name} has no ready version in track stable"
         for v in model["versions"]:
             if v["state"] == "UNAVAILABLE" and v["reason"] and v["reason"] != "unloaded":
                 yield f"{name} version {v['version']}: {v['reason']}"

@@ -253,7 +253,7 @@ def _attributes(seen: Seen) -> dict[str, str | int | float]:
     call = seen.call
     told: dict[str, str | int | float] = {
         "falaj.model": call.model,
-        "falaj.slot": call.slot,
+        "falaj.slot": call.track,
         "falaj.request_id": call.request_id,
         "falaj.rows": call.num_rows,
     }

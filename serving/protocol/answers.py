@@ -90,7 +90,7 @@ def bounded(message: str, most: int = MOST_MESSAGE) -> str:
 
 def served_headers(served: Served) -> list[tuple[bytes, bytes]]:
     """Headers that name what answered."""
-    values = [served.model, served.version, served.variant, served.slot, served.hardware]
+    values = [served.model, served.version, served.variant, served.track, served.hardware]
     values += [served.fell_over_from] if served.fell_over_from else []
     return [(n.encode(), _as_header(v)) for n, v in zip(SERVED_HEADERS, values, strict=False)]
 

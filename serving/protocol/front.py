@@ -14,14 +14,14 @@ from urllib.parse import unquote
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, DeadlineError, ServingError, UnsupportedBodyError
 from serving.interfaces import (
-    SLOTS,
+    TRACKS,
     Answer,
     Call,
     Engine,
     EntityReader,
     Guard,
     Observer,
-    Slot,
+    Track,
     num_rows_of,
 )
 from serving.protocol.messages import InferRequest, parse_request, sent_inputs
@@ -79,7 +79,7 @@ class Front:
         """Set when the process is to end; it is not ready from then on."""
         self.buffered = 0
         """Bytes of bodies being received, on all connections."""
-        self._plans: dict[tuple[str, str | None, Slot], ModelPlan] = {}
+        self._plans: dict[tuple[str, str | None, Track], ModelPlan] = {}
 
     def plan(self, call: Call) -> ModelPlan:
         """How requests to the model of a call are read now.
@@ -87,7 +87,7 @@ class Front:
         Raises:
             UnknownModelError, NotReadyError: as `Engine.signature`.
         """
-        key = (call.model, call.version, call.slot)
+        key = (call.model, call.version, call.track)
         signature = self.engine.signature(*key)
         plan = self._plans.get(key)
         if plan is None or plan.signature is not signature:
@@ -107,7 +107,7 @@ class Front:
         """
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedBodyError("the body is compressed; send it as it is")
-        call.slot = self._slot(headers.get(b"x-falaj-slot"))
+        call.track = self._track(headers.get(b"x-falaj-slot"))
         self.refuse_early(call)
         request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
         call.deadline = call.arrived + self._time_of(headers.get(b"x-falaj-timeout-ms"), request)
@@ -125,7 +125,7 @@ class Front:
         Raises:
             ServingError: as `Engine.refusal` says.
         """
-        refusal = self.engine.refusal(call.model, call.version, call.slot)
+        refusal = self.engine.refusal(call.model, call.version, call.track)
         if refusal is not None:
             raise refusal
 
@@ -161,12 +161,12 @@ class Front:
         """
         assert self.entities is not None
         assert call.entities is not None
-        signature: Signature = self.engine.signature(call.model, call.version, call.slot)
+        signature: Signature = self.engine.signature(call.model, call.version, call.track)
         time_left = None if call.deadline is None else call.deadline - now()
         try:
             async with asyncio.timeout(time_left):
                 inputs, call.features = await self.entities.resolve(
-                    call.model, call.entities, signature, call.version, call.slot
+                    call.model, call.entities, signature, call.version, call.track
                 )
         except TimeoutError as exc:
             raise DeadlineError("time was over before the features were read") from exc
@@ -203,20 +203,20 @@ class Front:
         for observer in self.observers:
             observer.refused(call, error)
 
-    def slot_meant(self, headers: Mapping[bytes, bytes]) -> Slot:
-        """The slot that a request is for; `stable` also where it names one that is none.
+    def track_meant(self, headers: Mapping[bytes, bytes]) -> Track:
+        """The track that a request is for; `stable` also where it names one that is none.
 
-        Releases judge versions by what was refused too, so a refusal belongs to its slot.
+        Releases judge versions by what was refused too, so a refusal belongs to its track.
         """
         try:
-            return self._slot(headers.get(b"x-falaj-slot"))
+            return self._track(headers.get(b"x-falaj-slot"))
         except BadRequestError:
             return "stable"
 
-    def _slot(self, sent: bytes | None) -> Slot:
-        if sent is None or not self.config.http.slot_header:
+    def _track(self, sent: bytes | None) -> Track:
+        if sent is None or not self.config.http.track_header:
             return "stable"
-        return slot_named(sent.decode("latin-1"))
+        return track_named(sent.decode("latin-1"))
 
     def _time_of(self, header: bytes | None, request: InferRequest) -> float:
         """Seconds that a request gets."""
@@ -235,16 +235,16 @@ def capped(asked_s: float | None, most_s: float) -> float:
     return min(asked_s, most_s) if asked_s else most_s
 
 
-def slot_named(text: str) -> Slot:
-    """A slot by its name.
+def track_named(text: str) -> Track:
+    """A track by its name.
 
     Raises:
-        BadRequestError: there is no such slot.
+        BadRequestError: there is no such track.
     """
-    for slot in SLOTS:
-        if text == slot:
-            return slot
-    raise BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {', '.join(SLOTS)}")
+    for track in TRACKS:
+        if text == track:
+            return track
+    raise BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {', '.join(TRACKS)}")
 
 
 def sane_trace(text: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from serving.errors import BadRequestError, UnknownModelError
-from serving.interfaces import SLOTS, Engine, VersionState
+from serving.interfaces import TRACKS, Engine, VersionState
 from serving.protocol.tensors import DATATYPE_OF, Sent, refused
 from tasks.contracts.conversion import TensorSpec
 
@@ -208,7 +208,7 @@ def refuse_unknown(engine: Engine, model: str, version: str | None) -> None:
 
 
 def admin_state(engine: Engine, model: str) -> dict[str, Any]:
-    """Slots and versions of a model, for the admin interface.
+    """Tracks and versions of a model, for the admin interface.
 
     Raises:
         UnknownModelError: there is no such model.
@@ -219,20 +219,21 @@ def admin_state(engine: Engine, model: str) -> dict[str, Any]:
         "name": model,
         "ready": engine.is_ready(model),
         "slots": {
-            slot: next((state.version for state in states if slot in state.slots), None)
-            for slot in SLOTS
+            track: next((state.version for state in states if track in state.tracks), None)
+            for track in TRACKS
         },
         "versions": [version_state(state) for state in states],
     }
 
 
 def version_state(state: VersionState) -> dict[str, Any]:
-    """A version's state as plain data, without the model's name."""
-    return {name: value for name, value in asdict(state).items() if name != "name"}
+    """A version's state as plain data, without the model's name; clients read `slots`."""
+    found = asdict(state)
+    return {"slots" if name == "tracks" else name: found[name] for name in found if name != "name"}
 
 
 def _platform(states: Sequence[VersionState], version: str | None) -> str:
     def fits(state: VersionState) -> bool:
-        return state.version == version if version is not None else "stable" in state.slots
+        return state.version == version if version is not None else "stable" in state.tracks
 
     return next((state.platform for state in states if fits(state)), "")

@@ -76,7 +76,7 @@ def labelled_rows(
     tolerance: timedelta = TOLERANCE,
     shift: timedelta = timedelta(0),
 ) -> Iterator[pa.Table]:
-    """Answered rows with the column `label`, null where none is known; all slots told apart.
+    """Answered rows with the column `label`, null where none is known; all tracks told apart.
 
     Args:
         home: state folder.

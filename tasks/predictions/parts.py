@@ -33,8 +33,8 @@ from tasks.predictions.schema import (
     REPLACES,
     REQUEST_ID,
     SCORE,
-    SLOT,
     SUBJECT,
+    TRACK,
     VERSION,
     log_root,
 )
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 ROW_GROUP_ROWS = 65_536
 _STATISTICS = [
-    *(EVENT_TIME, VERSION, SLOT, SUBJECT, REQUEST_ID),
+    *(EVENT_TIME, VERSION, TRACK, SUBJECT, REQUEST_ID),
     *(SCORE, LATENCY_US, COMPUTE_US, BATCH_ROWS),
 ]
 _COMPRESSION: dict[str, Any] = {"compression": "zstd", "compression_level": 1}

@@ -26,8 +26,8 @@ from tasks.predictions.schema import (
     EVENT_TIME,
     FIXED,
     SCORES,
-    SLOT,
     SUBJECT,
+    TRACK,
     VARIANT,
     VERSION,
     day_of,
@@ -50,7 +50,7 @@ class LogQuery:
     Attributes:
         model: registered model.
         window: moments of arrival, UTC; None for all that is kept.
-        versions, variants, slots: any of these; None for all.
+        versions, variants, tracks: any of these; None for all.
         subject: as it is written (see `masking` where it is masked).
         answered: rows with an answer, refused requests, or, with None, both.
     """
@@ -59,7 +59,7 @@ class LogQuery:
     window: TimeWindow | None = None
     versions: Sequence[str] | None = None
     variants: Sequence[str] | None = None
-    slots: Sequence[str] | None = None
+    tracks: Sequence[str] | None = None
     subject: str | None = None
     answered: bool | None = True
 
@@ -150,12 +150,12 @@ def count_rows(home: Path, query: LogQuery, tally: ReadTally | None = None) -> i
 
 @dataclass(frozen=True)
 class LogCount:
-    """Rows of one version, variant and slot."""
+    """Rows of one version, variant and track."""
 
     model: str
     version: str
     variant: str
-    slot: str
+    track: str
     answered: int
     refused: int
     first: datetime
@@ -165,11 +165,11 @@ class LogCount:
 def count_by_version(
     home: Path, model: str | None, window: TimeWindow | None, tally: ReadTally | None = None
 ) -> list[LogCount]:
-    """Rows by model, version, variant and slot, in this order."""
+    """Rows by model, version, variant and track, in this order."""
     found: dict[tuple[str, str, str, str], list[Any]] = {}
     for name in [model] if model else logged_models(home):
         query = LogQuery(name, window, answered=None)
-        wanted = [VERSION, VARIANT, SLOT, ERROR, EVENT_TIME]
+        wanted = [VERSION, VARIANT, TRACK, ERROR, EVENT_TIME]
         for table in read_rows(home, query, wanted, tally=tally):
             _count(table, name, found)
     return [LogCount(*key, *counts) for key, counts in sorted(found.items())]
@@ -177,11 +177,11 @@ def count_by_version(
 
 def _count(table: pa.Table, model: str, found: dict[tuple[str, str, str, str], list[Any]]) -> None:
     grouped = table.append_column("refused", pc.is_valid(table.column(ERROR)).cast(pa.int64()))
-    grouped = grouped.group_by([VERSION, VARIANT, SLOT]).aggregate(
+    grouped = grouped.group_by([VERSION, VARIANT, TRACK]).aggregate(
         [("refused", "sum"), ("refused", "count"), (EVENT_TIME, "min"), (EVENT_TIME, "max")]
     )
     for row in grouped.to_pylist():
-        key = (model, row[VERSION] or "", row[VARIANT] or "", row[SLOT] or "")
+        key = (model, row[VERSION] or "", row[VARIANT] or "", row[TRACK] or "")
         refused = row["refused_sum"]
         first, last = row[f"{EVENT_TIME}_min"], row[f"{EVENT_TIME}_max"]
         answered = row["refused_count"] - refused
@@ -288,7 +288,7 @@ def _filter(query: LogQuery, present: Sequence[str]) -> ds.Expression | None:
     if query.window is not None:
         moment = ds.field(EVENT_TIME)
         terms += [moment >= query.window.start, moment < query.window.end]
-    named = ((VERSION, query.versions), (VARIANT, query.variants), (SLOT, query.slots))
+    named = ((VERSION, query.versions), (VARIANT, query.variants), (TRACK, query.tracks))
     for name, wanted in named:
         if wanted is not None:
             terms.append(ds.field(name).isin(list(wanted)))

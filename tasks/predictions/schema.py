@@ -35,7 +35,7 @@ MOMENT_TYPE = pa.timestamp("us", tz="UTC")
 REQUEST_ID = "request_id"
 REQUEST_ROW = "request_row"
 EVENT_TIME = "event_timestamp"
-MODEL, VERSION, VARIANT, SLOT, HARDWARE = "model", "version", "variant", "slot", "hardware"
+MODEL, VERSION, VARIANT, TRACK, HARDWARE = "model", "version", "variant", "slot", "hardware"
 SUBJECT, SCORE, SCORES, ERROR = "subject", "score", "scores", "error"
 LATENCY_US, COMPUTE_US, BATCH_ROWS = "latency_us", "compute_us", "batch_rows"
 
@@ -47,7 +47,7 @@ FIXED = pa.schema(
         pa.field(REQUEST_ID, pa.string()),
         pa.field(REQUEST_ROW, pa.int32()),
         pa.field(EVENT_TIME, MOMENT_TYPE),
-        *(pa.field(name, pa.string()) for name in (MODEL, VERSION, VARIANT, SLOT, HARDWARE)),
+        *(pa.field(name, pa.string()) for name in (MODEL, VERSION, VARIANT, TRACK, HARDWARE)),
         pa.field(SUBJECT, pa.string()),
         pa.field(SCORE, pa.float64()),
         pa.field(SCORES, pa.list_(pa.float32())),

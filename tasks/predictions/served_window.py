@@ -58,7 +58,7 @@ def take_served_window(
     store: ArtifactStore,
     now: datetime,
 ) -> ServedWindow | TooFewPredictions:
-    """Rows that the stable slot answered with one version in a window, with their labels.
+    """Rows that the stable track answered with one version in a window, with their labels.
 
     Args:
         home: state folder with the log.
@@ -77,7 +77,7 @@ def take_served_window(
     """
     logged = TimeWindow(start=window.start + offset, end=window.end + offset)
     query = LogQuery(
-        model.version.name, logged, versions=[str(model.version.version)], slots=[STABLE]
+        model.version.name, logged, versions=[str(model.version.version)], tracks=[STABLE]
     )
     rows, days = _count(home, query, offset)
     if rows < min_rows or days < min_days:
@@ -109,8 +109,8 @@ def take_served_window(
 
 
 def count_served(home: Path, model: str, version: str, window: TimeWindow) -> int:
-    """Rows that the stable slot answered with a version."""
-    query = LogQuery(model, window, versions=[version], slots=[STABLE])
+    """Rows that the stable track answered with a version."""
+    query = LogQuery(model, window, versions=[version], tracks=[STABLE])
     return sum(table.num_rows for table in read_rows(home, query, [EVENT_TIME]))
 
 

@@ -47,7 +47,7 @@ class Releasing:
     champions: Champions
 
     def begin(self, model: str, config: ReleaseConfig, actor: str, comment: str = "") -> Release:
-        """Release the champion: from what the server's slot `stable` holds now.
+        """Release the champion: from what the server's track `stable` holds now.
 
         Args:
             model: registered model.
@@ -65,10 +65,10 @@ class Releasing:
             raise DataContractError(
                 f"{model} has no champion, so there is nothing to release; promote a version first"
             )
-        stable = self.traffic.slots(model).get("stable")
+        stable = self.traffic.tracks(model).get("stable")
         if stable is None:
             raise DataContractError(
-                f"the server has no version of {model} in slot `stable`, so nothing can be "
+                f"the server has no version of {model} in track `stable`, so nothing can be "
                 "compared; it begins with the champion by itself"
             )
         release = self.ledger.open(
@@ -98,7 +98,7 @@ class Releasing:
         if self.ledger.open_release(model) is not None:
             return None
         champion = self.champions.champion(model)
-        stable = self.traffic.slots(model).get("stable")
+        stable = self.traffic.tracks(model).get("stable")
         return None if champion is None or stable in (None, champion) else (str(stable), champion)
 
     def follow_roll_back(self, model: str) -> str | None:
@@ -158,7 +158,7 @@ class Releasing:
     def keep(self, release: Release) -> bool:
         """Set the traffic of a settled release again if it is not as wanted; True if it was not.
 
-        A server that was restarted begins with the champion in its slot `stable`.
+        A server that was restarted begins with the champion in its track `stable`.
         """
         return set_traffic(self.traffic, release.model, release.wanted)
 

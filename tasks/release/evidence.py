@@ -1,9 +1,9 @@
 """Reading what two versions did, from the prediction log, and what came of it, from labels.
 
 A row of the log is one row of an answered request, or one refused request. Rows of the stable
-version (slot `stable`), of the candidate (slot `candidate`; alone, slot `stable`) and of its copies
-(slot `shadow`) are found by version and slot, and paired by `request_id` and `request_row`. A label
-is one of such a pair, so that it holds for all slots.
+version (track `stable`), of the candidate (track `candidate`; alone, track `stable`) and of its
+copies (track `shadow`) are found by version and track, and paired by `request_id` and
+`request_row`. A label is one of such a pair, so that it holds for all tracks.
 """
 
 from __future__ import annotations
@@ -245,13 +245,13 @@ def _by_request(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _who(rows: pd.DataFrame, release: Release, period: Period) -> pd.Series[Any]:
-    slot, version = rows["slot"], rows["version"]
+    track, version = rows["slot"], rows["version"]
     is_candidate = version == release.candidate
     alone = not period.split
     who = pd.Series(None, index=rows.index, dtype=object)
-    who[(slot == STABLE) & (version == release.stable)] = STABLE
-    who[is_candidate & ((slot == CANDIDATE) | (alone & (slot == STABLE)))] = CANDIDATE
-    who[is_candidate & (slot == SHADOW)] = SHADOW
+    who[(track == STABLE) & (version == release.stable)] = STABLE
+    who[is_candidate & ((track == CANDIDATE) | (alone & (track == STABLE)))] = CANDIDATE
+    who[is_candidate & (track == SHADOW)] = SHADOW
     return who
 
 

@@ -249,7 +249,7 @@ def _begin_period(connection: Connection, release: Release, now: datetime) -> No
     )
     if not release.is_open:
         return
-    # Where nothing splits requests the candidate answers all of them in the slot `stable`.
+    # Where nothing splits requests the candidate answers all of them in the track `stable`.
     shares = release.wanted.shares if release.can_split else Shares(candidate=100)
     connection.execute(
         insert(table).values(
@@ -349,7 +349,7 @@ def _entry(row: RowMapping) -> Entry:
     )
 
 
-def slots_at_start(url: str, model: str, champion: str) -> dict[str, str | None] | None:
+def tracks_at_start(url: str, model: str, champion: str) -> dict[str, str | None] | None:
     """Versions that a serving process begins with, so that a restart moves no traffic.
 
     While a release is open the alias `champion` names the candidate already, which is not to answer
@@ -362,7 +362,7 @@ def slots_at_start(url: str, model: str, champion: str) -> dict[str, str | None]
         champion: version that the alias names.
 
     Returns:
-        Version by slot, or None where the alias decides.
+        Version by track, or None where the alias decides.
 
     Raises:
         TransientError: the database does not answer.

@@ -14,7 +14,7 @@ from tasks.release.comparison import compare
 from tasks.release.evidence import Labels, no_labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import BY_ITSELF, Action, Decision, Evidence, Release
-from tasks.release.traffic import SlotsRefusedError
+from tasks.release.traffic import TracksRefusedError
 
 NOT_LOADED = "not_loaded"
 LOAD_MINUTES = 10
@@ -57,7 +57,7 @@ def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now
     if not release.is_moved:
         try:
             release = releasing.settle(release)
-        except SlotsRefusedError as exc:
+        except TracksRefusedError as exc:
             return _not_loaded(releasing, release, exc, now)
         return _kept(release, "what was decided before is carried out now")
     if not release.is_open:
@@ -73,7 +73,7 @@ def look(releasing: Releasing, release: Release, labels: Labels, home: Path, now
         return Look(release=releasing.settle(decided), decision=gone)
     try:
         repaired = releasing.keep(release)
-    except SlotsRefusedError as exc:
+    except TracksRefusedError as exc:
         return _not_loaded(releasing, release, exc, now)
     known, fault = _known_labels(labels, release, now)
     evidence = compare(observe(home, release, known, now), release)
@@ -94,12 +94,12 @@ def _known_labels(labels: Labels, release: Release, now: datetime) -> tuple[pd.D
 
 
 def _not_loaded(
-    releasing: Releasing, release: Release, exc: SlotsRefusedError, now: datetime
+    releasing: Releasing, release: Release, exc: TracksRefusedError, now: datetime
 ) -> Look:
     """Roll back where the server has refused for long enough; the record says since when.
 
     Raises:
-        SlotsRefusedError: it may come yet, or the release has ended.
+        TracksRefusedError: it may come yet, or the release has ended.
     """
     newest = releasing.ledger.entries(release.release_id)[-1]
     if not release.is_open:

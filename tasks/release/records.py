@@ -62,7 +62,7 @@ class Period(BaseModel):
     until: datetime | None = None
     shares: Shares
     split: bool = True
-    """Whether something could split the requests; else the candidate is alone in slot `stable`."""
+    """Whether something could split the requests; else the candidate is alone in track `stable`."""
 
 
 class Finding(BaseModel):
@@ -195,8 +195,8 @@ class Release(BaseModel):
     def wanted(self) -> Wanted:
         """What servers and edge are to do for the release as it stands.
 
-        The candidate stays loaded in its slot from the first step on, so that a step is a change at
-        the edge alone. Where nothing splits requests, it takes the slot `stable`.
+        The candidate stays loaded in its track from the first step on, so that a step is a change
+        at the edge alone. Where nothing splits requests, it takes the track `stable`.
         """
         if self.state == RELEASED or (self.is_open and not self.can_split):
             return Wanted(stable=self.candidate)

@@ -1,4 +1,4 @@
-"""Moving traffic: slots of the serving process, and shares at the edge.
+"""Moving traffic: tracks of the serving process, and shares at the edge.
 
 Without an edge before the server nothing splits requests or copies them, so a new version takes
 over all at once and is watched alone.
@@ -18,18 +18,18 @@ import httpx
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Shares, Wanted
 
-SLOTS = ("stable", "candidate", "shadow")
+TRACKS = ("stable", "candidate", "shadow")
 ANSWER_WITHIN_S = 10.0
 LOAD_WITHIN_S = 300.0
-"""A version is loaded and checked before its slot is set."""
+"""A version is loaded and checked before its track is set."""
 
 
 class NotServedError(DataContractError):
     """The server knows no such model or version."""
 
 
-class SlotsRefusedError(TransientError):
-    """The server answers, and cannot set slots now: a version cannot be loaded, most likely."""
+class TracksRefusedError(TransientError):
+    """The server answers, and cannot set tracks now: a version cannot be loaded, most likely."""
 
 
 class Traffic(Protocol):
@@ -39,19 +39,19 @@ class Traffic(Protocol):
     def can_split(self) -> bool:
         """Whether requests can be shared between versions, or copied."""
 
-    def slots(self, model: str) -> Mapping[str, str | None]:
-        """Version in each slot; none where the server serves no version of the model yet.
+    def tracks(self, model: str) -> Mapping[str, str | None]:
+        """Version in each track; none where the server serves no version of the model yet.
 
         Raises:
             TransientError: the server does not answer, or has none of its versions ready.
         """
 
-    def set_slots(self, model: str, slots: Mapping[str, str | None]) -> None:
-        """Say which version each slot means, all at once.
+    def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
+        """Say which version each track means, all at once.
 
         Raises:
             TransientError: the server does not answer.
-            SlotsRefusedError: it does, and cannot load a version now.
+            TracksRefusedError: it does, and cannot load a version now.
             NotServedError: it knows no such model or version.
         """
 
@@ -94,19 +94,19 @@ class ServerTraffic:
         """See `Traffic`."""
         return self.edge is not None
 
-    def slots(self, model: str) -> Mapping[str, str | None]:
+    def tracks(self, model: str) -> Mapping[str, str | None]:
         """See `Traffic`."""
         try:
-            return _slots(self._ask("GET", model), model)
+            return _tracks(self._ask("GET", model), model)
         except NotServedError:
-            return dict.fromkeys(SLOTS)
+            return dict.fromkeys(TRACKS)
 
-    def set_slots(self, model: str, slots: Mapping[str, str | None]) -> None:
+    def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
         """See `Traffic`."""
-        self._ask("POST", model, dict(slots))
+        self._ask("POST", model, dict(tracks))
 
     def shares(self, model: str) -> Shares:
-        """See `Traffic`; without an edge all requests go to the slot `stable`."""
+        """See `Traffic`; without an edge all requests go to the track `stable`."""
         if self.edge is None:
             return Shares()
         told = self.edge.shares(model)
@@ -150,27 +150,27 @@ class ServerTraffic:
 
 
 def set_traffic(traffic: Traffic, model: str, wanted: Wanted) -> bool:
-    """Bring slots and shares to what is wanted; True where something had to change.
+    """Bring tracks and shares to what is wanted; True where something had to change.
 
-    A slot is filled before requests go to it, and emptied after the last one does. Doing it again
+    A track is filled before requests go to it, and emptied after the last one does. Doing it again
     changes nothing, and done by halves it is completed by the next call.
     """
-    before = dict(traffic.slots(model))
+    before = dict(traffic.tracks(model))
     final: dict[str, str | None] = {
         "stable": wanted.stable,
         "candidate": wanted.candidate,
         "shadow": wanted.shadow,
     }
-    first = {slot: final[slot] or before.get(slot) for slot in SLOTS}
+    first = {track: final[track] or before.get(track) for track in TRACKS}
     changed = False
-    if first != {slot: before.get(slot) for slot in SLOTS}:
-        traffic.set_slots(model, first)
+    if first != {track: before.get(track) for track in TRACKS}:
+        traffic.set_tracks(model, first)
         changed = True
     if not is_shared(traffic.shares(model), wanted.shares):
         share_as(traffic, model, wanted.shares)
         changed = True
     if first != final:
-        traffic.set_slots(model, final)
+        traffic.set_tracks(model, final)
         changed = True
     return changed
 
@@ -238,7 +238,7 @@ def _checked(answer: httpx.Response, model: str, where: str) -> Any:
         raise NotServedError(f"the server at {where} has no such model or version: {said}")
     if answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
         raise DataContractError(f"the server at {where} refused traffic of {model}: {said}")
-    raise SlotsRefusedError(f"the server at {where} could not set traffic of {model}: {said}")
+    raise TracksRefusedError(f"the server at {where} could not set traffic of {model}: {said}")
 
 
 def _sentence(answer: httpx.Response) -> str:
@@ -248,11 +248,11 @@ def _sentence(answer: httpx.Response) -> str:
         return answer.text[:200] or f"status {answer.status_code}"
 
 
-def _slots(told: Any, model: str) -> Mapping[str, str | None]:
-    slots = told.get("slots") if isinstance(told, dict) else None
-    if not isinstance(slots, dict) or not set(SLOTS) <= slots.keys():
+def _tracks(told: Any, model: str) -> Mapping[str, str | None]:
+    tracks = told.get("slots") if isinstance(told, dict) else None
+    if not isinstance(tracks, dict) or not set(TRACKS) <= tracks.keys():
         raise DataContractError(
-            f"the server's answer about {model} names no slots; it is of another release of this "
+            f"the server's answer about {model} names no tracks; it is of another release of this "
             "project"
         )
-    return {slot: None if slots[slot] is None else str(slots[slot]) for slot in SLOTS}
+    return {track: None if tracks[track] is None else str(tracks[track]) for track in TRACKS}

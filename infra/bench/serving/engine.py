@@ -332,7 +332,7 @@ async def _keep_swapping(engine: ModelEngine) -> tuple[int, int]:
     try:
         while True:
             for number in ("2", "1"):
-                await engine.set_slots(MODEL, {"stable": number})
+                await engine.set_tracks(MODEL, {"stable": number})
                 swaps += 1
                 await asyncio.sleep(SWAP_EVERY_S)
             if not swaps % 10:
@@ -346,14 +346,14 @@ async def _keep_swapping(engine: ModelEngine) -> tuple[int, int]:
 async def _roll_back(world: BenchHome) -> Measured:
     """From the decision to the last answer of the version that has to go, its queue full."""
     engine = await _started(world, batch_rows=8)
-    await engine.set_slots(MODEL, {"stable": "2"})
+    await engine.set_tracks(MODEL, {"stable": "2"})
     _slow_down(engine, "2", ROLLBACK_S)
     row = dict(engine.served(MODEL).versions["1"].backends[0].probe)
     offering = asyncio.ensure_future(_offer(engine, row, 2.0, rate=1000.0))
     await asyncio.sleep(1.0)
     waiting = engine._dispatcher.requests
     decided = time.monotonic()
-    await engine.set_slots(MODEL, {"stable": "1"})
+    await engine.set_tracks(MODEL, {"stable": "1"})
     outcomes = await offering
     await engine.stop()
     seconds = max(0.0, outcomes.last["2"] - decided)

@@ -41,7 +41,7 @@ def figures(bench: Bench) -> Measured:
     rows = pd.read_parquet(file, columns=asked).dropna().tail(NUM_ENTITIES)
     requests = [{name: [row[name]] for name in asked} for row in rows.to_dict("records")]
     model, version = record.version.name, str(record.version.version)
-    states = [VersionState(model, version, "READY", slots=("stable",))]
+    states = [VersionState(model, version, "READY", tracks=("stable",))]
     reader = FeastEntityReader(bench.settings, None, states=lambda: states)
     times = asyncio.run(_measured(reader, (model, version), requests, bench.size(SECONDS, 1)))
     return [_figure(*times)]

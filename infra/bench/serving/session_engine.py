@@ -22,7 +22,16 @@ from onnx import TensorProto, helper, numpy_helper
 from serving.assembly import Parts, ServingProcess
 from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, ServingError, UnknownModelError
-from serving.interfaces import Answer, Call, Done, Observer, Served, ServedBatch, Slot, VersionState
+from serving.interfaces import (
+    Answer,
+    Call,
+    Done,
+    Observer,
+    Served,
+    ServedBatch,
+    Track,
+    VersionState,
+)
 from tasks.contracts.conversion import MOST_ROWS, Signature
 
 MODEL = "tabular"
@@ -160,12 +169,14 @@ class SessionEngine:
             observer.served(batch)
 
     def refusal(
-        self, model: str, version: str | None = None, slot: Slot = "stable"
+        self, model: str, version: str | None = None, track: Track = "stable"
     ) -> ServingError | None:
         """See `Engine.refusal`: everything is read."""
         return None
 
-    def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
+    def signature(
+        self, model: str, version: str | None = None, track: Track = "stable"
+    ) -> Signature:
         """See `Engine.signature`."""
         if model != MODEL:
             raise UnknownModelError(f"there is no model {model!r} here")
@@ -173,7 +184,7 @@ class SessionEngine:
 
     def states(self) -> Sequence[VersionState]:
         """See `Engine.states`."""
-        return [VersionState(MODEL, _VERSION, "READY", slots=("stable",))]
+        return [VersionState(MODEL, _VERSION, "READY", tracks=("stable",))]
 
     def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
         """See `Engine.is_ready`."""
@@ -187,9 +198,9 @@ class SessionEngine:
         """Refuse: the bench ends with its model."""
         raise NotReadyError("a bench unloads nothing")
 
-    async def set_slots(self, model: str, slots: Mapping[Slot, str | None]) -> None:
+    async def set_tracks(self, model: str, tracks: Mapping[Track, str | None]) -> None:
         """Refuse: there is one version."""
-        raise NotReadyError("a bench has one slot")
+        raise NotReadyError("a bench has one track")
 
 
 def main(file: str, home: str, port: str) -> None:

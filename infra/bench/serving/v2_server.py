@@ -41,7 +41,7 @@ class Seen:
     num_bytes: int
 
     @property
-    def slot(self) -> str:
+    def track(self) -> str:
         """That the gateway chose."""
         return self.headers.get("x-falaj-slot", "")
 
@@ -125,15 +125,15 @@ class Upstream:
             )
         except ServingError as exc:
             return int(exc.status), {"error": str(exc)}, refusal_headers(exc)
-        found = {"model_name": match[1], "slot": seen.slot, "subject": principal.subject}
+        found = {"model_name": match[1], "slot": seen.track, "subject": principal.subject}
         return 200, found | {"headers": dict(seen.headers)}, []
 
     def _start_grpc(self) -> None:
         def infer(request: Any, context: grpc.ServicerContext) -> Any:
             headers = {str(k): str(v) for k, v in context.invocation_metadata()}
             self.seen.append(Seen("grpc:" + request.model_name, headers, request.ByteSize()))
-            slot = headers.get("x-falaj-slot", "")
-            return ModelInferResponse(model_name=request.model_name, id=slot)
+            track = headers.get("x-falaj-slot", "")
+            return ModelInferResponse(model_name=request.model_name, id=track)
 
         handler = grpc.unary_unary_rpc_method_handler(
             infer, ModelInferRequest.FromString, ModelInferResponse.SerializeToString

@@ -16,7 +16,7 @@ from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import GRPC_MODEL_HEADER, Action, Call
 from serving.protocol.answers import encode_json, served_headers
-from serving.protocol.front import Front, capped, now, sane_trace, slot_named
+from serving.protocol.front import Front, capped, now, sane_trace, track_named
 from serving.protocol.grpc import messages as about
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
 from serving.protocol.grpc.messages import (
@@ -146,8 +146,8 @@ class InferenceService(GRPCInferenceServiceServicer):
         front = self._front
         try:
             call.subject = self._admit(context, "infer", call.model)
-            if "x-falaj-slot" in metadata and front.config.http.slot_header:
-                call.slot = slot_named(metadata["x-falaj-slot"])
+            if "x-falaj-slot" in metadata and front.config.http.track_header:
+                call.track = track_named(metadata["x-falaj-slot"])
             call.trace = sane_trace(str(metadata.get("traceparent", "")))
             front.refuse_early(call)
             if "sequence_id" in request.parameters:

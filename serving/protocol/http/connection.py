@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
         return request
 
     def _admit(self, call: Call, head: Head) -> None:
-        call.slot = self._front.slot_meant(head.found)
+        call.track = self._front.track_meant(head.found)
         principal = self._front.guard.admit(head.headers, self._address, "infer", call.model)
         call.subject = principal.subject
 

@@ -49,8 +49,8 @@ Admit = Callable[[Request], None]
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
-class Slots(msgspec.Struct, forbid_unknown_fields=True):
-    """Versions of slots; one that is not named stays as it is, null empties it."""
+class Tracks(msgspec.Struct, forbid_unknown_fields=True):
+    """Versions of tracks; one that is not named stays as it is, null empties it."""
 
     stable: str | msgspec.UnsetType | None = msgspec.UNSET
     candidate: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -161,7 +161,7 @@ class AdminPages:
         return application(
             _route("/admin/models", self._models, self._admit),
             _route(model, self._model, self._admit),
-            _route(model + "/slots", self._set_slots, self._admit, "POST"),
+            _route(model + "/slots", self._set_tracks, self._admit, "POST"),
             _route(model + "/load", self._load, self._admit, "POST"),
             _route(model + "/unload", self._unload, self._admit, "POST"),
             *(_route(path, self._shown, self._admit) for path in self._extra),
@@ -193,14 +193,16 @@ class AdminPages:
     async def _model(self, request: Request) -> Any:
         return admin_state(self._engine, _names(request)[0])
 
-    async def _set_slots(self, request: Request) -> Any:
-        """Set which version each slot means, all at once."""
+    async def _set_tracks(self, request: Request) -> Any:
+        """Set which version each track means, all at once."""
         name, _ = _names(request)
-        wanted = msgspec.structs.asdict(await decoded(request, Slots))
-        slots = {slot: version for slot, version in wanted.items() if version is not msgspec.UNSET}
-        if not slots:
-            raise BadRequestError('name a slot at least, as {"stable": "3", "candidate": null}')
-        await self._engine.set_slots(name, slots)  # type: ignore[arg-type]
+        wanted = msgspec.structs.asdict(await decoded(request, Tracks))
+        tracks = {
+            track: version for track, version in wanted.items() if version is not msgspec.UNSET
+        }
+        if not tracks:
+            raise BadRequestError('name a track at least, as {"stable": "3", "candidate": null}')
+        await self._engine.set_tracks(name, tracks)  # type: ignore[arg-type]
         return admin_state(self._engine, name)
 
     async def _load(self, request: Request) -> Any:

@@ -17,8 +17,8 @@ from tests.support.serving.edges import INFER, MODEL, Edge
 NUM_CLIENTS = 250
 
 
-def slots(edge: Edge, client: httpx.Client, subjects: range) -> dict[int, str]:
-    """Slot that answers each subject."""
+def tracks(edge: Edge, client: httpx.Client, subjects: range) -> dict[int, str]:
+    """Track that answers each subject."""
     return {
         number: client.post(INFER, json={}, headers=edge.bearer(f"u{number}")).json()["slot"]
         for number in subjects
@@ -34,11 +34,11 @@ def test_a_sticky_share_grows_without_taking_clients_away(edge: Edge, client: ht
     candidates = []
     for share in (0.1, 0.2):
         edge.traffic.set_shares(MODEL, share, 0)
-        found = slots(edge, client, range(NUM_CLIENTS))
-        assert found == slots(edge, client, range(20)) | {
-            n: slot for n, slot in found.items() if n >= 20
+        found = tracks(edge, client, range(NUM_CLIENTS))
+        assert found == tracks(edge, client, range(20)) | {
+            n: track for n, track in found.items() if n >= 20
         }
-        chosen = {n for n, slot in found.items() if slot == "candidate"}
+        chosen = {n for n, track in found.items() if track == "candidate"}
         assert is_plausible(len(chosen), NUM_CLIENTS, share)
         candidates.append(chosen)
     assert candidates[0] < candidates[1]
@@ -59,9 +59,9 @@ def test_a_share_that_is_not_sticky_is_drawn_for_each_request(
 
 def test_going_back_is_for_everybody_at_once(edge: Edge, client: httpx.Client) -> None:
     edge.traffic.set_shares(MODEL, 1.0, 0)
-    assert set(slots(edge, client, range(20)).values()) == {"candidate"}
+    assert set(tracks(edge, client, range(20)).values()) == {"candidate"}
     edge.traffic.set_shares(MODEL, 0.0, 0)
-    assert set(slots(edge, client, range(20)).values()) == {"stable"}
+    assert set(tracks(edge, client, range(20)).values()) == {"stable"}
 
 
 def test_no_request_is_lost_while_shares_change(edge: Edge, client: httpx.Client) -> None:
@@ -90,7 +90,7 @@ def test_no_request_is_lost_while_shares_change(edge: Edge, client: httpx.Client
     for asker in askers:
         asker.join()
     assert {status for status, _ in found} == {200}
-    assert {slot for _, slot in found} == {"stable", "candidate"}
+    assert {track for _, track in found} == {"stable", "candidate"}
 
 
 def test_an_experiment_goes_by_its_header(edge: Edge, client: httpx.Client) -> None:
@@ -114,11 +114,11 @@ def test_mirrored_requests_say_that_they_are_and_clients_see_stable(
     sent = counted["cluster.http-shadow.upstream_rq_total"]
 
     def shadows() -> list[str]:
-        return [s.headers["x-request-id"] for s in list(edge.upstream.seen) if s.slot == "shadow"]
+        return [s.headers["x-request-id"] for s in list(edge.upstream.seen) if s.track == "shadow"]
 
     wait_until(lambda: len(shadows()) >= min(sent, total // 4), "mirrored requests came")
     wait_until(lambda: is_plausible(len(shadows()), total, 0.5), "half of them came")
-    stable = {s.headers["x-request-id"] for s in edge.upstream.seen if s.slot == "stable"}
+    stable = {s.headers["x-request-id"] for s in edge.upstream.seen if s.track == "stable"}
     assert set(shadows()) <= stable
     assert len(shadows()) == len(set(shadows()))
     assert {s.num_bytes for s in edge.upstream.seen} == {len(body)}
@@ -137,23 +137,23 @@ def test_shares_outlive_a_kill_of_envoy_and_are_kept_while_it_is_down(
     edge: Edge, client: httpx.Client
 ) -> None:
     edge.traffic.set_shares(MODEL, 0.3, 0)
-    before = slots(edge, client, range(60))
+    before = tracks(edge, client, range(60))
     assert set(before.values()) == {"stable", "candidate"}
     edge.stop(kill=True)
     edge.start()
-    assert slots(edge, client, range(60)) == before
+    assert tracks(edge, client, range(60)) == before
     edge.stop()
     with pytest.raises(TransientError, match="shares are kept"):
         edge.traffic.set_shares(MODEL, 1.0, 0)
     edge.start()
-    assert set(slots(edge, client, range(10)).values()) == {"candidate"}
+    assert set(tracks(edge, client, range(10)).values()) == {"candidate"}
 
 
 def test_the_server_restarts_during_a_canary_and_answers_again(
     edge: Edge, client: httpx.Client
 ) -> None:
     edge.traffic.set_shares(MODEL, 0.5, 0)
-    before = slots(edge, client, range(30))
+    before = tracks(edge, client, range(30))
     edge.upstream.stop()
     started = time.monotonic()
     answer = client.post(INFER, json={}, headers=edge.bearer("u1"))
@@ -165,7 +165,7 @@ def test_the_server_restarts_during_a_canary_and_answers_again(
         lambda: client.post(INFER, json={}, headers=edge.bearer("u1")).status_code == 200,
         "the edge reaches the server again",
     )
-    assert slots(edge, client, range(30)) == before
+    assert tracks(edge, client, range(30)) == before
 
 
 def test_a_failed_answer_is_not_asked_for_twice(edge: Edge, client: httpx.Client) -> None:

@@ -112,7 +112,7 @@ def test_a_body_past_the_limit_is_refused_whole(edge: Edge, client: httpx.Client
     assert not edge.upstream.seen
 
 
-def test_clients_cannot_name_slot_subject_or_address(edge: Edge, client: httpx.Client) -> None:
+def test_clients_cannot_name_track_subject_or_address(edge: Edge, client: httpx.Client) -> None:
     for name in ("x-falaj-slot", "X-Falaj-Slot"):
         smuggled = {name: "candidate", "x-falaj-subject": "root", "x-falaj-address": "::9"}
         answer = client.post(INFER, json={}, headers=edge.bearer("sly") | smuggled)
@@ -185,7 +185,7 @@ def test_a_trace_goes_on_from_client_to_server(edge: Edge, client: httpx.Client)
     assert begun.split("-")[1] != trace
 
 
-def test_grpc_passes_with_slot_and_token(edge: Edge) -> None:
+def test_grpc_passes_with_track_and_token(edge: Edge) -> None:
     credentials = grpc.ssl_channel_credentials(edge.authority.read_bytes())
     token = edge.bearer("g")["authorization"]
     with grpc.secure_channel(f"localhost:{edge.port}", credentials) as channel:

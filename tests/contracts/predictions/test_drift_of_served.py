@@ -58,8 +58,8 @@ class Served:
     def home(self) -> Path:
         return self.settings.home
 
-    def log(self, rows: pd.DataFrame, slot: str = "stable") -> int:
-        by = served(self.champion, slot)  # type: ignore[arg-type]
+    def log(self, rows: pd.DataFrame, track: str = "stable") -> int:
+        by = served(self.champion, track)  # type: ignore[arg-type]
         return log_frame(self.home, rows, server_clock_offset(self.config), by)
 
     def check(self) -> DriftReport | TooFewPredictions:
@@ -123,12 +123,12 @@ def shifted(rows: pd.DataFrame) -> pd.DataFrame:
 def test_rows_like_the_reference_are_stable_and_told_of(serving: Served) -> None:
     rows = rows_of(WINDOW)
     serving.log(rows)
-    serving.log(shifted(rows), slot="shadow")
-    serving.log(shifted(rows), slot="candidate")
+    serving.log(shifted(rows), track="shadow")
+    serving.log(shifted(rows), track="candidate")
     report = serving.check()
     assert isinstance(report, DriftReport)
     assert report.verdict is DriftVerdict.STABLE, report.evidence
-    assert report.num_current_rows == len(rows), "answers of another slot were taken"
+    assert report.num_current_rows == len(rows), "answers of another track were taken"
     assert report.current == WINDOW
     assert "of the prediction log" in report.evidence[-1]
     assert "0 of them with a label" in report.evidence[-1]

@@ -98,14 +98,14 @@ class Town:
         if shares.mirror:
             rows.add(number, start=start, apart_s=1e-6, ids=ids)
             rows.add(
-                number, slot="shadow", version="2", error=error, start=start, apart_s=1e-6, ids=ids
+                number, track="shadow", version="2", error=error, start=start, apart_s=1e-6, ids=ids
             )
         else:
             mine = int(number * shares.candidate / 100)
             rows.add(number - mine, start=start, apart_s=1e-6, ids=ids)
             rows.add(
                 mine,
-                slot="candidate",
+                track="candidate",
                 version="2",
                 error=error,
                 start=start,
@@ -179,7 +179,7 @@ def test_a_good_version_takes_over_step_by_step_by_itself(
         assert last.decision.action is Action.PROMOTE
         assert release_flow(town.config, looks=9) is None
     assert town.release.state == "released"
-    assert town.server.slots == {"stable": "2", "candidate": None, "shadow": None}
+    assert town.server.tracks == {"stable": "2", "candidate": None, "shadow": None}
     assert town.edge.told[-1].candidate == 0
     assert town.champion == 2
 
@@ -200,7 +200,7 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
             artifacts = client.read_artifacts(artifact_filter=keys)
             newest = sorted(artifacts, key=lambda a: str(a.created))  # other tests' come before
             shown = {a.key: str(a.data) for a in newest}
-    assert town.server.slots["stable"] == "1"
+    assert town.server.tracks["stable"] == "1"
     assert town.champion == 1
     assert town.release.state == "rolled_back"
     assert "WORSE" in shown["release-evidence"]
@@ -306,7 +306,7 @@ def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
     with prefect_api.in_process():
         release_flow(town.config)
         assert town.release.current.name == "all"
-        assert town.server.slots["stable"] == "2"
+        assert town.server.tracks["stable"] == "2"
         town.server.hangs_s = 60.0
         with subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(town.home)],
@@ -318,11 +318,11 @@ def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
                 time.sleep(0.05)
             process.send_signal(signal.SIGKILL)
         town.server.hangs_s = 0.0
-        assert town.server.slots["stable"] == "2"
+        assert town.server.tracks["stable"] == "2"
         assert (town.release.state, town.release.is_moved) == ("rolled_back", False)
         assert release_flow(town.config) is None
     assert town.release.is_moved
-    assert town.server.slots["stable"] == "1"
+    assert town.server.tracks["stable"] == "1"
     assert town.champion == 1
 
 

@@ -65,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
 @pytest.fixture
 def before(whole: Whole) -> Iterator[str]:
     """The version that serves; whatever a test leaves open is rolled back after it."""
-    yield str(whole.slots["stable"])
+    yield str(whole.tracks["stable"])
     if whole.release.is_open:
         whole.command("release", "rollback", FLIGHTS, "--approver", "the next test")
 
@@ -88,14 +88,14 @@ def test_an_equal_version_takes_over_by_itself_and_no_client_notices(
         assert release_flow(whole.config) is None
         begun = whole.release
         assert (begun.stable, begun.candidate) == (before, EQUAL)
-        assert whole.slots == {"stable": before, "candidate": EQUAL, "shadow": EQUAL}
+        assert whole.tracks == {"stable": before, "candidate": EQUAL, "shadow": EQUAL}
         while whole.release.is_open and time.monotonic() < deadline:
             release_flow(whole.config, looks=60)
         ended = time.time()
         load.wait_for(100)
     assert whole.release.state == "released", whole.release
     assert [period.step for period in whole.release.periods] == [0, 1, 2, 3]
-    assert whole.slots == {"stable": EQUAL, "candidate": None, "shadow": None}
+    assert whole.tracks == {"stable": EQUAL, "candidate": None, "shadow": None}
     assert whole.champion == EQUAL
     assert whole.releasing.traffic.shares(FLIGHTS).candidate == 0
     check_all_answered(load, before, EQUAL)
@@ -125,7 +125,7 @@ def test_a_worse_version_is_rolled_back_by_its_labels_and_so_is_the_alias(
     assert found.evidence is not None
     assert "task_paired" in {one.metric for one in found.evidence.harms}
     assert whole.champion == before
-    assert whole.slots == {"stable": before, "candidate": None, "shadow": None}
+    assert whole.tracks == {"stable": before, "candidate": None, "shadow": None}
     assert whole.num_loads(before) == known, "the version before was loaded anew"
     check_all_answered(load, before, NOISE)
 
@@ -142,7 +142,7 @@ def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_me
     decision = seen[-1].decision
     assert (decision.action, decision.rule) == (Action.ROLL_BACK, "errors"), decision
     assert whole.champion == before
-    assert whole.slots == {"stable": before, "candidate": None, "shadow": None}
+    assert whole.tracks == {"stable": before, "candidate": None, "shadow": None}
     check_all_answered(load, before)
 
 
@@ -151,7 +151,7 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
     whole.begin(OTHER)
     with Load(whole) as load:
         whole.look_until(step="fifth")
-        slots, shares = whole.slots, whole.releasing.traffic.shares(FLIGHTS)
+        tracks, shares = whole.tracks, whole.releasing.traffic.shares(FLIGHTS)
         assert shares == Shares(candidate=20, mirror=0, sticky=True)
         since = time.time()
         load.wait_for(300)
@@ -164,7 +164,7 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
         wait_until(whole.is_reached, "Envoy has found the server again", LIMIT_S)
         since = time.time()
         load.wait_for(300)
-        assert whole.slots == slots
+        assert whole.tracks == tracks
         again = load.versions_since(since)
         assert {s: again[s] for s in again} == {s: who[s] for s in again}
 
@@ -185,7 +185,7 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
         ended = time.time()
         load.wait_for(100)
     assert whole.release.state == "released", whole.release
-    assert whole.slots == {"stable": OTHER, "candidate": None, "shadow": None}
+    assert whole.tracks == {"stable": OTHER, "candidate": None, "shadow": None}
     assert {(one.status, one.version) for one in load.since(ended)} == {(200, OTHER)}
     assert {one.version for one in load.asked if one.status == 200} == {before, OTHER}
 

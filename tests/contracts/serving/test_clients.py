@@ -75,7 +75,7 @@ def test_tritons_grpc_client_understands_all_of_the_protocol(told: dict[str, Any
     assert grpc["unloaded"] is False
     assert grpc["absent input"][0] == "StatusCode.INVALID_ARGUMENT"
     assert grpc["unknown model"][0] == "StatusCode.NOT_FOUND"
-    assert grpc["empty slot"][0] == "StatusCode.UNAVAILABLE"
+    assert grpc["empty track"][0] == "StatusCode.UNAVAILABLE"
 
 
 def test_what_a_fuzzer_makes_of_the_openapi_document_never_gets_a_500(

@@ -281,7 +281,7 @@ def _cut(connection: socket.socket) -> bool:
     return False
 
 
-def test_slots_are_followed_and_an_empty_one_says_so(server: Process) -> None:
+def test_tracks_are_followed_and_an_empty_one_says_so(server: Process) -> None:
     status, headers, body = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
     assert status == 503
     assert headers["retry-after"] == "1"
@@ -320,7 +320,7 @@ def test_the_admin_interface_wants_its_token(server: Process) -> None:
     assert server.ask("GET", "/admin/models/sums", Authorization=f"Bearer {server.token}")[0] == 404
 
 
-def test_slots_move_through_the_admin_interface(server: Process) -> None:
+def test_tracks_move_through_the_admin_interface(server: Process) -> None:
     bearer = {"Authorization": f"Bearer {server.token}", "admin": True}
     path = "/admin/models/sums"
     assert json.loads(server.ask("GET", path, **bearer)[2])["slots"]["stable"] == "1"  # type: ignore[arg-type]

@@ -113,10 +113,10 @@ async def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_i
         served = answer.served
         assert (served.version, served.variant, served.hardware) == ("1", "onnx-fp32", "cpu")
         (state,) = engine.states()
-        assert (state.platform, state.slots) == ("onnxruntime_onnx", ("stable",))
+        assert (state.platform, state.tracks) == ("onnxruntime_onnx", ("stable",))
 
         world.promote(ref(world, 2))
-        await until(lambda: engine.slots(FLIGHTS)["stable"] == "2")
+        await until(lambda: engine.tracks(FLIGHTS)["stable"] == "2")
         answer = await ask(engine, FLIGHTS, rows)
         np.testing.assert_allclose(scores(answer), second, atol=1e-5)
         with pytest.raises(UnknownModelError, match=r"no version '9'.*it has 1, 2, 3"):
@@ -174,10 +174,10 @@ async def test_without_variants_pytorch_answers_only_where_that_is_allowed(
 
     async with serving(world) as engine:
         with pytest.raises(NotReadyError, match="no variant was kept for hardware class 'cpu'"):
-            await engine.set_slots(FLIGHTS, {"stable": "3"})
-        assert engine.slots(FLIGHTS)["stable"] == "1"
+            await engine.set_tracks(FLIGHTS, {"stable": "3"})
+        assert engine.tracks(FLIGHTS)["stable"] == "1"
     async with serving(world, program="last_resort") as engine:
-        await engine.set_slots(FLIGHTS, {"stable": "3"})
+        await engine.set_tracks(FLIGHTS, {"stable": "3"})
         answer = await ask(engine, FLIGHTS, rows)
         assert answer.served.variant == "pytorch-program"
         np.testing.assert_allclose(scores(answer), world.expected(ref(world, 3), rows), atol=1e-6)

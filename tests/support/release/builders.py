@@ -19,7 +19,7 @@ from tasks.kernel.errors import RegistryError
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.evidence import no_labels
 from tasks.release.records import OPEN, Evidence, Finding, Period, Release, Shares
-from tasks.release.traffic import SlotsRefusedError
+from tasks.release.traffic import TracksRefusedError
 
 MODEL = "flight-delay"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -96,7 +96,7 @@ class Rows:
         self,
         number: int,
         *,
-        slot: str = "stable",
+        track: str = "stable",
         version: str = "1",
         error: float = 0.0,
         word: str = "backend",
@@ -109,7 +109,7 @@ class Rows:
         apart_s: float = 0.1,
         batch_rows: int = 1,
     ) -> Rows:
-        """Requests of one slot, a tenth of a second apart if not told."""
+        """Requests of one track, a tenth of a second apart if not told."""
         rng = np.random.default_rng([self.seed, len(self.rows), number])
         failed = rng.random(number) < error
         scores = rng.random(number) if score is None else score(rng, number)
@@ -121,8 +121,8 @@ class Rows:
                     "request_row": 0,
                     "event_timestamp": start + timedelta(seconds=i * apart_s),
                     "version": version,
-                    "slot": slot,
-                    "subject": f"{names or slot}{rng.integers(subjects)}" if subjects else "",
+                    "slot": track,
+                    "subject": f"{names or track}{rng.integers(subjects)}" if subjects else "",
                     "score": None if failed[i] else float(scores[i]),
                     "error": word if failed[i] else None,
                     "latency_us": int(times[i]),
@@ -175,21 +175,21 @@ class FakeTraffic:
     broken: str | None = None
     """A version that cannot be loaded."""
 
-    def slots(self, model: str) -> Mapping[str, str | None]:
+    def tracks(self, model: str) -> Mapping[str, str | None]:
         return dict(self.at)
 
-    def set_slots(self, model: str, slots: Mapping[str, str | None]) -> None:
-        self._count(f"slots {slots['stable']}/{slots['candidate']}/{slots['shadow']}")
-        if self.broken and self.broken in slots.values():
-            raise SlotsRefusedError(f"version {self.broken} cannot be loaded")
-        self.at = dict(slots)
+    def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
+        self._count(f"tracks {tracks['stable']}/{tracks['candidate']}/{tracks['shadow']}")
+        if self.broken and self.broken in tracks.values():
+            raise TracksRefusedError(f"version {self.broken} cannot be loaded")
+        self.at = dict(tracks)
 
     def shares(self, model: str) -> Shares:
         return self.shared
 
     def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
         self._count(f"shares {candidate:g}/{mirror:g}")
-        assert not candidate or self.at["candidate"], "requests would go to an empty slot"
+        assert not candidate or self.at["candidate"], "requests would go to an empty track"
         assert not mirror or self.at["shadow"]
         self.shared = Shares(candidate=candidate, mirror=mirror, sticky=sticky)
 

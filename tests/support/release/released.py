@@ -89,7 +89,7 @@ class Asked:
     received_s: float
     status: int
     version: str = ""
-    slot: str = ""
+    track: str = ""
     request_id: str = ""
     score: float = float("nan")
 
@@ -138,9 +138,9 @@ class Whole:
         return found
 
     @property
-    def slots(self) -> dict[str, str | None]:
+    def tracks(self) -> dict[str, str | None]:
         """Of the serving process."""
-        return dict(traffic_of(self.settings).slots(FLIGHTS))
+        return dict(traffic_of(self.settings).tracks(FLIGHTS))
 
     @property
     def champion(self) -> str | None:

@@ -97,7 +97,7 @@ def by_grpc(address: str) -> dict[str, Any]:
             ("absent input", lambda: client.infer("sums", inputs_of(grpc, None)[:1])),
             ("unknown model", lambda: client.infer("other", inputs_of(grpc, None))),
             (
-                "empty slot",
+                "empty track",
                 lambda: client.infer(
                     "sums", inputs_of(grpc, None), headers={"x-falaj-slot": "shadow"}
                 ),

@@ -1,4 +1,4 @@
-"""A small server with a serving process's admin interface: slots, a token, its address file."""
+"""A small server with a serving process's admin interface: tracks, a token, its address file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class AdminServer:
 
     Attributes:
         versions: that it can load.
-        hangs_s: a change of slots is answered so late.
+        hangs_s: a change of tracks is answered so late.
         is_down: each question is answered 503.
         is_empty: it has no version of any model yet.
     """
 
-    slots: dict[str, str | None] = field(
+    tracks: dict[str, str | None] = field(
         default_factory=lambda: {"stable": "1", "candidate": None, "shadow": None}
     )
     versions: tuple[str, ...] = ("1", "2", "3")
@@ -37,20 +37,20 @@ class AdminServer:
     answers: Any = None
 
     def change(self, wanted: dict[str, str | None]) -> tuple[int, Any]:
-        """Set slots as a serving process does."""
+        """Set tracks as a serving process does."""
         self.asked.append(wanted)
         time.sleep(self.hangs_s)
         unknown = [v for v in wanted.values() if v is not None and v not in self.versions]
         if unknown:
             return 404, {"error": f"no version {unknown[0]}"}
-        self.slots |= wanted
+        self.tracks |= wanted
         return 200, self.state()
 
     def state(self) -> Any:
         """As `GET /admin/models/<model>` tells it."""
         if self.answers is not None:
             return self.answers
-        return {"name": "flight-delay", "ready": True, "slots": self.slots, "versions": []}
+        return {"name": "flight-delay", "ready": True, "slots": self.tracks, "versions": []}
 
 
 @contextmanager

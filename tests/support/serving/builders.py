@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.interfaces import Call, Served, ServedBatch, Slot, VersionState
+from serving.interfaces import Call, Served, ServedBatch, Track, VersionState
 
 MODEL = "flight-delay"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -24,7 +24,7 @@ def call(latency_s: float = 0.002, num_rows: int = 1, **told: Any) -> Call:
 
 
 def batch(
-    *calls: Call, version: str = "3", slot: Slot = "stable", fell_over_from: str = ""
+    *calls: Call, version: str = "3", track: Track = "stable", fell_over_from: str = ""
 ) -> ServedBatch:
     """Calls that a model has just answered, within a millisecond."""
     now = time.monotonic()
@@ -34,7 +34,7 @@ def batch(
         calls=calls,
         inputs={},
         outputs={"score": np.zeros(rows, np.float32)},
-        served=Served(MODEL, version, variant, slot, "cpu", fell_over_from),
+        served=Served(MODEL, version, variant, track, "cpu", fell_over_from),
         started=now - 0.001,
         finished=now,
         finished_at=time.time(),

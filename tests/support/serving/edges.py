@@ -150,7 +150,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         }
         edge = {
             "models": {
-                MODEL: {"experiments": [{"header": "x-try", "value": "new", "slot": "candidate"}]},
+                MODEL: {"experiments": [{"header": "x-try", "value": "new", "track": "candidate"}]},
                 OTHERS: {},
             },
             "listen": f"127.0.0.1:{ports['listen']}",

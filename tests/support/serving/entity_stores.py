@@ -56,7 +56,7 @@ class Serving:
         return self.origin
 
     def states(self) -> list[VersionState]:
-        return [VersionState(MODEL, "1", "READY", slots=("stable",))]
+        return [VersionState(MODEL, "1", "READY", tracks=("stable",))]
 
     def rows(self) -> pd.DataFrame:
         """Rows of the snapshot in the minutes after the watermark."""

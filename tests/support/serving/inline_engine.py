@@ -22,7 +22,7 @@ from serving.errors import (
     UnknownModelError,
 )
 from serving.interfaces import (
-    SLOTS,
+    TRACKS,
     Answer,
     Array,
     Call,
@@ -30,7 +30,7 @@ from serving.interfaces import (
     Observer,
     Served,
     ServedBatch,
-    Slot,
+    Track,
     VersionState,
     num_rows_of,
 )
@@ -92,7 +92,7 @@ def session_of(path: Path) -> Run:
 
 
 class InlineEngine:
-    """One model, one version a slot; what is queued in a turn of the loop is one batch."""
+    """One model, one version a track; what is queued in a turn of the loop is one batch."""
 
     def __init__(
         self,
@@ -106,8 +106,8 @@ class InlineEngine:
         self.name = name
         self.takes = signature
         self.observers = observers
-        self.slots: dict[Slot, str | None] = {slot: None for slot in SLOTS}
-        self.slots["stable"] = version
+        self.tracks: dict[Track, str | None] = {track: None for track in TRACKS}
+        self.tracks["stable"] = version
         self.delay_s = 0.0
         self.most_queued = 10_000
         self.refuses: ServingError | None = None
@@ -157,8 +157,8 @@ class InlineEngine:
             for call, done in ready:
                 done(call, BackendError(f"the model failed: {exc}"))
             return
-        version = calls[0].version or self.slots[calls[0].slot] or "1"
-        served = Served(self.name, version, "onnx-fp32", calls[0].slot, "cpu")
+        version = calls[0].version or self.tracks[calls[0].track] or "1"
+        served = Served(self.name, version, "onnx-fp32", calls[0].track, "cpu")
         at = 0
         for call, done in ready:
             part = {name: array[at : at + call.num_rows] for name, array in outputs.items()}
@@ -172,21 +172,23 @@ class InlineEngine:
             observer.served(batch)
 
     def refusal(
-        self, model: str, version: str | None = None, slot: Slot = "stable"
+        self, model: str, version: str | None = None, track: Track = "stable"
     ) -> ServingError | None:
         return self.refuses
 
-    def signature(self, model: str, version: str | None = None, slot: Slot = "stable") -> Signature:
+    def signature(
+        self, model: str, version: str | None = None, track: Track = "stable"
+    ) -> Signature:
         if model != self.name:
             raise UnknownModelError(f"there is no model {model!r} here; there is {self.name!r}")
-        if version is not None and version not in self.slots.values():
+        if version is not None and version not in self.tracks.values():
             raise UnknownModelError(f"model {model!r} has no version {version!r} here")
-        if version is None and self.slots[slot] is None:
-            raise NotReadyError(f"model {model!r} has nothing in slot {slot!r}", 1.0)
+        if version is None and self.tracks[track] is None:
+            raise NotReadyError(f"model {model!r} has nothing in track {track!r}", 1.0)
         return self.takes
 
     def states(self) -> Sequence[VersionState]:
-        versions = sorted({version for version in self.slots.values() if version is not None})
+        versions = sorted({version for version in self.tracks.values() if version is not None})
         if not versions:
             reason = "the registry has no champion; promote a version"
             return [VersionState(self.name, "", "UNAVAILABLE", reason)]
@@ -195,7 +197,7 @@ class InlineEngine:
                 self.name,
                 version,
                 "READY",
-                slots=tuple(slot for slot, named in self.slots.items() if named == version),
+                tracks=tuple(track for track, named in self.tracks.items() if named == version),
                 variant="onnx-fp32",
                 hardware="cpu",
                 platform="onnxruntime_onnx",
@@ -207,23 +209,23 @@ class InlineEngine:
         if model not in (None, self.name):
             return False
         if version is not None:
-            return version in self.slots.values()
-        return self.slots["stable"] is not None
+            return version in self.tracks.values()
+        return self.tracks["stable"] is not None
 
     async def load(self, model: str, version: str | None = None) -> VersionState:
         if model != self.name or (version or "1") not in self.registered:
             raise UnknownModelError(f"the registry has no version {version!r} of {model!r}")
         if not self.registered:
             raise NotReadyError("nothing is registered")
-        self.slots["stable"] = version or "1"
+        self.tracks["stable"] = version or "1"
         return self.states()[0]
 
     async def unload(self, model: str, version: str | None = None) -> None:
-        for slot in SLOTS:
-            if version in (None, self.slots[slot]):
-                self.slots[slot] = None
+        for track in TRACKS:
+            if version in (None, self.tracks[track]):
+                self.tracks[track] = None
 
-    async def set_slots(self, model: str, slots: Mapping[Slot, str | None]) -> None:
-        if model != self.name or not {v for v in slots.values() if v} <= self.registered:
-            raise UnknownModelError(f"the registry has no such versions of {model!r}: {slots}")
-        self.slots.update(slots)
+    async def set_tracks(self, model: str, tracks: Mapping[Track, str | None]) -> None:
+        if model != self.name or not {v for v in tracks.values() if v} <= self.registered:
+            raise UnknownModelError(f"the registry has no such versions of {model!r}: {tracks}")
+        self.tracks.update(tracks)

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from serving.interfaces import Call, Served, ServedBatch, Slot
+from serving.interfaces import Call, Served, ServedBatch, Track
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.predictions.config import PredictionLogConfig
@@ -29,8 +29,8 @@ NOW = datetime(2090, 11, 20, 12, 0, tzinfo=UTC)
 """Of a day that no machine's clock shows as finished: its parts are merged when a test says so."""
 
 
-def served(version: str = "1", slot: Slot = "stable") -> Served:
-    return Served(MODEL, version, "onnx-fp32", slot, "cpu")
+def served(version: str = "1", track: Track = "stable") -> Served:
+    return Served(MODEL, version, "onnx-fp32", track, "cpu")
 
 
 def call(rows: int, request_id: str, **changes: Any) -> Call:

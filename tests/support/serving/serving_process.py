@@ -28,7 +28,7 @@ class TableReader:
     def keys_of(self, model: str) -> frozenset[str] | None:
         return frozenset({"tailnum", "day"})
 
-    async def resolve(self, model, entities, signature, version=None, slot="stable"):  # type: ignore[no-untyped-def]
+    async def resolve(self, model, entities, signature, version=None, track="stable"):  # type: ignore[no-untyped-def]
         import numpy as np
 
         if set(entities) != {"tailnum", "day"}:

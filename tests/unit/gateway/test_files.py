@@ -226,7 +226,7 @@ def test_core_kinds_fit_the_schemas_of_kubernetes() -> None:
         kubernetes_validate.validate(document, "1.30", strict=True)
 
 
-def test_weights_mirror_and_slots_are_those_of_the_shares() -> None:
+def test_weights_mirror_and_tracks_are_those_of_the_shares() -> None:
     documents = parts(render(SPLIT, VALUES, Shares(candidate=0.1, mirror=0.5)))
     (route,) = [d for d in documents if d["kind"] == "HTTPRoute"]
     rule = route["spec"]["rules"][0]

@@ -56,7 +56,7 @@ def join(
     return found, tally
 
 
-def test_labels_meet_their_rows_in_every_slot_and_the_rest_is_counted(home: Path) -> None:
+def test_labels_meet_their_rows_in_every_track_and_the_rest_is_counted(home: Path) -> None:
     taken = give(
         home,
         request_id=["a", "b", "b", "unknown"],

@@ -46,9 +46,9 @@ def log(home: Path, *batches: Any, **config: Any) -> None:
 def three_days(home: Path) -> None:
     """Ten rows a day, each day by two versions; one part for each."""
     for day in range(3):
-        for version, slot in (("1", "stable"), ("2", "candidate")):
+        for version, track in (("1", "stable"), ("2", "candidate")):
             ids = [f"{day}-{version}-{n}" for n in range(5)]
-            by = served(version, slot)  # type: ignore[arg-type]
+            by = served(version, track)  # type: ignore[arg-type]
             log(home, batch_of(FRAME.head(5), ids, by, at=NOW + day * DAY, subject=f"s{day}"))
 
 
@@ -65,7 +65,7 @@ def test_a_window_of_a_version_is_read_and_nothing_else_is_opened(tmp_path: Path
     three_days(tmp_path)
     window = TimeWindow(start=NOW + DAY, end=NOW + 2 * DAY)
     tally = ReadTally()
-    query = LogQuery(MODEL, window, versions=["2"], slots=["candidate"])
+    query = LogQuery(MODEL, window, versions=["2"], tracks=["candidate"])
     table = read_table(tmp_path, query, ["request_id", "f:temp"], max_rows=10, tally=tally)
     assert table.column("request_id").to_pylist() == [f"1-2-{n}" for n in range(5)]
     assert tally.parts == 4  # of the two days that the window meets
@@ -95,7 +95,7 @@ def test_counts_tell_versions_and_refusals_apart(tmp_path: Path) -> None:
     three_days(tmp_path)
     with open_log(tmp_path) as opened:
         opened.refused(call(1, "r"), OverloadedError("full"))
-    counts = {(c.version, c.slot): (c.answered, c.refused) for c in count_by_version(
+    counts = {(c.version, c.track): (c.answered, c.refused) for c in count_by_version(
         tmp_path, None, None
     )}  # fmt: skip
     assert counts == {("", "stable"): (0, 1), ("1", "stable"): (15, 0), ("2", "candidate"): (15, 0)}
@@ -220,7 +220,7 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     pd.DataFrame({"request_id": ["0-1-0", "x"], "label": [1, 0]}).to_parquet(labels)
     assert "2 by request" in run(home, "label", MODEL, str(labels))[0]
     lines = run(
-        home, "export", MODEL, str(tmp_path / "out.parquet"), "--labels", "--slot", "stable"
+        home, "export", MODEL, str(tmp_path / "out.parquet"), "--labels", "--track", "stable"
     )
     assert "15 rows" in lines[0]
     assert "1 rows have one, 14 none" in lines[1]

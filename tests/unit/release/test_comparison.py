@@ -27,8 +27,8 @@ def seen(home: Path, known: Release, labels: pd.DataFrame | None = None) -> Evid
     return compare(observe(home, known, table, NOW), known)
 
 
-COPIES: dict[str, Any] = {"slot": "shadow", "version": "2"}
-SPLIT_OFF: dict[str, Any] = {"slot": "candidate", "version": "2", "ids": "c"}
+COPIES: dict[str, Any] = {"track": "shadow", "version": "2"}
+SPLIT_OFF: dict[str, Any] = {"track": "candidate", "version": "2", "ids": "c"}
 
 
 def logged(home: Path, known: Release, *parts: dict[str, Any]) -> Evidence:
@@ -53,9 +53,9 @@ def test_nothing_logged_is_no_evidence(tmp_path: Path) -> None:
     assert decide(release(), found, NOW).rule == "too_few"
 
 
-def test_rows_count_for_a_version_by_slot_and_version(tmp_path: Path) -> None:
-    rows = Rows().add(30).add(30, slot="shadow", version="2")
-    rows.add(9, slot="stable", version="2", ids="x").add(7, version="7", ids="y")
+def test_rows_count_for_a_version_by_track_and_version(tmp_path: Path) -> None:
+    rows = Rows().add(30).add(30, track="shadow", version="2")
+    rows.add(9, track="stable", version="2", ids="x").add(7, version="7", ids="y")
     rows.add(5, start=START, ids="early")
     rows.write(tmp_path)
     rows.write(tmp_path, "merged-1")  # for a moment a row is there twice
@@ -234,9 +234,9 @@ def test_slowness_and_other_scores_are_found_and_alike_versions_are_not_blamed(
     assert [f.metric for f in found.harms] == harms
 
 
-def in_batches(rows: Rows, slot: str, size: int, slow: range = range(0)) -> None:
-    """As if so many requests of a slot had been computed together, some batches slowly."""
-    mine = [row for row in rows.rows if row["slot"] == slot]
+def in_batches(rows: Rows, track: str, size: int, slow: range = range(0)) -> None:
+    """As if so many requests of a track had been computed together, some batches slowly."""
+    mine = [row for row in rows.rows if row["slot"] == track]
     for number, begin in enumerate(range(0, len(mine), size)):
         batch = mine[begin : begin + size]
         took = batch[0]["compute_us"] * (50 if number in slow else 1)
@@ -249,7 +249,7 @@ def in_batches(rows: Rows, slot: str, size: int, slow: range = range(0)) -> None
 def test_one_slow_batch_of_copies_is_one_slow_event(tmp_path: Path) -> None:
     counted = []
     for slow in (range(0), range(60, 61), range(100)):
-        rows = Rows().add(4000).add(4000, slot="shadow", version="2")
+        rows = Rows().add(4000).add(4000, track="shadow", version="2")
         in_batches(rows, "stable", 40)
         in_batches(rows, "shadow", 40, slow)
         rows.write(tmp_path)
@@ -264,13 +264,13 @@ def test_one_slow_batch_of_copies_is_one_slow_event(tmp_path: Path) -> None:
 def test_where_requests_are_split_and_copied_no_failure_is_bet_on_twice(tmp_path: Path) -> None:
     shares = Shares(candidate=25, mirror=100)
     both = release(step=1, periods=(Period(step=1, since=START, shares=shares),))
-    rows = Rows().add(900, error=0.2).add(900, slot="shadow", version="2", error=0.2)
-    rows.add(300, slot="candidate", version="2", error=0.2, ids="c").write(tmp_path)
+    rows = Rows().add(900, error=0.2).add(900, track="shadow", version="2", error=0.2)
+    rows.add(300, track="candidate", version="2", error=0.2, ids="c").write(tmp_path)
     errors = metric(seen(tmp_path, both), "errors")
     frame = pd.DataFrame(rows.rows)
     stable, copy, mine = (
-        frame[frame["slot"] == slot]["error"].notna().to_numpy()
-        for slot in ("stable", "shadow", "candidate")
+        frame[frame["slot"] == track]["error"].notna().to_numpy()
+        for track in ("stable", "shadow", "candidate")
     )
     paired = Stratum(int((copy & ~stable).sum()), int((copy ^ stable).sum()), 0.5)
     split = Stratum(int(mine.sum()), int(mine.sum() + stable.sum()), 0.25, also=paired)
@@ -331,7 +331,7 @@ def test_each_version_on_its_own_rows_is_compared_too(tmp_path: Path) -> None:
         np.where(np.arange(12_000) < 9000, truth * 0.5, -truth * 0.5) + rng.random(12_000) * 0.5
     )
     rows = Rows().add(9000, score=lambda _, n: scores[:9000])
-    rows.add(3000, slot="candidate", version="2", ids="c", score=lambda _, n: scores[9000:])
+    rows.add(3000, track="candidate", version="2", ids="c", score=lambda _, n: scores[9000:])
     rows.write(tmp_path)
     ids = [*(f"r{i}" for i in range(9000)), *(f"c{i}" for i in range(3000))]
     labels = pd.DataFrame({"request_id": ids, "label": truth})
@@ -340,9 +340,9 @@ def test_each_version_on_its_own_rows_is_compared_too(tmp_path: Path) -> None:
 
 def test_each_period_counts_for_its_own_split(tmp_path: Path) -> None:
     turn = START + timedelta(minutes=30)
-    rows = Rows().add(1000).add(1000, slot="shadow", version="2")
+    rows = Rows().add(1000).add(1000, track="shadow", version="2")
     rows.add(750, ids="s", start=turn + timedelta(minutes=1))
-    rows.add(250, ids="c", slot="candidate", version="2", start=turn + timedelta(minutes=1))
+    rows.add(250, ids="c", track="candidate", version="2", start=turn + timedelta(minutes=1))
     rows.write(tmp_path)
     known = release(
         step=1,

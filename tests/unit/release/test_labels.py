@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from flows.release import LoggedLabels
-from serving.interfaces import Slot
+from serving.interfaces import Track
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.clock import ClockConfig
 from tasks.kernel.errors import DataContractError
@@ -39,11 +39,11 @@ class Town:
         self.home, self.log = home, log
 
     def ask(
-        self, name: str, at: datetime, slot: Slot = "stable", version: str = "1", **keys: Any
+        self, name: str, at: datetime, track: Track = "stable", version: str = "1", **keys: Any
     ) -> None:
         """One request of one row."""
         values = {key: [value] for key, value in keys.items()}
-        self.log.served(entity_batch([name], values, at, served(version, slot)))
+        self.log.served(entity_batch([name], values, at, served(version, track)))
 
     def ask_with_copy(self, name: str, at: datetime, **keys: Any) -> None:
         self.ask(name, at, **keys)
@@ -74,7 +74,7 @@ def town(tmp_path: Path) -> Iterator[Town]:
         yield Town(tmp_path, log)
 
 
-def test_a_label_of_entities_counts_for_all_slots_so_that_pairs_have_it(town: Town) -> None:
+def test_a_label_of_entities_counts_for_all_tracks_so_that_pairs_have_it(town: Town) -> None:
     town.ask_with_copy("a", BEGUN + SECOND, flight=1)
     town.ask_with_copy("b", BEGUN + SECOND, flight=2)
     town.ask("c", BEGUN + SECOND, "candidate", "2", flight=3)

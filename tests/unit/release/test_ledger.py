@@ -17,10 +17,10 @@ from tasks.kernel.errors import DataContractError, TransientError
 from tasks.metadata import tables
 from tasks.metadata.database import transaction
 from tasks.release.acting import Releasing, act_by_hand
-from tasks.release.ledger import ReleaseLedger, slots_at_start
+from tasks.release.ledger import ReleaseLedger, tracks_at_start
 from tasks.release.looking import look
 from tasks.release.records import Action, ByHand, Decision, Release, Shares
-from tasks.release.traffic import SlotsRefusedError
+from tasks.release.traffic import TracksRefusedError
 from tests.support.release.builders import (
     CONFIG,
     MODEL,
@@ -90,7 +90,7 @@ def test_a_roll_back_takes_requests_away_first_and_the_alias_next(releasing: Rel
     releasing.settle(decided(releasing, PROMOTE))
     traffic(releasing).calls.clear()
     release = releasing.settle(decided(releasing, BACK))
-    assert traffic(releasing).calls == ["shares 0/0", "slots 1/None/None"]
+    assert traffic(releasing).calls == ["shares 0/0", "tracks 1/None/None"]
     champions = releasing.champions
     assert champions.now == "1"
     assert "it is worse" in champions.taken_back[0]
@@ -269,7 +269,7 @@ def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     start = release.periods[0].since
     now = start + timedelta(hours=1)
     Rows().add(3000, start=start).add(
-        3000, slot="shadow", version="2", error=0.05, start=start
+        3000, track="shadow", version="2", error=0.05, start=start
     ).write(tmp_path)
     traffic(releasing).at = {"stable": "2", "candidate": None, "shadow": None}
     found = look(releasing, release, FakeLabels(), tmp_path, now)
@@ -337,7 +337,7 @@ def test_labels_that_cannot_be_read_hold_a_release_and_keep_no_failing_version(
 ) -> None:
     release = begun(releasing)
     start = release.periods[0].since
-    candidate = {"slot": "shadow", "version": "2", "error": share, "start": start}
+    candidate = {"track": "shadow", "version": "2", "error": share, "start": start}
     Rows().add(12_000, start=start).add(12_000, **candidate).write(tmp_path)
     now = start + timedelta(minutes=release.current.min_minutes + 1)
     decision = look(releasing, release, DamagedLabels(), tmp_path, now).decision
@@ -376,13 +376,13 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     traffic(releasing).broken = "2"
     traffic(releasing).at = {"stable": "1", "candidate": None, "shadow": None}
     if not is_begun:
-        with pytest.raises(SlotsRefusedError):
+        with pytest.raises(TracksRefusedError):
             begun(releasing)
     release = releasing.ledger.open_release(MODEL)
     assert release is not None
     now = datetime.now(UTC)
     for minutes in (0, 9):
-        with pytest.raises(SlotsRefusedError):
+        with pytest.raises(TracksRefusedError):
             look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=minutes))
     found = look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=11))
     assert (found.decision.rule, found.release.state) == ("not_loaded", "rolled_back")
@@ -394,7 +394,7 @@ def test_a_person_rolls_back_a_candidate_that_cannot_be_loaded_at_once(
     releasing: Releasing,
 ) -> None:
     traffic(releasing).broken = "2"
-    with pytest.raises(SlotsRefusedError):
+    with pytest.raises(TracksRefusedError):
         begun(releasing)
     release = act_by_hand(releasing, MODEL, "roll_back", "Amal", "it will never load")
     assert (release.state, release.is_moved) == ("rolled_back", True)
@@ -418,14 +418,14 @@ def test_a_server_that_starts_again_begins_with_what_the_release_wants(
 ) -> None:
     url = f"sqlite:///{tmp_path / 'operation.db'}"
     releasing = Releasing(ReleaseLedger(url), FakeTraffic(), FakeChampions())
-    assert slots_at_start(url, MODEL, "2") is None
+    assert tracks_at_start(url, MODEL, "2") is None
     begun(releasing)
-    assert slots_at_start(url, MODEL, "2") == {"stable": "1", "candidate": "2", "shadow": "2"}
+    assert tracks_at_start(url, MODEL, "2") == {"stable": "1", "candidate": "2", "shadow": "2"}
     left = decided(releasing, BACK)
-    assert slots_at_start(url, MODEL, "2") == {"stable": "1", "candidate": None, "shadow": None}
+    assert tracks_at_start(url, MODEL, "2") == {"stable": "1", "candidate": None, "shadow": None}
     releasing.settle(left)
-    assert slots_at_start(url, MODEL, "1") is None
-    stays = slots_at_start(url, MODEL, "2")  # the registry could not move the alias
+    assert tracks_at_start(url, MODEL, "1") is None
+    stays = tracks_at_start(url, MODEL, "2")  # the registry could not move the alias
     assert stays is not None
     assert stays["stable"] == "1"
 
@@ -468,5 +468,5 @@ def test_nothing_is_due_without_a_new_champion(releasing: Releasing) -> None:
     with pytest.raises(DataContractError, match="no champion"):
         replace(releasing, champions=FakeChampions(now=None)).begin(MODEL, IDLE, "a test")
     traffic(releasing).at["stable"] = None
-    with pytest.raises(DataContractError, match="no version of flight-delay in slot"):
+    with pytest.raises(DataContractError, match="no version of flight-delay in track"):
         begun(releasing)

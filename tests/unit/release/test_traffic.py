@@ -27,12 +27,12 @@ def server(tmp_path: Path) -> Iterator[AdminServer]:
         yield running
 
 
-def test_slots_go_through_the_admin_interface(server: AdminServer, tmp_path: Path) -> None:
+def test_tracks_go_through_the_admin_interface(server: AdminServer, tmp_path: Path) -> None:
     traffic = ServerTraffic(tmp_path)
     assert has_server(tmp_path)
-    assert traffic.slots(MODEL) == {"stable": "1", "candidate": None, "shadow": None}
-    traffic.set_slots(MODEL, {"stable": "1", "candidate": "2", "shadow": None})
-    assert server.slots["candidate"] == "2"
+    assert traffic.tracks(MODEL) == {"stable": "1", "candidate": None, "shadow": None}
+    traffic.set_tracks(MODEL, {"stable": "1", "candidate": "2", "shadow": None})
+    assert server.tracks["candidate"] == "2"
 
 
 @pytest.mark.parametrize("champion", [None, "1"])
@@ -50,7 +50,7 @@ def test_no_release_is_due_while_the_server_serves_no_version_of_the_model(
     assert releasing.follow_roll_back(MODEL) is None
     assert not releasing.due(MODEL, ReleaseConfig())
     with pytest.raises(NotServedError):
-        traffic.set_slots(MODEL, {"stable": "1", "candidate": None, "shadow": None})
+        traffic.set_tracks(MODEL, {"stable": "1", "candidate": None, "shadow": None})
 
 
 def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_path: Path) -> None:
@@ -82,31 +82,31 @@ def test_without_an_edge_nothing_is_split(server: AdminServer, tmp_path: Path) -
 def test_each_refusal_is_a_sentence(server: AdminServer, tmp_path: Path) -> None:
     traffic = ServerTraffic(tmp_path)
     with pytest.raises(DataContractError, match="no version 9"):
-        traffic.set_slots(MODEL, {"stable": "9"})
+        traffic.set_tracks(MODEL, {"stable": "9"})
     server.is_down = True
     with pytest.raises(TransientError, match="version 2 is not as recorded"):
-        traffic.set_slots(MODEL, {"stable": "2"})
+        traffic.set_tracks(MODEL, {"stable": "2"})
     server.is_down, server.answers = False, {"versions": []}
-    with pytest.raises(DataContractError, match="names no slots"):
-        traffic.slots(MODEL)
+    with pytest.raises(DataContractError, match="names no tracks"):
+        traffic.tracks(MODEL)
     token = tmp_path / "serving" / "secrets" / "admin-token"
     token.write_text("another")
     with pytest.raises(ConfigurationError, match="does not accept the token"):
-        traffic.slots(MODEL)
+        traffic.tracks(MODEL)
     token.unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        traffic.slots(MODEL)
+        traffic.tracks(MODEL)
 
 
 def test_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
     traffic = ServerTraffic(tmp_path)
     assert not has_server(tmp_path)
     with pytest.raises(TransientError, match="no serving process is ready"):
-        traffic.slots(MODEL)
+        traffic.tracks(MODEL)
     with admin_server(tmp_path):
         pass
     with pytest.raises(TransientError, match="does not answer"):
-        traffic.slots(MODEL)
+        traffic.tracks(MODEL)
     (tmp_path / "serving" / "server.json").write_text(json.dumps({"pid": 1}))
     with pytest.raises(ConfigurationError, match="does not say where"):
-        traffic.slots(MODEL)
+        traffic.tracks(MODEL)

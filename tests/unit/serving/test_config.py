@@ -96,6 +96,7 @@ def test_every_setting_is_told_with_its_default_and_meaning() -> None:
         assert not is_setting or after.startswith("    "), f"{line} says nothing of its meaning"
 
 
-def test_the_former_name_of_a_section_is_still_read() -> None:
+def test_former_names_are_still_read() -> None:
+    assert not checked_config({"http": {"slot_header": False}}, "x").http.track_header
     former = checked_config({"seeing": {"logs": {"level": "ERROR"}}}, "x")
     assert former.observability.logs.level == "ERROR"

@@ -121,10 +121,10 @@ async def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
     await reader.start()
     with pytest.raises(UnknownModelError, match="is not served here"):
         await asked(reader, on_sqlite)
-    served.append(VersionState(MODEL, "1", "READY", slots=("candidate",)))
-    with pytest.raises(NotReadyError, match="no version of flight-delay is ready in slot stab"):
+    served.append(VersionState(MODEL, "1", "READY", tracks=("candidate",)))
+    with pytest.raises(NotReadyError, match="no version of flight-delay is ready in track stab"):
         reader.keys_of(MODEL)
-    served.append(VersionState(MODEL, "2", "READY", slots=("stable",)))
+    served.append(VersionState(MODEL, "2", "READY", tracks=("stable",)))
     with pytest.raises(NotReadyError, match="not opened yet"):
         reader.keys_of(MODEL)
     assert (await asked(reader, on_sqlite))["trained_version"] == "2", "opened when it is needed"
@@ -132,13 +132,13 @@ async def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
         tabular_signature(on_sqlite.snapshot.columns),
         request_of(on_sqlite.rows()),
     )
-    _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
+    _, features = await reader.resolve(MODEL, request, signature, track="candidate")
     assert features.version == "1"
     served[0] = VersionState(MODEL, "1", "READY")
-    _, features = await reader.resolve(MODEL, request, signature, slot="candidate")
-    assert features.version == "2", "which the engine lets answer for an empty slot"
-    with pytest.raises(NotReadyError, match="slot shadow"):
-        await reader.resolve(MODEL, request, signature, slot="shadow")
+    _, features = await reader.resolve(MODEL, request, signature, track="candidate")
+    assert features.version == "2", "which the engine lets answer for an empty track"
+    with pytest.raises(NotReadyError, match="track shadow"):
+        await reader.resolve(MODEL, request, signature, track="shadow")
     with pytest.raises(UnknownModelError, match="version '9'"):
         await reader.resolve(MODEL, request, signature, version="9")
     served.clear()

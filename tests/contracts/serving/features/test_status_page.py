@@ -110,8 +110,8 @@ def with_traffic(made: Observability, num_points: int = 60) -> Observability:
         for _ in range(20 + (number * 7) % 13):
             made.counting.served(batch(call(0.0021), call(0.004)))
         for _ in range(3 + number % 4):
-            made.counting.served(batch(call(0.0035), version="4", slot="candidate"))
-        made.counting.served(batch(call(0.005), version="4", slot="shadow"))
+            made.counting.served(batch(call(0.0035), version="4", track="candidate"))
+        made.counting.served(batch(call(0.005), version="4", track="shadow"))
         made._history.note()
     points = made._history._points
     now = points[-1].moment
@@ -180,7 +180,7 @@ def test_the_status_says_versions_traffic_latency_and_verdict(tmp_path: Path) ->
 def test_trouble_is_told_in_sentences(tmp_path: Path) -> None:
     notices = " | ".join(told(troubled(tmp_path))["notices"])
     for words in (
-        "flight-delay has no ready version in slot stable",
+        "flight-delay has no ready version in track stable",
         "version 3: its golden batch differs",
         "212 calls of flight-delay (stable) refused: overloaded",
         "log dropped 17 entries",

@@ -21,7 +21,7 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
-from serving.interfaces import SLOTS, Answer, Call, Slot
+from serving.interfaces import TRACKS, Answer, Call, Track
 from tests.support.serving.standins import POISON, TWO_KINDS, Desk, Shelf, engine_of
 
 BOUNDS: dict[str, Any] = {
@@ -32,11 +32,11 @@ VERSIONS = st.sampled_from(["1", "2", "3"])
 STEPS = st.one_of(
     st.tuples(
         st.just("ask"),
-        st.sampled_from(SLOTS),
+        st.sampled_from(TRACKS),
         st.integers(0, 5),
         st.sampled_from(["plain", "plain", "plain", "late", "gone", "poison"]),
     ),
-    st.tuples(st.just("point"), st.sampled_from(SLOTS), st.one_of(st.none(), VERSIONS)),
+    st.tuples(st.just("point"), st.sampled_from(TRACKS), st.one_of(st.none(), VERSIONS)),
     st.tuples(st.just("break"), VERSIONS, st.sampled_from(["cpu", "gpu"]), st.booleans()),
     st.tuples(st.just("slow"), VERSIONS, st.sampled_from([0.0, 0.004])),
     st.tuples(st.just("turn"), st.integers(0, 3)),
@@ -52,29 +52,31 @@ class Ledger:
     calls: dict[str, tuple[Call, float, str]] = field(default_factory=dict)
     allowed: dict[str, set[str]] = field(default_factory=dict)
 
-    def ask(self, slot: Slot, rows: int, manner: str) -> None:
+    def ask(self, track: Track, rows: int, manner: str) -> None:
         value = POISON if manner == "poison" else float(len(self.calls) % 300)
         deadline = time.monotonic() + 0.002 if manner == "late" else None
-        call = self.desk.ask(value, rows=rows, slot=slot, deadline=deadline)
+        call = self.desk.ask(value, rows=rows, track=track, deadline=deadline)
         call.is_gone = manner == "gone"
         self.calls[call.request_id] = (call, value, manner)
-        slots = self.desk.engine.slots("m")
-        named = slots[slot]
-        if named is None and slot == "candidate":
-            named = slots["stable"]
+        tracks = self.desk.engine.tracks("m")
+        named = tracks[track]
+        if named is None and track == "candidate":
+            named = tracks["stable"]
         self.allowed[call.request_id] = set() if named is None else {named}
 
-    def will_point(self, slot: Slot, number: str | None) -> None:
+    def will_point(self, track: Track, number: str | None) -> None:
         """What waits may be answered by the version that comes, or stable where that is none."""
-        stable = self.desk.engine.slots("m")["stable"]
+        stable = self.desk.engine.tracks("m")["stable"]
         for name, (call, _, _) in self.calls.items():
             if name in self.desk.outcomes:
                 continue
-            if call.slot == slot and number is not None:
+            if call.track == track and number is not None:
                 self.allowed[name].add(number)
-            if call.slot == "candidate":  # it may have been passed on to stable
+            if call.track == "candidate":  # it may have been passed on to stable
                 self.allowed[name] |= {stable} if stable is not None else set()
-                self.allowed[name] |= {number} if slot == "stable" and number is not None else set()
+                self.allowed[name] |= (
+                    {number} if track == "stable" and number is not None else set()
+                )
 
     def check(self) -> None:
         for name, (call, value, manner) in self.calls.items():
@@ -121,9 +123,9 @@ async def play(steps: list[Any], batch_rows: int) -> None:
         if kind == "ask":
             ledger.ask(*told)
         elif kind == "point":
-            slot, number = told
-            ledger.will_point(slot, number)
-            await engine.set_slots("m", {slot: number})
+            track, number = told
+            ledger.will_point(track, number)
+            await engine.set_tracks("m", {track: number})
         elif kind == "break":
             number, hardware, broken = told
             if (number, hardware) in shelf.behaviours:
@@ -150,7 +152,7 @@ async def play(steps: list[Any], batch_rows: int) -> None:
 
 @settings(derandomize=True)
 @given(steps=st.lists(STEPS, min_size=5, max_size=45), batch_rows=st.sampled_from([1, 4, 256]))
-def test_every_call_has_one_outcome_and_an_answer_is_of_a_version_that_was_in_its_slot(
+def test_every_call_has_one_outcome_and_an_answer_is_of_a_version_that_was_in_its_track(
     steps: list[Any], batch_rows: int
 ) -> None:
     asyncio.run(play(steps, batch_rows))

@@ -1,4 +1,4 @@
-"""Calls through the engine: batches, slots, bounds, deadlines, versions."""
+"""Calls through the engine: batches, tracks, bounds, deadlines, versions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_calls_that_come_together_are_computed_together_and_answered_apart
         for n, call in zip((1, 2, 3), calls, strict=True):
             answer = desk.answer(call)
             assert answer.outputs["score"].tolist() == [1000.0 + 2 * n] * n
-            assert (answer.served.version, answer.served.slot) == ("1", "stable")
+            assert (answer.served.version, answer.served.track) == ("1", "stable")
         assert shelf.behaviours["1", "cpu"].sizes == [6]
         (batch,) = witness.batches
         assert [call.request_id for call in batch.calls] == ["r0", "r1", "r2"]
@@ -147,12 +147,12 @@ async def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_
 async def test_mirrored_calls_make_room_for_those_that_somebody_waits_for() -> None:
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, requests=8, total_requests=8) as desk:
-        await desk.engine.set_slots("m", {"shadow": "2"})
+        await desk.engine.set_tracks("m", {"shadow": "2"})
         for behaviour in shelf.behaviours.values():
             behaviour.gate.clear()
-        begun = [desk.ask(), desk.ask(slot="shadow")]
+        begun = [desk.ask(), desk.ask(track="shadow")]
         await until(lambda: all(b.sizes for b in shelf.behaviours.values()))
-        mirrored = [desk.ask(slot="shadow") for _ in range(3)]  # a quarter of 8 has room
+        mirrored = [desk.ask(track="shadow") for _ in range(3)]  # a quarter of 8 has room
         await asyncio.sleep(0)
         assert isinstance(desk.error(mirrored[2]), OverloadedError)
         real = [desk.ask() for _ in range(8)]
@@ -193,7 +193,7 @@ async def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() 
         begun = desk.ask()
         await until(lambda: behaviour.sizes == [1])
         waiting = desk.ask()
-        await desk.engine.set_slots("m", {"stable": "2"})
+        await desk.engine.set_tracks("m", {"stable": "2"})
         assert [s.version for s in desk.engine.states()] == ["2"]
         behaviour.gate.set()
         await desk.settled()
@@ -209,7 +209,7 @@ async def test_what_waits_for_a_version_that_takes_something_else_is_answered_by
         desk.ask()
         await until(lambda: behaviour.sizes == [1])
         waiting = desk.ask()
-        await desk.engine.set_slots("m", {"stable": "2"})
+        await desk.engine.set_tracks("m", {"stable": "2"})
         new = desk.ask(inputs={"x": np.ones((1, 4), np.float32)})
         assert desk.engine.signature("m") == SEQUENCES
         behaviour.gate.set()
@@ -221,10 +221,10 @@ async def test_what_waits_for_a_version_that_takes_something_else_is_answered_by
 async def test_the_former_stable_version_stays_warm_so_going_back_loads_nothing() -> None:
     shelf = Shelf()
     async with serving(shelf) as desk:
-        await desk.engine.set_slots("m", {"stable": "2"})
-        await desk.engine.set_slots("m", {"stable": "1"})
+        await desk.engine.set_tracks("m", {"stable": "2"})
+        await desk.engine.set_tracks("m", {"stable": "1"})
         assert shelf.opened == ["1", "2"]
-        await desk.engine.set_slots("m", {"stable": "3"})
+        await desk.engine.set_tracks("m", {"stable": "3"})
         assert {s.version for s in desk.engine.states()} == {"1", "3"}
         assert version_of(desk.answer(await asked(desk))) == "3"
 
@@ -240,11 +240,11 @@ async def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
 
     shelf = Slow()
     async with serving(shelf) as desk:
-        await desk.engine.set_slots("m", {"stable": "2"})
-        loading = asyncio.ensure_future(desk.engine.set_slots("m", {"shadow": "3"}))
+        await desk.engine.set_tracks("m", {"stable": "2"})
+        loading = asyncio.ensure_future(desk.engine.set_tracks("m", {"shadow": "3"}))
         try:
             await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
-            behind = asyncio.ensure_future(desk.engine.set_slots("m", {"candidate": "1"}))
+            behind = asyncio.ensure_future(desk.engine.set_tracks("m", {"candidate": "1"}))
             await asyncio.sleep(0)
             assert not behind.done()  # in the order in which they were asked for
         finally:
@@ -255,8 +255,8 @@ async def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
         loading = asyncio.ensure_future(desk.engine.load("m", "3"))
         try:
             await until(lambda: any(s.state == "LOADING" for s in desk.engine.states()))
-            await asyncio.wait_for(desk.engine.set_slots("m", {"stable": "1"}), 20)
-            assert desk.engine.slots("m")["stable"] == "1"
+            await asyncio.wait_for(desk.engine.set_tracks("m", {"stable": "1"}), 20)
+            assert desk.engine.tracks("m")["stable"] == "1"
             assert not loading.done()
             assert version_of(desk.answer(await asked(desk))) == "1"
         finally:
@@ -264,58 +264,58 @@ async def test_going_back_does_not_wait_for_a_version_that_is_loaded() -> None:
             await loading
 
 
-async def test_slots_and_versions_that_are_asked_for_answer() -> None:
+async def test_tracks_and_versions_that_are_asked_for_answer() -> None:
     async with serving(Shelf()) as desk:
-        await desk.engine.set_slots("m", {"candidate": "2", "shadow": "3"})
+        await desk.engine.set_tracks("m", {"candidate": "2", "shadow": "3"})
         await desk.engine.load("m", "4")
         seen = {}
         for told in (
-            {"slot": "stable"},
-            {"slot": "candidate"},
-            {"slot": "shadow"},
+            {"track": "stable"},
+            {"track": "candidate"},
+            {"track": "shadow"},
             {"version": "4"},
             {"version": "2"},
         ):
             call = await asked(desk, **told)
-            seen[str(told)] = (version_of(desk.answer(call)), desk.answer(call).served.slot)
+            seen[str(told)] = (version_of(desk.answer(call)), desk.answer(call).served.track)
         assert list(seen.values()) == [
             ("1", "stable"), ("2", "candidate"), ("3", "shadow"), ("4", "stable"),
             ("2", "stable"),
         ]  # fmt: skip
         unknown = await asked(desk, version="9")
         assert isinstance(desk.error(unknown), UnknownModelError)
-        other = await asked(desk, slot="candidate", version="77")
+        other = await asked(desk, track="candidate", version="77")
         assert "version 77 is not loaded here; loaded are 1, 2, 3, 4" in str(desk.error(other))
 
 
-async def test_an_emptied_candidate_slot_is_answered_by_stable_and_says_so() -> None:
+async def test_an_emptied_candidate_track_is_answered_by_stable_and_says_so() -> None:
     shelf = Shelf(seconds=0.01)
     async with serving(shelf) as desk:
-        await desk.engine.set_slots("m", {"candidate": "2"})
+        await desk.engine.set_tracks("m", {"candidate": "2"})
         behaviour = shelf.behaviours["2", "cpu"]
         behaviour.gate.clear()
-        desk.ask(slot="candidate")
+        desk.ask(track="candidate")
         await until(lambda: behaviour.sizes == [1])
-        waiting = desk.ask(slot="candidate")
-        await desk.engine.set_slots("m", {"candidate": None})
-        after = desk.ask(slot="candidate")
-        shadow = desk.ask(slot="shadow")
+        waiting = desk.ask(track="candidate")
+        await desk.engine.set_tracks("m", {"candidate": None})
+        after = desk.ask(track="candidate")
+        shadow = desk.ask(track="shadow")
         await until(lambda: after.request_id in desk.outcomes)
         for call in (waiting, after):
             answer = desk.answer(call)
-            assert (version_of(answer), answer.served.slot) == ("1", "stable")
+            assert (version_of(answer), answer.served.track) == ("1", "stable")
         assert "no shadow version" in str(desk.error(shadow))
         behaviour.gate.set()
         await desk.settled()
         assert desk.engine.counters()["passed_on"] == {("m",): 2}
 
 
-async def test_a_version_that_cannot_be_loaded_changes_no_slot() -> None:
+async def test_a_version_that_cannot_be_loaded_changes_no_track() -> None:
     shelf = Shelf(bad={"2": "golden batch differs"})
     async with serving(shelf) as desk:
         with pytest.raises(NotReadyError, match="golden batch differs"):
-            await desk.engine.set_slots("m", {"candidate": "3", "stable": "2"})
-        assert desk.engine.slots("m") == {"stable": "1", "candidate": None, "shadow": None}
+            await desk.engine.set_tracks("m", {"candidate": "3", "stable": "2"})
+        assert desk.engine.tracks("m") == {"stable": "1", "candidate": None, "shadow": None}
         with pytest.raises(UnknownModelError):
             await desk.engine.load("m", "99")
         (state,) = [s for s in desk.engine.states() if s.version == "2"]
@@ -330,7 +330,7 @@ async def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
         missing = await asked(desk)
         assert isinstance(desk.error(missing), UnknownModelError)
         state = await desk.engine.load("m")
-        assert (state.state, state.slots) == ("READY", ("stable",))
+        assert (state.state, state.tracks) == ("READY", ("stable",))
         assert version_of(desk.answer(await asked(desk))) == "1"
         await desk.engine.unload("m")
         assert not desk.engine.is_ready("m")
@@ -341,20 +341,20 @@ async def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
 async def test_no_more_versions_are_loaded_than_allowed() -> None:
     shelf = Shelf()
     async with serving(shelf, max_versions=2) as desk:
-        await desk.engine.set_slots("m", {"stable": "2"})
-        await desk.engine.set_slots("m", {"candidate": "3"})  # takes the warm one's place
+        await desk.engine.set_tracks("m", {"stable": "2"})
+        await desk.engine.set_tracks("m", {"candidate": "3"})  # takes the warm one's place
         assert {s.version for s in desk.engine.states()} == {"2", "3"}
         with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
             await desk.engine.load("m", "4")
 
 
-async def test_a_warm_version_that_a_slot_is_about_to_mean_makes_no_room() -> None:
+async def test_a_warm_version_that_a_track_is_about_to_mean_makes_no_room() -> None:
     async with serving(Shelf(), max_versions=2) as desk:
-        await desk.engine.set_slots("m", {"stable": "2"})
+        await desk.engine.set_tracks("m", {"stable": "2"})
         with pytest.raises(NotReadyError, match="2 versions are loaded and all are in use"):
-            await desk.engine.set_slots("m", {"stable": "1", "candidate": "3"})
+            await desk.engine.set_tracks("m", {"stable": "1", "candidate": "3"})
         assert version_of(desk.answer(await asked(desk))) == "2"
-        await desk.engine.set_slots("m", {"stable": "1"})
+        await desk.engine.set_tracks("m", {"stable": "1"})
         assert version_of(desk.answer(await asked(desk))) == "1"
 
 
@@ -381,7 +381,7 @@ async def test_a_moved_alias_is_served_and_a_bad_one_is_tried_again_later() -> N
         await until(lambda: shelf.opened.count("2") >= 2)
         assert version_of(desk.answer(await asked(desk))) == "1"
         shelf.bad.clear()
-        await until(lambda: desk.engine.slots("m")["stable"] == "2")
+        await until(lambda: desk.engine.tracks("m")["stable"] == "2")
 
 
 async def test_faults_that_nobody_foresaw_do_not_end_the_following(
@@ -411,7 +411,7 @@ async def test_faults_that_nobody_foresaw_do_not_end_the_following(
             patch.setattr(shelf, "by_alias", broken)
             await until(lambda: len(looks) >= 2)
         shelf.aliases["champion"] = "3"
-        await until(lambda: desk.engine.slots("m")["stable"] == "3")
+        await until(lambda: desk.engine.tracks("m")["stable"] == "3")
 
 
 @pytest.mark.parametrize(
@@ -427,18 +427,18 @@ async def test_what_a_moved_alias_does_is_configured(
         shelf.aliases["champion"] = "2"
         assert desk.engine._follower is not None
         await desk.engine._follower.look()
-        slots = desk.engine.slots("m")
-        assert (slots["stable"], slots["candidate"]) == expected
+        tracks = desk.engine.tracks("m")
+        assert (tracks["stable"], tracks["candidate"]) == expected
 
 
-async def test_slots_that_a_person_set_stand_until_the_alias_moves() -> None:
+async def test_tracks_that_a_person_set_stand_until_the_alias_moves() -> None:
     shelf = Shelf()
     async with serving(shelf) as desk:
-        await desk.engine.set_slots("m", {"stable": "3"})
+        await desk.engine.set_tracks("m", {"stable": "3"})
         await asyncio.sleep(0.1)
-        assert desk.engine.slots("m")["stable"] == "3"
+        assert desk.engine.tracks("m")["stable"] == "3"
         shelf.aliases["champion"] = "2"
-        await until(lambda: desk.engine.slots("m")["stable"] == "2")
+        await until(lambda: desk.engine.tracks("m")["stable"] == "2")
 
 
 async def test_without_a_champion_or_a_registry_it_says_so_and_waits() -> None:
@@ -503,12 +503,12 @@ async def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptur
     assert "an observer raised" in caplog.text
 
 
-async def test_emptying_slots_of_a_model_that_nobody_knows_makes_none() -> None:
+async def test_emptying_tracks_of_a_model_that_nobody_knows_makes_none() -> None:
     async with serving(Shelf()) as desk:
         with pytest.raises(UnknownModelError, match="no model 'other'"):
-            await desk.engine.set_slots("other", {"candidate": None})
+            await desk.engine.set_tracks("other", {"candidate": None})
         with pytest.raises(UnknownModelError):
-            desk.engine.slots("other")
+            desk.engine.tracks("other")
 
 
 async def test_names_that_clients_make_up_are_counted_together() -> None:

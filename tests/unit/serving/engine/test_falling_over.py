@@ -176,12 +176,12 @@ async def test_the_second_kind_of_hardware_helps_while_the_queue_is_long() -> No
 async def test_no_more_batches_run_beside_each_other_than_there_are_threads() -> None:
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, hardware=(HardwareConfig(workers=1),)) as desk:
-        await desk.engine.set_slots("m", {"candidate": "2"})
+        await desk.engine.set_tracks("m", {"candidate": "2"})
         first, second = (shelf.behaviours[n, "cpu"] for n in "12")
         first.gate.clear()
         desk.ask()
         await until(lambda: first.sizes == [1])
-        other = desk.ask(slot="candidate")
+        other = desk.ask(track="candidate")
         await asyncio.sleep(0.03)
         assert second.sizes == []
         first.gate.set()

@@ -161,14 +161,14 @@ def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
 def test_failures_name_the_version_that_was_to_answer(tmp_path: Path) -> None:
     stable = {"stable": "7"}
     log = PredictionLog(
-        PredictionLogConfig(), tmp_path, signature_of, lambda model, slot: stable.get(slot)
+        PredictionLogConfig(), tmp_path, signature_of, lambda model, track: stable.get(track)
     )
     log.check_names({MODEL: SIGNATURE}, {})
     log.start()
     for number in range(20):  # more than refusals may be
         log.refused(call(1, f"r{number}"), BackendError("it fell"))
     log.refused(call(1, "named", version="3"), DeadlineError("too late"))
-    log.refused(call(1, "shadow", slot="shadow"), BackendError("it fell"))
+    log.refused(call(1, "shadow", track="shadow"), BackendError("it fell"))
     log.stop()
     found = logged(tmp_path, answered=False).set_index("request_id")["version"]
     assert len(found) == 22

@@ -46,21 +46,21 @@ def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 def test_answers_rows_batches_and_times_are_counted_by_what_answered(counting: Counting) -> None:
     counting.served(batch(call(0.002), call(0.003, num_rows=5)))
-    counting.served(batch(call(0.004), version="4", slot="candidate"))
+    counting.served(batch(call(0.004), version="4", track="candidate"))
     seen = samples(Metrics(counting, lambda: STATES))
     assert seen["falaj_answered_requests_total"][0] == (SERVED, 2)
     assert seen["falaj_answered_rows_total"][0] == (SERVED, 6)
     assert seen["falaj_batches_total"][0] == (SERVED, 1)
     assert len(seen["falaj_answered_requests_total"]) == 2
-    count = dict(map(_by_slot, seen["falaj_request_seconds_count"]))
+    count = dict(map(_by_track, seen["falaj_request_seconds_count"]))
     assert count == {"stable": 2, "candidate": 1}
-    total = dict(map(_by_slot, seen["falaj_request_seconds_sum"]))
+    total = dict(map(_by_track, seen["falaj_request_seconds_sum"]))
     assert 0.005 <= total["stable"] < 1
-    waited = dict(map(_by_slot, seen["falaj_queue_seconds_sum"]))
+    waited = dict(map(_by_track, seen["falaj_queue_seconds_sum"]))
     assert waited["stable"] >= 0.0015, "the oldest call waited until its batch began"
 
 
-def _by_slot(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
+def _by_track(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
     return sample[0]["slot"], sample[1]
 
 
@@ -79,7 +79,7 @@ def test_histograms_are_cumulative_and_end_with_all(counting: Counting) -> None:
 def test_refusals_and_fall_overs_are_counted_by_reason(counting: Counting) -> None:
     counting.refused(call(), OverloadedError("full"))
     counting.refused(call(), OverloadedError("full"))
-    counting.refused(call(slot="candidate"), BadRequestError("no"))
+    counting.refused(call(track="candidate"), BadRequestError("no"))
     counting.served(batch(call(), fell_over_from="openvino_ir"))
     seen = samples(Metrics(counting, lambda: []))
     refused = {(v["slot"], v["reason"]): n for v, n in seen["falaj_refused_requests_total"]}

@@ -32,14 +32,14 @@ def lines(log: tuple[Log, Path]) -> list[dict[str, Any]]:
 
 def test_a_line_says_when_what_and_of_which_request(log: tuple[Log, Path]) -> None:
     told = {"request_id": "r-7", "model": "flight-delay", "version": "3", "subject": "ann"}
-    logger.warning("a slot moved to %s", "4", extra=told)
+    logger.warning("a track moved to %s", "4", extra=told)
     logger.debug("not important enough")
     try:
         raise ValueError("broken with\ntwo lines")
     except ValueError:
         logger.exception("it failed")
     first, second = lines(log)
-    assert first["message"] == "a slot moved to 4"
+    assert first["message"] == "a track moved to 4"
     assert first["level"] == "warning"
     assert first["logger"] == "serving.trial"
     assert (first["request_id"], first["model"], first["version"]) == ("r-7", "flight-delay", "3")

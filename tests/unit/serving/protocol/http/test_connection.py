@@ -173,7 +173,7 @@ async def test_a_call_says_what_the_request_said() -> None:
         client = await connect()
         client.send(raw(request(2), *headers, "x-falaj-slot: stable", path=path))
         call = await client.held()
-        assert (call.model, call.version, call.slot, call.num_rows) == ("sums", "1", "stable", 2)
+        assert (call.model, call.version, call.track, call.num_rows) == ("sums", "1", "stable", 2)
         assert (call.request_id, call.trace) == ("r-1", trace)
         assert call.deadline == pytest.approx(call.arrived + 2)
         status, seen, body = await client.answered()
@@ -455,30 +455,30 @@ async def test_a_chunked_body_is_taken_whole_and_headers_behind_it_change_nothin
             for start in range(0, len(whole), 7001):
                 client.send(whole[start : start + 7001])
                 await client.writer.drain()
-            assert (await client.held()).slot == "stable"
+            assert (await client.held()).track == "stable"
             assert (await client.answered())[0] == 200
 
 
-@pytest.mark.parametrize("slot", ["candidate", "shadow"])
-async def test_a_request_that_cannot_be_read_is_told_of_its_own_slot(slot: str) -> None:
+@pytest.mark.parametrize("track", ["candidate", "shadow"])
+async def test_a_request_that_cannot_be_read_is_told_of_its_own_track(track: str) -> None:
     """Releases hold a refusal against the version that the request was for."""
     told: list[tuple[str, str]] = []
 
-    class BySlot(Noting):
+    class ByTrack(Noting):
         def refused(self, call: Call, error: ServingError) -> None:
-            told.append((call.slot, error.reason))
+            told.append((call.track, error.reason))
 
     engine = HeldEngine()
-    engine.slots["candidate"] = engine.slots["shadow"] = "2"
+    engine.tracks["candidate"] = engine.tracks["shadow"] = "2"
     front = front_of(engine)
-    front.observers = (BySlot(),)
+    front.observers = (ByTrack(),)
     asked = request()
     asked["inputs"].pop()
     async with listening(front) as connect:
         client = await connect()
-        client.send(raw(asked, f"x-falaj-slot: {slot}"))
+        client.send(raw(asked, f"x-falaj-slot: {track}"))
         assert await client.statuses(1) == [400]
-    assert told == [(slot, "bad_request")]
+    assert told == [(track, "bad_request")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One model of a process: its loaded versions and which slot means which of them."""
+"""One model of a process: its loaded versions and which track means which of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from serving.engine.dispatch import Dispatcher
 from serving.engine.queues import Limits, RequestQueue
 from serving.engine.versions import Failure, LoadedVersion
 from serving.errors import NotReadyError, UnknownModelError
-from serving.interfaces import SLOTS, Slot, VersionState
+from serving.interfaces import TRACKS, Track, VersionState
 
 
 class ServedVersions:
-    """Versions, slots and queues of one model; on the event loop's thread alone.
+    """Versions, tracks and queues of one model; on the event loop's thread alone.
 
     Args:
         name: of the model.
@@ -22,17 +22,17 @@ class ServedVersions:
         dispatcher: of the process.
 
     Attributes:
-        lock: held by whoever loads versions or changes slots.
+        lock: held by whoever loads versions or changes tracks.
         pinned: versions that were asked for by number, and stay until they are unloaded.
         warm: former stable versions, the latest first.
-        wanted: versions that slots are about to mean, while others of them are loaded.
-        num_pointing: changes of slots that wait for the lock, or for a version.
+        wanted: versions that tracks are about to mean, while others of them are loaded.
+        num_pointing: changes of tracks that wait for the lock, or for a version.
     """
 
     def __init__(self, name: str, goal_ms: float, limits: Limits, dispatcher: Dispatcher) -> None:
         self.name = name
         self.lock = asyncio.Lock()
-        self.queues: dict[Slot, RequestQueue] = {}
+        self.queues: dict[Track, RequestQueue] = {}
         self.versions: dict[str, LoadedVersion] = {}
         self.pinned: set[str] = set()
         self.warm: list[str] = []
@@ -42,24 +42,24 @@ class ServedVersions:
         self.failures: dict[str, Failure] = {}
         self.notes: dict[str, str] = {}
         self.passed_on = 0
-        """Calls for an empty candidate slot, which the stable version answered."""
+        """Calls for an empty candidate track, which the stable version answered."""
         self._goal_ms = goal_ms
         self._limits = limits
         self._dispatcher = dispatcher
-        self._explicit: dict[tuple[str, Slot], RequestQueue] = {}
+        self._explicit: dict[tuple[str, Track], RequestQueue] = {}
 
-    def slots(self) -> dict[Slot, str | None]:
-        """Which version each slot means."""
-        return {s: self.queues[s].version.version if s in self.queues else None for s in SLOTS}
+    def tracks(self) -> dict[Track, str | None]:
+        """Which version each track means."""
+        return {s: self.queues[s].version.version if s in self.queues else None for s in TRACKS}
 
-    def slots_of(self, version: LoadedVersion) -> tuple[Slot, ...]:
-        """Slots that mean a version."""
-        return tuple(s for s in SLOTS if s in self.queues and self.queues[s].version is version)
+    def tracks_of(self, version: LoadedVersion) -> tuple[Track, ...]:
+        """Tracks that mean a version."""
+        return tuple(s for s in TRACKS if s in self.queues and self.queues[s].version is version)
 
-    def queue(self, version: str | None, slot: Slot) -> RequestQueue:
+    def queue(self, version: str | None, track: Track) -> RequestQueue:
         """The queue for a call.
 
-        An empty candidate slot is answered by the stable version, so that no call is lost when a
+        An empty candidate track is answered by the stable version, so that no call is lost when a
         release ends before the edge knows of it; the answer says `stable`, and it is counted.
 
         Raises:
@@ -67,37 +67,37 @@ class ServedVersions:
             NotReadyError: it is known and cannot answer now.
         """
         if version is not None:
-            return self._explicit_queue(version, slot)
-        found = self.queues.get(slot)
-        if found is None and slot == "candidate":
+            return self._explicit_queue(version, track)
+        found = self.queues.get(track)
+        if found is None and track == "candidate":
             found = self.queues.get("stable")
         if found is None:
-            raise NotReadyError(self._why_not(slot))
+            raise NotReadyError(self._why_not(track))
         return found
 
-    def apply(self, changes: Mapping[Slot, LoadedVersion | None]) -> None:
-        """Change slots, all in this turn of the loop; what waits is answered by the new version.
+    def apply(self, changes: Mapping[Track, LoadedVersion | None]) -> None:
+        """Change tracks, all in this turn of the loop; what waits is answered by the new version.
 
-        Where a slot's versions differ in what they take, what waits is answered by the former one.
+        Where a track's versions differ in what they take, what waits is answered by the former one.
         """
         former = self.queues.get("stable")
         leaving = former.version if former is not None else None
-        for slot in SLOTS:
-            if slot in changes:
-                self._point(slot, changes[slot])
+        for track in TRACKS:
+            if track in changes:
+                self._point(track, changes[track])
         stable = self.queues.get("stable")
         if leaving is not None and (stable is None or stable.version is not leaving):
             self.warm = [leaving.version, *(w for w in self.warm if w != leaving.version)]
         self.tidy()
 
     def add(self, version: LoadedVersion) -> None:
-        """Take in a version; one of the same number makes way, in its slots too."""
+        """Take in a version; one of the same number makes way, in its tracks too."""
         former = self.versions.get(version.version)
         self.versions[version.version] = version
         self.failures.pop(version.version, None)
         if former is not None and former is not version:
-            for slot in self.slots_of(former):
-                self._point(slot, version)
+            for track in self.tracks_of(former):
+                self._point(track, version)
             self._close(former)
 
     def tidy(self) -> None:
@@ -109,7 +109,7 @@ class ServedVersions:
             self.remove(number)
 
     def remove(self, number: str) -> None:
-        """Take one version out of all slots and out of memory, after its last call."""
+        """Take one version out of all tracks and out of memory, after its last call."""
         version = self.versions.pop(number, None)
         self.pinned.discard(number)
         self.failures.pop(number, None)
@@ -117,8 +117,8 @@ class ServedVersions:
             self.warm.remove(number)
         if version is None:
             return
-        for slot in self.slots_of(version):
-            self._point(slot, None)
+        for track in self.tracks_of(version):
+            self._point(track, None)
         self._close(version)
 
     def evictable(self) -> list[str]:
@@ -137,7 +137,7 @@ class ServedVersions:
         return sorted(found, key=lambda state: (len(state.version), state.version))
 
     def is_ready(self, version: str | None) -> bool:
-        """Whether the stable slot, or a version, answers."""
+        """Whether the stable track, or a version, answers."""
         if version is not None:
             loaded = self.versions.get(version)
         else:
@@ -156,7 +156,7 @@ class ServedVersions:
             version=version.version,
             state="READY" if well else "UNAVAILABLE",
             reason=reason,
-            slots=self.slots_of(version),
+            tracks=self.tracks_of(version),
             variant=first.variant,
             hardware=first.hardware,
             platform=first.platform,
@@ -165,11 +165,11 @@ class ServedVersions:
     def _used(self) -> set[str]:
         return {queue.version.version for queue in self.queues.values()}
 
-    def _new_queue(self, version: LoadedVersion, slot: Slot) -> RequestQueue:
-        return RequestQueue(version, slot, self._limits, self._goal_ms)
+    def _new_queue(self, version: LoadedVersion, track: Track) -> RequestQueue:
+        return RequestQueue(version, track, self._limits, self._goal_ms)
 
-    def _explicit_queue(self, number: str, slot: Slot) -> RequestQueue:
-        found = self._explicit.get((number, slot))
+    def _explicit_queue(self, number: str, track: Track) -> RequestQueue:
+        found = self._explicit.get((number, track))
         if found is not None:
             return found
         version = self.versions.get(number)
@@ -181,29 +181,29 @@ class ServedVersions:
                 f"{self.name} version {number} is not loaded here; loaded are "
                 f"{', '.join(sorted(self.versions)) or 'none'}. Load it first"
             )
-        queue = self._new_queue(version, slot)
-        self._explicit[number, slot] = queue
+        queue = self._new_queue(version, track)
+        self._explicit[number, track] = queue
         return queue
 
-    def _point(self, slot: Slot, version: LoadedVersion | None) -> None:
-        queue = self.queues.get(slot)
+    def _point(self, track: Track, version: LoadedVersion | None) -> None:
+        queue = self.queues.get(track)
         if version is None:
             if queue is not None:
-                del self.queues[slot]
+                del self.queues[track]
                 self._pass_on(queue)
         elif queue is None or queue.version.signature != version.signature:
-            self.queues[slot] = self._new_queue(version, slot)
+            self.queues[track] = self._new_queue(version, track)
         else:
             self._dispatcher.retarget(queue, version)
 
     def _pass_on(self, queue: RequestQueue) -> None:
-        """What waits for an emptied slot goes to the stable version where that takes the same."""
+        """What waits for an emptied track goes to the stable version where that takes the same."""
         stable = self.queues.get("stable")
-        if queue.slot == "candidate" and stable is not None:
+        if queue.track == "candidate" and stable is not None:
             if stable.version.signature == queue.version.signature:
                 self.passed_on += len(queue.entries)
                 self._dispatcher.retarget(queue, stable.version)
-                queue.slot = "stable"
+                queue.track = "stable"
 
     def _close(self, version: LoadedVersion) -> None:
         """Let a version go after its last call."""
@@ -212,8 +212,8 @@ class ServedVersions:
         if not version.uses:
             self._dispatcher.idle(version)
 
-    def _why_not(self, slot: Slot) -> str:
-        if slot == "shadow":
+    def _why_not(self, track: Track) -> str:
+        if track == "shadow":
             return f"{self.name} has no shadow version"
         reasons = [f"version {n}: {one.reason}" for n, one in self.failures.items()]
         told = "; ".join((*reasons, *self.notes.values())) or "none was loaded yet"
