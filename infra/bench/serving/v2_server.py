@@ -17,13 +17,11 @@ from typing import Any
 import grpc
 import uvicorn
 from grpc_health.v1 import health, health_pb2_grpc
-from open_inference.grpc.protocol import (
-    ModelInferRequest,
-    ModelInferResponse,
-)
+from open_inference.grpc.protocol import ModelInferRequest, ModelInferResponse
 
 from infra.bench.parts import wait_until
 from serving.errors import ServingError
+from serving.interfaces import Action
 from serving.security.config import SecurityConfig, read_security
 from serving.security.guard import SecurityGuard, refusal_headers
 from serving.security.tls import grpc_credentials, server_context
@@ -117,12 +115,9 @@ class Upstream:
         if match is None:
             return 200, {"path": seen.path}, []
         try:
-            principal = self._guard.admit(
-                scope["headers"],
-                scope["client"][0],
-                "infer" if match[2] else "read",
-                match[1],
-            )
+            action: Action = "infer" if match[2] else "read"
+            client = scope["client"][0]
+            principal = self._guard.admit(scope["headers"], client, action, match[1])
         except ServingError as exc:
             return int(exc.status), {"error": str(exc)}, refusal_headers(exc)
         found = {"model_name": match[1], "slot": seen.track, "subject": principal.subject}

@@ -197,9 +197,7 @@ class AdminPages:
         """Set which version each track means, all at once."""
         name, _ = _names(request)
         wanted = msgspec.structs.asdict(await decoded(request, Tracks))
-        tracks = {
-            track: version for track, version in wanted.items() if version is not msgspec.UNSET
-        }
+        tracks = {t: version for t, version in wanted.items() if version is not msgspec.UNSET}
         if not tracks:
             raise BadRequestError('name a track at least, as {"stable": "3", "candidate": null}')
         await self._engine.set_tracks(name, tracks)  # type: ignore[arg-type]
