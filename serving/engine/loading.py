@@ -22,9 +22,9 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.kinds.registry import bound_of, kind_of
-from tasks.conversion.loading import open_variant
+from tasks.conversion.kinds.interface import bound_of, kind_of
 from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.variants import open_variant
 from tasks.kernel.errors import FalajError, RegistryError
 from tasks.kernel.files import file_state, size_of
 from tasks.registry.connection import RegistryLocation

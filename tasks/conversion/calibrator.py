@@ -25,11 +25,9 @@ from tasks.contracts.data import DatasetSchema, DataSplits, TaskKind, ValidatedD
 from tasks.contracts.evaluation import Calibration, Calibrator, MapFit
 from tasks.contracts.release import CalibrationSource
 from tasks.contracts.training import RecalibratedModel
-from tasks.conversion.gates.parity import score_batches, score_gap
-from tasks.conversion.inputs import ModelInputs, Scorer
-from tasks.conversion.kinds.tabular import BLOCK_ROWS, score_distances
-from tasks.conversion.kinds.tabular_rows import edge_rows, read_rows
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.examine import score_batches, score_gap
+from tasks.conversion.kinds.tabular import BLOCK_ROWS, edge_rows, read_rows, score_distances
+from tasks.conversion.targets.interface import ModelInputs, Runtime, Scorer
 from tasks.conversion.targets.pytorch import (
     check_program,
     load_program,

@@ -14,31 +14,30 @@ from functools import partial
 from tasks.contracts.conversion import ConversionRows, OperatorProfile, VariantThroughput
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.gates.choice import THROUGHPUT_ROWS, choose
-from tasks.conversion.gates.comparison import EAGER, Measurements, decide
-from tasks.conversion.gates.examination import (
+from tasks.conversion.decide import EAGER, THROUGHPUT_ROWS, Measurements, choose, decide
+from tasks.conversion.examine import (
     Examined,
     Reference,
     examine,
     runtime_for,
     take_reference,
 )
-from tasks.conversion.gates.footprint import measure_footprints
-from tasks.conversion.gates.timing import (
+from tasks.conversion.measure import (
     Timing,
+    measure_footprints,
     measure_throughput,
     time_interleaved,
     usable_cores,
 )
-from tasks.conversion.loading import load_variant
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import LoadedModel, Runtime
 from tasks.conversion.targets.profiles import top_operators
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 
-logger = logging.getLogger(__name__)
+LOGGER = logging.getLogger(__name__)
 
 
 def judge_variants(
@@ -80,7 +79,7 @@ def judge_variants(
     decided = decide(program, examined, measured, config, reference.judged.wording)
     variants = choose(decided, config)
     for variant in variants:
-        logger.info("%s: %s", variant.name, variant.reason)
+        LOGGER.info("%s: %s", variant.name, variant.reason)
     return variants
 
 

@@ -1,7 +1,7 @@
 """Provenance metadata: what each variant carries in its own files, to be traced and checked.
 
 It is written as the last step of a build and read back. Nothing is loaded whose files carry other
-values than their record: see `tasks.conversion.loading`.
+values than their record: see `tasks.conversion.variants`.
 
 What this host's processor can compute, as the runtimes find it; in one place.
 
@@ -35,9 +35,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.targets.catalog import Format
-from tasks.conversion.targets.registry import converter_of
+from tasks.conversion.targets.interface import ModelInputs, converter_of
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import content_key
 

@@ -14,7 +14,7 @@ from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVarian
 from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.config import TRITON_FILES, ConversionConfig
 from tasks.conversion.targets.catalog import format_of, with_sources
-from tasks.conversion.targets.registry import converter_of
+from tasks.conversion.targets.interface import converter_of
 from tasks.conversion.variants import build_variant as build_files
 from tasks.conversion.variants import failed_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError

@@ -15,12 +15,10 @@ from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.gates.parity import score_batches, score_gap
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.registry import bound_of, kind_of
-from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.examine import score_batches, score_gap
+from tasks.conversion.kinds.interface import bound_of, kind_of
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
 from tasks.conversion.targets.onnx import GPU_PROVIDER
-from tasks.conversion.targets.registry import load_files
 from tasks.conversion.targets.tensorrt import ENGINE_ROWS, FACTS_FILE
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore

@@ -13,8 +13,8 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.text_embedding import IDS, padded
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.imports.corpus import prepare_corpus
 from tasks.imports.program import export_encoder

@@ -26,16 +26,13 @@ from infra.bench.parts import Bench
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.gates.parity import score_batches, score_gap
-from tasks.conversion.inputs import Batches, Scores
-from tasks.conversion.kinds.interface import JudgedRows
-from tasks.conversion.kinds.registry import kind_of
+from tasks.conversion.examine import score_batches, score_gap
+from tasks.conversion.kinds.interface import JudgedRows, kind_of
 from tasks.conversion.targets.catalog import FORMAT
-from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.interface import Batches, LoadedModel, Runtime, Scores, load_files
 from tasks.conversion.targets.onnx import MODEL_FILE, quantize_onnx
 from tasks.conversion.targets.openvino import quantize, read_ir, save_ir
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
-from tasks.conversion.targets.registry import load_files
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore
 

@@ -7,8 +7,8 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, newest_record
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.gates.comparison import EAGER
-from tasks.conversion.kinds.registry import kind_of
+from tasks.conversion.decide import EAGER
+from tasks.conversion.kinds.interface import kind_of
 from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation

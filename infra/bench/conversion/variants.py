@@ -19,12 +19,10 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.gates.comparison import EAGER
-from tasks.conversion.inputs import ModelInputs
+from tasks.conversion.decide import EAGER
 from tasks.conversion.targets.catalog import FORMATS, with_sources
-from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
 from tasks.conversion.targets.pytorch import load_pytorch
-from tasks.conversion.targets.registry import load_files
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore
 

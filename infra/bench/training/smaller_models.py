@@ -28,12 +28,10 @@ from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import BuiltVariant, RegisteredProgram, ShrinkingParent
 from tasks.contracts.training import ShrunkModel, TrainedModel
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.gates.timing import time_interleaved
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular_rows import read_rows
+from tasks.conversion.kinds.tabular import read_rows
+from tasks.conversion.measure import time_interleaved
 from tasks.conversion.targets.catalog import with_sources
-from tasks.conversion.targets.interface import LoadedModel, Runtime
-from tasks.conversion.targets.registry import load_files
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
 from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_siblings, score_window

@@ -12,9 +12,8 @@ from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, PreparedRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound, TritonConfig
-from tasks.conversion.inputs import SEED, Batches, FloatArray, ModelInputs, Scores
-from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording
-from tasks.conversion.kinds.quality import mean_interval
+from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording, mean_interval
+from tasks.conversion.targets.interface import SEED, Batches, FloatArray, ModelInputs, Scores
 from tasks.conversion.triton.model import BACKENDS, TEXT_TYPE, Tensor, TritonModel, tensors_of
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
@@ -229,7 +228,7 @@ def _front(
         outputs=tensors_of(program.signature)[0],
         max_batch_rows=program.signature.largest.get(BATCH_AXIS, config.max_batch_rows),
         files={
-            "model.py": BACKENDS / "tokenizer_model.py",
+            "model.py": BACKENDS / "tokenizer_backend.py",
             "tokenizer.json": store.path(rows.tokenizer),
         },
         parameters={"max_tokens": str(most), "length_step": str(LENGTH_STEP)},

@@ -1,7 +1,7 @@
 """Every format that a program can be converted into: what it is, not how it is built.
 
 This module is cheap to import: the configuration is checked against it. How each file format is
-built and loaded is in the module of its name, see `targets/registry.py`.
+built and loaded is in the module of its name, see `targets/interface.py`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""What the modules of the formats share: a build's inputs, a loaded model, provenance metadata."""
+"""What the modules of the formats share: model inputs, builds, loaded models, provenance.
+
+How each file format is built, loaded, and asked where its files come from: see `Converter`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +21,69 @@ from numpy.typing import NDArray
 from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, Signature
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import Array, Batches
+from tasks.conversion.targets.catalog import Format, format_of
 from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
+
+SEED = 0
+"""Of every draw: calibrating rows, edge rows, bootstrap; so equal inputs give equal variants."""
+Array = NDArray[Any]
+FloatArray = NDArray[np.floating[Any]]
+Scores = NDArray[np.floating[Any]]
+"""What a program answers for some rows; the first axis counts the rows."""
+Distances = Callable[[Scores, Scores], FloatArray]
+"""How far two models' answers for the same rows are apart, one figure a row, 0 for equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInputs(Mapping[str, Array]):
+    """Arrays by the name of the input that takes them; the first axis of each counts the rows."""
+
+    arrays: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        """Refuse arrays of different lengths."""
+        lengths = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataContractError(
+                f"model inputs have {lengths or 'no'} rows, expected the same number in each array"
+            )
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of every array."""
+        return len(next(iter(self.arrays.values())))
+
+    def block(self, start: int, end: int) -> ModelInputs:
+        """Rows `start` to before `end`, or fewer where there are not so many."""
+        return ModelInputs({name: array[start:end] for name, array in self.arrays.items()})
+
+    def blocks(self, rows: int) -> Iterator[ModelInputs]:
+        """All rows, `rows` at a time."""
+        for start in range(0, self.num_rows, rows):
+            yield self.block(start, start + rows)
+
+    def taken(self, index: NDArray[np.int64]) -> ModelInputs:
+        """The rows at these places, in this order."""
+        return ModelInputs({name: array[index] for name, array in self.arrays.items()})
+
+    def repeated(self, rows: int) -> ModelInputs:
+        """Exactly `rows` rows: the first ones, started over where there are not so many."""
+        return self.taken(np.arange(rows) % self.num_rows)
+
+
+Batches = tuple[ModelInputs, ...]
+Scorer = Callable[[ModelInputs], NDArray[np.float32]]
+
 
 PROVENANCE_PREFIX = "falaj"
 PROVENANCE_FILE = "stamp.json"
@@ -210,3 +274,58 @@ def first_line_of(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return _PLACE_IN_SOURCE.sub(" ", lines[0] if lines else type(error).__name__)[:400]
+
+
+class Converter(Protocol):
+    """What the module of a file format gives."""
+
+    def build(self, made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
+        """Write the files, provenance included, into an empty folder; returns how.
+
+        Raises `ConversionError` where the variant cannot be built.
+        """
+
+    def load(
+        self, made: Format, folder: Path, signature: Signature, runtime: Runtime
+    ) -> LoadedModel:
+        """Load the files of a folder.
+
+        Raises `ConversionError` where the runtime refuses them, or runs otherwise.
+        """
+
+    def read_provenance(self, folder: Path) -> dict[str, str]:
+        """The provenance of the files; empty where they have none.
+
+        Raises `ArtifactError` where the files cannot be read.
+        """
+
+    def equipment(self, made: Format) -> dict[str, str]:
+        """What of this machine decides the files, packages apart.
+
+        Raises `ConversionError` where something is missing to build here.
+        """
+
+
+CONVERTERS = {
+    "onnx": "tasks.conversion.targets.onnx",
+    "openvino": "tasks.conversion.targets.openvino",
+    "litert": "tasks.conversion.targets.litert",
+    "tensorrt": "tasks.conversion.targets.tensorrt",
+}
+"""File format to its module, imported with its libraries when it is used."""
+
+
+def converter_of(made: Format) -> Converter:
+    """What builds and loads a format."""
+    return cast(Converter, importlib.import_module(CONVERTERS[made.file_format]))
+
+
+def load_files(name: str, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
+    """Load the files of a format without a look at where they come from.
+
+    Raises:
+        ConversionError: the runtime refuses them, or runs otherwise.
+        ConfigurationError: there is no such format.
+    """
+    made = format_of(name)
+    return converter_of(made).load(made, folder, signature, runtime)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tasks.contracts.conversion import BATCH_AXIS, Signature
-from tasks.conversion.inputs import Array
 from tasks.conversion.targets.catalog import Format
 from tasks.conversion.targets.interface import (
+    Array,
     BuildRequest,
     Float32Array,
     LoadedModel,

@@ -24,11 +24,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.inputs import Array, Batches
 from tasks.conversion.provenance import processor_equipment, this_processor
 from tasks.conversion.targets.catalog import Format
 from tasks.conversion.targets.interface import (
     PROVENANCE_PREFIX,
+    Array,
+    Batches,
     BuildRequest,
     Float32Array,
     LoadedModel,

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.contracts.conversion import Signature
-from tasks.conversion.inputs import Array, Batches
-from tasks.conversion.kinds.registry import kind_of
+from tasks.conversion.kinds.interface import kind_of
 from tasks.conversion.provenance import processor_equipment, this_processor
 from tasks.conversion.targets.catalog import Format
 from tasks.conversion.targets.interface import (
     PROVENANCE_PREFIX,
+    Array,
+    Batches,
     BuildRequest,
     Float32Array,
     LoadedModel,

@@ -16,8 +16,7 @@ import numpy as np
 import onnxruntime as ort
 
 from tasks.contracts.conversion import OperatorProfile, OperatorTime
-from tasks.conversion.inputs import Array, ModelInputs
-from tasks.conversion.targets.interface import Profiler, Totals
+from tasks.conversion.targets.interface import Array, ModelInputs, Profiler, Totals
 from tasks.kernel.scratch import scratch_folder
 
 WARM_UP_CALLS = 3

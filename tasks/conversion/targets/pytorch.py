@@ -16,8 +16,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.inputs import Array
-from tasks.conversion.targets.interface import Float32Array, LoadedModel, Runtime, loaded
+from tasks.conversion.targets.interface import Array, Float32Array, LoadedModel, Runtime, loaded
 from tasks.conversion.targets.profiles import profile_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 

@@ -16,16 +16,16 @@ from typing import Any
 
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.conversion.config import TritonConfig
-from tasks.conversion.inputs import Array
+from tasks.conversion.targets.interface import Array
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import tool_python
 
 CONFIG_FILE = "config.pbtxt"
 WARMUP_FOLDER = "warmup"
-BACKENDS = Path(__file__).parent / "backends"
+BACKENDS = Path(__file__).parent
 BACKEND_MODULES = (
-    "tasks.conversion.triton.backends.onnx_model",
-    "tasks.conversion.triton.backends.tokenizer_model",
+    "tasks.conversion.triton.onnx_backend",
+    "tasks.conversion.triton.tokenizer_backend",
 )
 """Copied into a repository, not imported."""
 TYPES = {

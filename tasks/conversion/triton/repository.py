@@ -11,9 +11,8 @@ import numpy as np
 from tasks.contracts.conversion import BATCH_AXIS, ConversionRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram, TritonRepository
 from tasks.conversion.config import TRITON_FILES, ConversionConfig, TritonConfig
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.registry import kind_of
-from tasks.conversion.loading import check_files
+from tasks.conversion.kinds.interface import kind_of
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.triton.model import (
     BACKEND_MODULES,
     BACKENDS,
@@ -25,6 +24,7 @@ from tasks.conversion.triton.model import (
     check_schema,
     tensors_of,
 )
+from tasks.conversion.variants import check_files
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
@@ -161,7 +161,7 @@ def _served(
                 "ONNX in Triton's Python backend runs on processors alone, and the variant is for "
                 f"{variant.hardware_class}; set conversion.triton.onnx_backend to onnxruntime"
             )
-        files["model.py"] = BACKENDS / "onnx_model.py"
+        files["model.py"] = BACKENDS / "onnx_backend.py"
     inputs, outputs = tensors_of(program.signature)
     rows = {
         spec.name: np.ascontiguousarray(typical[spec.name], spec.dtype)

@@ -15,12 +15,10 @@ import torch
 
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.catalog import format_of
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.interface import ModelInputs, Runtime, load_files
 from tasks.conversion.targets.litert import MODEL_FILE, equipment, refuse_other_axes
-from tasks.conversion.targets.registry import load_files
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, tool_python
 from tests.support.conversion.cases import Case, case, edges, quick, typical

@@ -13,7 +13,7 @@ import pytest
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import RegisteredProgram, TritonRepository
 from tasks.conversion.config import ConversionConfig, TritonConfig
-from tasks.conversion.kinds.tabular_rows import tabular_inputs
+from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.kinds.text_embedding import padded
 from tasks.conversion.targets.interface import LoadedModel, Runtime
 from tasks.conversion.targets.pytorch import load_pytorch

@@ -18,8 +18,8 @@ from serving.engine.queues import Limits
 from serving.errors import NotComputedError, NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Answer, Array, Call
 from tasks.contracts.base import ModelVersionRef
-from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.text_embedding import padded
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.registry.mlflow_registry import Registry
 from tests.support.conversion.forging import passed_off

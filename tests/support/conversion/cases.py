@@ -10,11 +10,9 @@ from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular_rows import edge_rows, tabular_inputs
-from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.kinds.tabular import edge_rows, tabular_inputs
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
 from tasks.conversion.targets.pytorch import load_pytorch
-from tasks.conversion.targets.registry import load_files
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
 from tests.support.data.builders import COLUMNS, dataset, frame, splits

@@ -11,9 +11,8 @@ from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.provenance import this_processor
 from tasks.conversion.targets.catalog import FORMATS
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.interface import Runtime, load_files
 from tasks.conversion.targets.pytorch import load_pytorch
-from tasks.conversion.targets.registry import load_files
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import built
 from tests.support.data import encoders

@@ -13,9 +13,8 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, ImportedProgram
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.kinds.tabular import tabular_inputs
+from tasks.conversion.targets.interface import ModelInputs, Runtime
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.candidate import register_import

@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.gates.examination import Examined, examine, take_reference
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.registry import KINDS
+from tasks.conversion.examine import Examined, examine, take_reference
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE, _Reader
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
@@ -328,7 +328,7 @@ def decided(case: Case) -> Case:
 def table(decided: Case) -> Bench:
     case = decided
     reference = take_reference(case.program, case.rows, case.config, case.store)
-    sample = KINDS["tabular"].read_calibration(case.program, case.rows, case.config, case.store)
+    sample = TABULAR.read_calibration(case.program, case.rows, case.config, case.store)
     return Bench(
         case.onnx,
         lambda built: examine(built, reference, case.config, case.store),
@@ -401,9 +401,9 @@ def test_an_answer_that_depends_on_its_company_is_told_so(decided: Case) -> None
     loose = case.config.model_copy(
         update={
             "bounds": {
-                "fp32": KINDS["tabular"]
-                .bounds["int8"]
-                .model_copy(update={"max_gap": 0.02, "mean_gap": 0.01, "quality_drop": 0.5})
+                "fp32": TABULAR.bounds["int8"].model_copy(
+                    update={"max_gap": 0.02, "mean_gap": 0.01, "quality_drop": 0.5}
+                )
             }
         }
     )

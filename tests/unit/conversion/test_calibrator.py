@@ -16,9 +16,8 @@ from tasks.contracts.evaluation import Calibrator, MapFit
 from tasks.contracts.release import CalibrationSource
 from tasks.conversion.calibrator import check_mapped, map_program, mapped_outputs, write_mapped
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular_rows import edge_rows, read_rows
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.kinds.tabular import edge_rows, read_rows
+from tasks.conversion.targets.interface import ModelInputs, Runtime
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.pytorch import load_program, load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError

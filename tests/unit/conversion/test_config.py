@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import pytest
 import yaml
@@ -12,9 +13,10 @@ from pydantic import ValidationError
 from tasks.contracts.conversion import PreparedRows, SnapshotRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, HardwareConversion, QualityBound
-from tasks.conversion.kinds.interface import ModelKind
-from tasks.conversion.kinds.registry import KINDS, bound_of, kind_of
+from tasks.conversion.kinds.interface import KINDS, ModelKind, bound_of, kind_of
 from tasks.conversion.kinds.tabular import TABULAR
+from tasks.conversion.kinds.tensors import TENSORS
+from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
 from tasks.conversion.provenance import library_versions
 from tasks.conversion.targets.catalog import (
     FORMAT,
@@ -24,7 +26,7 @@ from tasks.conversion.targets.catalog import (
     format_of,
     with_sources,
 )
-from tasks.conversion.targets.registry import CONVERTERS
+from tasks.conversion.targets.interface import CONVERTERS
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.conversion.cases import Case
@@ -41,8 +43,9 @@ def test_a_format_names_sources_settings_and_packages_that_exist(made: Format) -
     assert not made.needs_calibration or "calibration_rows" in made.settings
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", [TABULAR, TEXT_EMBEDDING, TENSORS], ids=KINDS)
 def test_each_precision_has_its_own_bound(kind: ModelKind) -> None:
+    assert resolve_name(KINDS[kind.name]) is kind
     bounds = [bound_of(kind, precision, ConversionConfig()) for precision in PRECISIONS]
     assert bounds == [kind.bounds[precision] for precision in PRECISIONS]
     assert kind.bounds["int8"].max_gap > kind.bounds["fp32"].max_gap
@@ -80,10 +83,10 @@ def test_unknown_formats_and_kinds_are_refused(case: Case) -> None:
 def test_rows_of_another_kind_are_refused(case: Case) -> None:
     assert case.onnx.files is not None
     prepared = PreparedRows(data=case.onnx.files, num_calibration=1, num_judged=1, made_from={})
-    for kind, rows in (("tabular", prepared), ("text-embedding", case.rows)):
+    for kind, rows in ((TABULAR, prepared), (TEXT_EMBEDDING, case.rows)):
         assert isinstance(rows, PreparedRows | SnapshotRows)
         with pytest.raises(ConfigurationError, match="got rows"):
-            KINDS[kind].read_judged(case.program, rows, case.config, case.store)
+            kind.read_judged(case.program, rows, case.config, case.store)
 
 
 def test_a_program_of_a_table_needs_no_signature_and_another_one_does(case: Case) -> None:

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
-from tasks.conversion.gates.footprint import measure_footprints
-from tasks.conversion.gates.parity import (
+from tasks.conversion.examine import (
     CALL_SIZES,
     ScoreGap,
     batch_invariance_failure,
@@ -25,22 +24,22 @@ from tasks.conversion.gates.parity import (
     score_batches,
     score_gap,
 )
-from tasks.conversion.gates.timing import (
+from tasks.conversion.kinds.interface import JudgedRows
+from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
+from tasks.conversion.measure import (
     LEAST_CALLS,
     WARM_UP_CALLS,
     Timing,
+    measure_footprints,
     measure_throughput,
     median_interval,
     time_interleaved,
     usable_cores,
 )
-from tasks.conversion.inputs import ModelInputs, Scorer
-from tasks.conversion.kinds.interface import JudgedRows
-from tasks.conversion.kinds.tabular import WORDING, edge_batches, score_distances
-from tasks.conversion.loading import load_variant
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.interface import ModelInputs, Runtime, Scorer
 from tasks.conversion.targets.profiles import top_operators
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConversionParityError
 from tests.support.conversion.cases import Case
 
@@ -264,7 +263,7 @@ def test_short_calls_are_repeated_until_the_round_is_long_enough() -> None:
 
 
 def test_a_long_call_is_a_turn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.conversion.gates.timing.SLOW_CALL_MS", -1.0)
+    monkeypatch.setattr("tasks.conversion.measure.SLOW_CALL_MS", -1.0)
     calls: list[int] = []
     timing = time_interleaved({"A": lambda: calls.append(1)}, rounds=4, round_ms=1.0)["A"]
     assert len(calls) == 1 + 4

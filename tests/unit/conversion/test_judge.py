@@ -11,12 +11,10 @@ from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.config import GOALS, ConversionConfig, Goal, QualityBound
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.gates.choice import choose, latency_at
-from tasks.conversion.gates.comparison import EAGER, Measurements, decide
-from tasks.conversion.gates.examination import Examined, quality_failure
-from tasks.conversion.gates.parity import ScoreGap
-from tasks.conversion.gates.timing import Timing
+from tasks.conversion.decide import EAGER, Measurements, choose, decide, latency_at
+from tasks.conversion.examine import Examined, ScoreGap, quality_failure
 from tasks.conversion.kinds.tabular import TABULAR, WORDING
+from tasks.conversion.measure import Timing
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.conversion.cases import Case

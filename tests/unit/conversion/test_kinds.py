@@ -16,10 +16,14 @@ from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.registry import bound_of
-from tasks.conversion.kinds.tensor_rows import edge_calls, read_inputs
-from tasks.conversion.kinds.tensors import TENSORS, spread_distances, spread_of
+from tasks.conversion.kinds.interface import bound_of
+from tasks.conversion.kinds.tensors import (
+    TENSORS,
+    edge_calls,
+    read_inputs,
+    spread_distances,
+    spread_of,
+)
 from tasks.conversion.kinds.text_embedding import (
     IDS,
     MASK,
@@ -33,6 +37,7 @@ from tasks.conversion.kinds.text_embedding import (
     timing_texts,
 )
 from tasks.conversion.targets.catalog import FORMAT
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder

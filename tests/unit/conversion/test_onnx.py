@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import schema_digest
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import (
     MODEL_FILE,
     encoding_nodes,

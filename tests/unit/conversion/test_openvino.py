@@ -13,9 +13,9 @@ from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.inputs import ModelInputs
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import this_processor
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, save_ir
 from tasks.kernel.errors import ArtifactError, StorageError

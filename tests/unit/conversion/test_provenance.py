@@ -11,15 +11,19 @@ import pytest
 
 from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.loading import load_variant, open_variant
+from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import check_provenance, check_sample, digest_of_inputs
 from tasks.conversion.targets.catalog import FORMAT, FORMATS, Format
-from tasks.conversion.targets.interface import Runtime, read_beside, write_beside
+from tasks.conversion.targets.interface import (
+    ModelInputs,
+    Runtime,
+    converter_of,
+    read_beside,
+    write_beside,
+)
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, without_reporting
-from tasks.conversion.targets.registry import converter_of
+from tasks.conversion.variants import load_variant, open_variant
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tests.support.conversion.cases import Case

@@ -13,16 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.contracts.conversion import Signature, TensorSpec, tabular_signature
 from tasks.conversion.convert import judge_variants
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.tabular_rows import tabular_inputs
-from tasks.conversion.loading import load_variant
+from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import LIMITS, Processor, this_processor
-from tasks.conversion.targets.interface import LoadedModel, Runtime, loaded
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files, loaded
 from tasks.conversion.targets.openvino import without_reporting
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
-from tasks.conversion.targets.registry import load_files
 from tasks.conversion.targets.tensorrt import FACTS_FILE, equipment
 from tasks.conversion.targets.tensorrt_engine import ShapeRange, shape_ranges
+from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import build_one, built

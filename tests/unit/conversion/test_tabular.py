@@ -11,20 +11,19 @@ from sklearn.metrics import r2_score, roc_auc_score
 from tasks.contracts.data import TaskKind
 from tasks.contracts.evaluation import Metric
 from tasks.conversion.config import QualityBound
-from tasks.conversion.gates.examination import quality_failure
-from tasks.conversion.gates.parity import ScoreGap, parity_failure, score_gap
-from tasks.conversion.inputs import ModelInputs
-from tasks.conversion.kinds.quality import paired_change
-from tasks.conversion.kinds.tabular import WORDING, score_distances
-from tasks.conversion.kinds.tabular_rows import (
-    LabelledRows,
+from tasks.conversion.examine import ScoreGap, parity_failure, quality_failure, score_gap
+from tasks.conversion.kinds.interface import LabelledRows, paired_change
+from tasks.conversion.kinds.tabular import (
+    WORDING,
     category_rows,
     edge_rows,
     magnitude_rows,
     read_categories,
     read_rows,
+    score_distances,
     tabular_inputs,
 )
+from tasks.conversion.targets.interface import ModelInputs
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import COLUMNS, dataset, frame, month
