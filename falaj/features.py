@@ -55,7 +55,7 @@ def parity(*, context: Here) -> list[str]:
         from flows.feature_refresh import difference, parity_check_flow
 
         report = parity_check_flow(config)
-        if report.verdict != "equal":
+        if report.result != "equal":
             raise difference(report)
         return [parity_line(view) for view in report.views]
 
@@ -65,9 +65,9 @@ def parity(*, context: Here) -> list[str]:
 def parity_line(view: ViewParity) -> str:
     """One feature view in a line; a view with no values at all is not called equal."""
     has_values = view.num_values > view.num_null
-    verdict = "equal online and offline" if has_values else "nothing to compare"
+    result = "equal online and offline" if has_values else "nothing to compare"
     return (
-        f"{view.view:<20}{verdict} at {view.watermark:%F %RZ}: {view.num_values:,} values of "
+        f"{view.view:<20}{result} at {view.watermark:%F %RZ}: {view.num_values:,} values of "
         f"{view.num_entities:,} entities compared, {view.num_null:,} of them null on both sides; "
         f"{view.num_stale:,} entities too old by then"
     )

@@ -44,7 +44,7 @@ def run(*, context: Here) -> list[str]:
             f"{record.evaluation.baseline_model_name} "
             f"{record.evaluation.baseline_model.primary.value:.4f}",
             row("Variants", accepted),
-            row("Drift", f"{record.drift.verdict} in {record.drift.current}"),
+            row("Drift", f"{record.drift.result} in {record.drift.current}"),
             row("Report", latest / "report.html"),
             row("Facts", latest / "report.json"),
         ]
@@ -91,7 +91,7 @@ def drift(
         if served:
             found = drift_check_log_flow(window, config)
             if isinstance(found, TooFewPredictions):
-                return [row("Drift", f"no verdict for {found.window}"), found.reason]
+                return [row("Drift", f"no drift result for {found.window}"), found.reason]
         else:
             assert window is not None
             found = drift_check_flow(window, config)
@@ -108,7 +108,7 @@ def _drift_lines(report: DriftReport | None, config: PipelineConfig) -> list[str
             f"{config.registry.model_name} has no version to compare with; train a first one: "
             "`python -m falaj run`"
         )
-    return [row("Drift", f"{report.verdict} in {report.current}"), *report.evidence]
+    return [row("Drift", f"{report.result} in {report.current}"), *report.evidence]
 
 
 def recalibrate(
@@ -242,8 +242,8 @@ def compression_lines(result: ShrinkingResult) -> list[str]:
         f"{judged.parent.primary_name:<10}{_interval(judged.student)} on "
         f"{judged.student.num_rows:,} test rows; the large network {_interval(judged.parent)}",
     ]
-    if judged.verdict:
-        lines += [row("Teacher", judged.verdict), row("Choice", result.choice)]
+    if judged.result:
+        lines += [row("Teacher", judged.result), row("Choice", result.choice)]
     if result.promotion is not None:
         return [*lines, row("Model", promotion_outcome(result.promotion))]
     return [*lines, row("Model", f"version {made.parent.version} is left: {judged.refusal}")]

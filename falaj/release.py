@@ -176,6 +176,6 @@ def _decision(made: Decision) -> list[str]:
         f"{made.decided_at:%F %T}Z  {made.model} version {made.version} ({made.use_case}): "
         f"{made.action.value}, {made.outcome.value}{run}",
         f"{'':<22}{made.reason}",
-        f"{'':<22}verdict {made.verdict_id[:12]}: {made.evidence.verdict.value} in "
+        f"{'':<22}result {made.result_id[:12]}: {made.evidence.result.value} in "
         f"{made.evidence.window}; by {made.actor}",
     ]

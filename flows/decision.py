@@ -1,4 +1,4 @@
-"""Decide: answer a drift verdict - nothing, retrain, recalibrate or roll back - and do it, once.
+"""Decide: answer a drift result - nothing, retrain, recalibrate or roll back - and do it, once.
 
 Rule: where a deployment of the flow (`pipeline` to retrain, `recalibration` to recalibrate) has the
 order's use case, it is started. The incident is its idempotency key, so that a second start gives
@@ -38,10 +38,10 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import Answer, ClaimState, Mode, Order, RunEnd, StartedAction
 from tasks.control.retraining.task import (
-    answer_verdict,
+    answer_drift_result,
     find_unsettled,
-    read_verdict,
-    settle_verdicts,
+    read_drift_result,
+    settle_drift_results,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError, TransientError
 from tasks.kernel.process import ProcessName
@@ -60,8 +60,8 @@ MAX_DEPLOYMENTS = 200
 
 
 def decision_run_name() -> str:
-    """Name of a run: the beginning of the verdict's digest."""
-    return f"decide-{str(runtime.flow_run.parameters.get('verdict_id'))[:12]}"
+    """Name of a run: the beginning of the result's digest."""
+    return f"decide-{str(runtime.flow_run.parameters.get('result_id'))[:12]}"
 
 
 @flow(
@@ -71,34 +71,34 @@ def decision_run_name() -> str:
     result_serializer="json",
     **FOUND,
 )
-def decision_flow(verdict_id: str, mode: Mode = "act") -> Answer:
-    """Answer one verdict, and all of its model that were stored before it and have no answer.
+def decision_flow(result_id: str, mode: Mode = "act") -> Answer:
+    """Answer one drift result, and all of its model that were stored before it and have no answer.
 
     Args:
-        verdict_id: As the event `falaj.drift.judged` names it.
+        result_id: As the event `falaj.drift.judged` names it.
         mode: `decide_only` records what would be done, and does nothing.
 
     Raises:
-        DataContractError: there is no such verdict.
+        DataContractError: there is no such result.
         ConfigurationError: nothing on this platform retrains its use case; the claim stays, and
             the sweep tries again.
     """
-    verdict = read_verdict(verdict_id)
-    recalibrates = can_recalibrate(verdict.use_case)
-    answer = answer_verdict(verdict, find_standing(verdict.model), mode, recalibrates)
+    result = read_drift_result(result_id)
+    recalibrates = can_recalibrate(result.use_case)
+    answer = answer_drift_result(result, find_standing(result.model), mode, recalibrates)
     FlowStarter(Settings.from_environment()).start_all(answer.orders)
     return answer
 
 
 def advise_on_drift(model: str, use_case: str) -> Answer | None:
-    """Record what the controller would do about the newest verdicts of a model, and do nothing.
+    """Record what the controller would do about a model's newest drift results, and do nothing.
 
     For a flow that has just checked drift and ends there, such as the loop of `make run`. Where the
     controller is deployed it answers itself, and advice here would take its question away: None.
     """
     if deployments_of(decision_flow.name):
         return None
-    return settle_verdicts(model, use_case, find_standing(model), "decide_only")
+    return settle_drift_results(model, use_case, find_standing(model), "decide_only")
 
 
 @flow(
@@ -115,7 +115,7 @@ def retraining_sweep_flow() -> list[Answer]:
     starter = FlowStarter(Settings.from_environment())
     starter.note_ends()
     answers = [
-        settle_verdicts(
+        settle_drift_results(
             model, use_case, find_standing(model), recalibrates=can_recalibrate(use_case)
         )
         for model, use_case in find_unsettled()

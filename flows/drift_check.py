@@ -24,8 +24,8 @@ from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram
 from tasks.control.retraining.evidence import asks_for_former
-from tasks.control.retraining.records import StoredVerdict
-from tasks.control.retraining.task import find_newest_verdict, store_verdict
+from tasks.control.retraining.records import StoredResult
+from tasks.control.retraining.task import find_newest_drift_result, store_drift_result
 from tasks.evaluation.drift.task import check_drift
 from tasks.evaluation.task import compare_former, judge_served_window, score_model_window
 from tasks.features.task import build_training_set, count_new_rows
@@ -46,7 +46,7 @@ from tasks.validation.task import validate_training_set
 def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> DriftReport | None:
     """Say how the window differs from the training reference, and what that asks for.
 
-    The verdict is stored for the controller before it is told of; see `flows.decision`. Before a
+    The result is stored for the controller before it is told of; see `flows.decision`. Before a
     first model is trained there is nothing to compare with, and the result is None.
 
     Args:
@@ -84,7 +84,7 @@ def drift_check_log_flow(
 ) -> DriftReport | TooFewPredictions | None:
     """Say how what was served in the window differs from the training reference.
 
-    Only rows that the champion answered as the stable version count. The verdict goes the same way
+    Only rows that the champion answered as the stable version count. The result goes the same way
     as that of `drift-check`. With too few rows there is none, and the result says so. Before a
     first model is trained the result is None.
 
@@ -155,7 +155,7 @@ def hand_over(
     config: PipelineConfig,
     served: ServedWindow | None = None,
 ) -> None:
-    """Store the verdict for the controller, with how the former champion would have done."""
+    """Store the result for the controller, with how the former champion would have done."""
     standing = find_standing(config.registry.model_name)
     difference = None
     whole = served is None or not served.left_out  # else the former cannot score the rows
@@ -168,7 +168,9 @@ def hand_over(
         former = fetch_version(standing.former)
         then = score_model_window(former, current, report.current, config.evaluation)
         difference = compare_former(then, now, current)
-    store_verdict(report, champion.version, standing, difference, config.name, config.retraining)
+    store_drift_result(
+        report, champion.version, standing, difference, config.name, config.retraining
+    )
 
 
 def server_clock_offset(config: PipelineConfig) -> timedelta:
@@ -184,7 +186,7 @@ TAG = "falaj:by-volume"
 def check_drift_by_volume(config: PipelineConfig) -> str | None:
     """Start a drift check where enough rows have come since the last; its run's id, or None.
 
-    As many rows start one run, however often this is called: its key is made of the newest verdict
+    As many rows start one run, however often this is called: its key is made of the newest result
     and of how many times the limit has been reached since. So a check that failed is started again
     after as many rows more.
 
@@ -203,7 +205,7 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
         run = start_run(
             deployment,
             {"window": window.model_dump(mode="json")},
-            key=f"{TAG}:{last.verdict_id}:{num_rows // volume.rows}",
+            key=f"{TAG}:{last.result_id}:{num_rows // volume.rows}",
             queue=None,
             tags=[TAG],
         )
@@ -213,13 +215,13 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
 
 def _unchecked(
     flow_name: str, config: PipelineConfig
-) -> tuple[DeploymentResponse, StoredVerdict, TimeWindow, TimeWindow] | None:
-    """Deployment of a check, newest verdict, window to check, and its part that no check has seen.
+) -> tuple[DeploymentResponse, StoredResult, TimeWindow, TimeWindow] | None:
+    """Deployment of a check, newest drift result, window to check, and its unchecked part.
 
-    None where there is nothing to start: the first verdict is the loop's, with its model.
+    None where there is nothing to start: the first result is the loop's, with its model.
     """
     deployment = deployment_for(flow_name, config.name)
-    last = find_newest_verdict(config.registry.model_name, config.name)
+    last = find_newest_drift_result(config.registry.model_name, config.name)
     if deployment is None or last is None:
         return None
     window = config.clock.newest_labelled(moment_of_run())
@@ -256,17 +258,17 @@ def check_served_by_volume(config: PipelineConfig) -> str | None:
     run = start_run(
         deployment,
         {"window": window.model_dump(mode="json")},
-        key=f"{TAG}:served:{last.verdict_id}:{num_rows // rows}",
+        key=f"{TAG}:served:{last.result_id}:{num_rows // rows}",
         queue=None,
         tags=[TAG],
     )
     return str(run.id)
 
 
-def new_since(last: StoredVerdict, window: TimeWindow, now: datetime) -> datetime:
+def new_since(last: StoredResult, window: TimeWindow, now: datetime) -> datetime:
     """From when on rows are new; all of the window's where recorded data is played from its start.
 
-    Then the newest verdict is of a time that has not come yet.
+    Then the newest result is of a time that has not come yet.
     """
     return window.start if last.evidence.window.end > now else last.evidence.window.end
 
@@ -275,7 +277,7 @@ def _show(new: TimeWindow, num_rows: int, config: PipelineConfig, run: str) -> N
     volume = config.drift.volume
     assert volume is not None
     get_run_logger().info(
-        "%s rows of %s since the last verdict, %s start a drift check: %s",
+        "%s rows of %s since the last drift result, %s start a drift check: %s",
         f"{num_rows:,}",
         volume.table,
         f"{volume.rows:,}",
@@ -291,5 +293,5 @@ def _show(new: TimeWindow, num_rows: int, config: PipelineConfig, run: str) -> N
             }
         ],
         key="drift-volume",
-        description=f"Rows since the newest verdict on {config.registry.model_name}",
+        description=f"Rows since the newest drift result on {config.registry.model_name}",
     )

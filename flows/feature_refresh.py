@@ -145,7 +145,7 @@ def difference(report: ParityReport) -> FeatureStoreError:
     """What a person is told where online and offline are not the same."""
     more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
     return FeatureStoreError(
-        f"online and offline features of {report.feature_service}: {report.verdict}. "
+        f"online and offline features of {report.feature_service}: {report.result}. "
         f"{'. '.join(report.evidence)}. {more}`python -m falaj features rebuild VIEW` writes a "
         "view online again from its table"
     )

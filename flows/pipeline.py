@@ -92,7 +92,7 @@ def check_online(config: PipelineConfig) -> None:
             stays.
     """
     parity = parity_check_flow(config)
-    if parity.verdict == "different":
+    if parity.result == "different":
         raise difference(parity)
 
 

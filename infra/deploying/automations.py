@@ -1,4 +1,4 @@
-"""Automations: a drift verdict starts a decision, and people are told of what concerns them.
+"""Automations: a drift result starts a decision, and people are told of what concerns them.
 
 They stand here and not under `triggers:` in `prefect.yaml`: those are deleted and made anew at each
 deploy, and forget their cooldown. One that is equal is left alone, so its cooldown goes on.
@@ -29,7 +29,7 @@ DECISION_DEPLOYMENT = "decision/decision"
 DECIDE_ON_DRIFT = "decide-on-drift"
 
 COOLDOWN_S = 300
-"""Further verdicts on one model start no decision within this. It only saves work: the controller's
+"""Further results on one model start no decision within this. It only saves work: the controller's
 claims keep one episode from being answered twice, and its sweep, which runs as often, finds what
 was passed over here."""
 
@@ -144,19 +144,19 @@ class AutomationItem:
 
 
 def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> AutomationItem:
-    """The automation that starts a decision for a drift verdict."""
+    """The automation that starts a decision for a drift result."""
 
     async def actions(client: PrefectClient) -> list[ActionTypes] | None:
         deployment = await find_id(client, DECISION_DEPLOYMENT)
         if deployment is None:
             return None
-        verdict = {"verdict_id": "{{ event.payload.verdict_id }}"}
-        start = {"source": "selected", "deployment_id": deployment, "parameters": verdict}
+        result = {"result_id": "{{ event.payload.verdict_id }}"}
+        start = {"source": "selected", "deployment_id": deployment, "parameters": result}
         return [RunDeployment.model_validate(start)]
 
     return AutomationItem(
         name=DECIDE_ON_DRIFT,
-        description="A drift verdict on a model starts a decision, at once and then not again for "
+        description="A drift result on a model starts a decision, at once and then not again for "
         f"{cooldown_s} s; the controller's sweep finds what is passed over.",
         trigger=_trigger(
             {"falaj.drift.judged"}, {"prefect.resource.id": "falaj.model.*"}, cooldown_s

@@ -4,7 +4,7 @@ shown = Observability(settings, config, states=engine.states, sources=[Source("l
 engine.add_observers(*shown.observers);  admin.pages |= shown.pages
 await shown.start(); ...; await shown.stop()
 
-The newest drift verdict on each served model, from the controller's record.
+The newest drift result on each served model, from the controller's record.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from serving.observability.config import ObservabilityConfig
 from serving.observability.metrics import Counting, Metrics, Source
 from serving.observability.status import STEP_S, History, Status, status_page
 from serving.observability.tracing import Tracing
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.control.retraining.ledger import Ledger
-from tasks.control.retraining.records import StoredVerdict
+from tasks.control.retraining.records import StoredResult
 from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import Settings
 
 logger = logging.getLogger(__name__)
-FINE = (DriftVerdict.STABLE,)
-TROUBLE = (DriftVerdict.RETRAIN, DriftVerdict.DATA_FAULT)
+FINE = (DriftResult.STABLE,)
+TROUBLE = (DriftResult.RETRAIN, DriftResult.DATA_FAULT)
 
 
-class DriftVerdicts:
-    """Verdicts as they were found at the last look; looking is for a thread.
+class DriftResults:
+    """Results as they were found at the last look; looking is for a thread.
 
     Args:
         settings: where the database of operation and the use case are.
@@ -46,17 +46,17 @@ class DriftVerdicts:
         self._found: dict[str, Mapping[str, Any] | None] = {}
 
     def of(self, model: str) -> Mapping[str, Any] | None:
-        """The newest verdict on a model, None before the first."""
+        """The newest drift result on a model, None before the first."""
         return self._found.get(model)
 
     def look(self, models: Iterable[str]) -> None:
-        """Read the newest verdicts; what was found before stays where the database is away."""
+        """Read the newest drift results; what was found before stays where the database is away."""
         try:
             ledger = self._opened()
             if ledger is None:
                 return
             for model in models:
-                stored = ledger.newest_verdict(model, self._settings.use_case)
+                stored = ledger.newest_result(model, self._settings.use_case)
                 self._found[model] = None if stored is None else _report_of(stored)
         except FalajError as exc:
             logger.warning("the newest drift results were not read: %s", exc)
@@ -71,12 +71,12 @@ class DriftVerdicts:
         return self._ledger
 
 
-def _report_of(stored: StoredVerdict) -> dict[str, Any]:
+def _report_of(stored: StoredResult) -> dict[str, Any]:
     evidence = stored.evidence
     return {
-        "verdict": evidence.verdict.value,
-        "is_fine": evidence.verdict in FINE,
-        "is_trouble": evidence.verdict in TROUBLE,
+        "verdict": evidence.result.value,
+        "is_fine": evidence.result in FINE,
+        "is_trouble": evidence.result in TROUBLE,
         "version": str(evidence.version),
         "window": {
             "start": evidence.window.start.isoformat(),
@@ -116,7 +116,7 @@ class Observability:
         self.counting = Counting(lambda model: any(state.name == model for state in states()))
         self.tracing = Tracing(self.config.traces)
         counted = [*sources, Source("traces", self.tracing.counters, frozenset({"waiting"}))]
-        self._drift = DriftVerdicts(settings)
+        self._drift = DriftResults(settings)
         self._history = History(self.counting, counted)
         self._states = states
         self._metrics = Metrics(self.counting, states, counted)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AliasChoices, Field, PositiveInt, model_validator
 
 from tasks.kernel.errors import WindowError
 from tasks.kernel.values import Artifact as Artifact
 from tasks.kernel.values import Contract as Contract
 from tasks.kernel.values import field_title as field_title
+
+RESULT, RESULT_ID = AliasChoices("result", "verdict"), AliasChoices("result_id", "verdict_id")
+"""Names of fields, and those that values stored before 2026-11-24 have."""
 
 
 class TimeWindow(Contract):

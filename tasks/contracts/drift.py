@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.base import RESULT, Artifact, Contract, TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric, Quality
 
@@ -29,7 +29,7 @@ class FeatureDrift(Contract):
     evidence: str
 
 
-class DriftVerdict(StrEnum):
+class DriftResult(StrEnum):
     """What a drift check advises; whether to act on it is for the caller."""
 
     STABLE = "stable"
@@ -65,7 +65,7 @@ class DriftReport(Contract):
     performance_reference: TimeWindow | None = Field(
         default=None, description="Reference of predictions and performance: rows not trained on."
     )
-    verdict: DriftVerdict
+    result: DriftResult = Field(validation_alias=RESULT)
     evidence: tuple[str, ...]
     compared: tuple[Artifact, ...] = Field(
         default=(),
@@ -94,7 +94,7 @@ class ServedWindow(Contract):
 
 
 class TooFewPredictions(Contract):
-    """The log has too little of a window to judge by: no verdict, and nothing is decided."""
+    """The log has too little of a window to judge by: no result, and nothing is decided."""
 
     window: TimeWindow = Field(description="In the use case's time.")
     logged: TimeWindow = Field(description="The same by the server's clock.")

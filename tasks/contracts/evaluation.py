@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.base import RESULT, Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.data import AUC_NAME, R2_NAME, DataSplits
 
 
@@ -188,8 +188,10 @@ class StudentReport(Contract):
         default=None, description="Of its twin: same start, rows, epochs and seed, labels alone."
     )
     teaching: Comparison | None = Field(default=None, description="Taught minus untaught.")
-    verdict: str | None = Field(
-        default=None, description="Whether the teacher helped, in words; None where none taught."
+    result: str | None = Field(
+        default=None,
+        validation_alias=RESULT,
+        description="Whether the teacher helped, in words; None where none taught.",
     )
     refusal: str | None = Field(
         description="Why the student is not good enough to be registered; None where it is."

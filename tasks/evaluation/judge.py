@@ -364,7 +364,7 @@ def judge_siblings(
         teaching=with_teacher.minus(alone, "untaught twin") if with_teacher and alone else None,
         refusal=None,
     )
-    return report.model_copy(update={"verdict": who_won(report), "refusal": why_refused(report)})
+    return report.model_copy(update={"result": who_won(report), "refusal": why_refused(report)})
 
 
 def why_refused(report: StudentReport) -> str | None:

@@ -304,7 +304,7 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
             }
             for v in report.views
         ],
-        description=" ".join([f"Online and offline: {report.verdict}.", *report.evidence]),
+        description=" ".join([f"Online and offline: {report.result}.", *report.evidence]),
     )
     if report.examples:
         create_table_artifact(

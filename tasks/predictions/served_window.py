@@ -67,7 +67,7 @@ def take_served_window(
         window: in the use case's time.
         offset: from the use case's time to the server's clock; other than 0 where recorded data is
             played.
-        min_rows, min_days: with fewer rows, or UTC days with rows, there is no verdict.
+        min_rows, min_days: with fewer rows, or UTC days with rows, there is no result.
         store: takes the rows.
         now: labels that became known later are left out.
 
@@ -90,7 +90,7 @@ def take_served_window(
             reason=(
                 f"the prediction log has {rows:,} rows on {days} UTC days that version "
                 f"{model.version.version} of {model.version.name} answered as {STABLE} in "
-                f"{logged}; a verdict needs {min_rows:,} rows on {min_days} days. Nothing was "
+                f"{logged}; a result needs {min_rows:,} rows on {min_days} days. Nothing was "
                 "compared"
             ),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tasks.contracts.conversion import VariantLatency
 from tasks.contracts.data import ValidationResult
-from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Comparison, Metric, SliceMetrics
 from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime
@@ -40,7 +40,7 @@ _NATURAL_ORDER = re.compile(r"\d+([-./: ]\d+)*")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Result:
     """One decision; `tone` is `good`, `care` or `bad`."""
 
     tone: str
@@ -59,14 +59,14 @@ class Tile:
     note: str
 
 
-def promotion_verdict(record: RunRecord) -> Verdict:
+def promotion_result(record: RunRecord) -> Result:
     """Promoted, refused (by which gates), or nothing to move."""
     decision = record.promotion
     version, before = decision.candidate.version, decision.previous_champion
     closed = [g.name for g in decision.gates if not g.passed]
     passed = f"{_num_passed(decision)} of {plural(len(decision.gates), 'gate')} passed"
     if decision.promoted and before == version:
-        return Verdict(
+        return Result(
             "good",
             "✓",
             f"Version {version} stays the champion",
@@ -74,7 +74,7 @@ def promotion_verdict(record: RunRecord) -> Verdict:
         )
     if decision.promoted:
         was = f"it takes the place of version {before}" if before else "it is the first"
-        return Verdict(
+        return Result(
             "good",
             "✓",
             f"Promoted: version {version} is the champion",
@@ -82,18 +82,18 @@ def promotion_verdict(record: RunRecord) -> Verdict:
         )
     kept = f"version {before} stays the champion" if before else "there is no champion"
     if closed:
-        return Verdict(
+        return Result(
             "bad",
             "✕",
             f"Refused: {', '.join(closed)}",
             f"{passed}, version {version} is not promoted; {kept}.",
         )
     if decision.approval is not None:
-        return _approval_verdict(decision.approval, version, f"{passed}; {kept}.")
-    return Verdict("care", "→", f"Version {version} was not moved", f"No gate closed; {kept}.")
+        return _approval_result(decision.approval, version, f"{passed}; {kept}.")
+    return Result("care", "→", f"Version {version} was not moved", f"No gate closed; {kept}.")
 
 
-def _approval_verdict(approval: Approval, version: int, detail: str) -> Verdict:
+def _approval_result(approval: Approval, version: int, detail: str) -> Result:
     until = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
     headline = {
         "waiting": f"Version {version} waits for a person's approval until {until}",
@@ -101,10 +101,10 @@ def _approval_verdict(approval: Approval, version: int, detail: str) -> Verdict:
         "rejected": f"Version {version} was rejected by {approval.approver}",
         "timed_out": f"Version {version} was rejected: nobody answered before {until}",
     }[approval.state]
-    return Verdict("care", "→", headline, detail)
+    return Result("care", "→", headline, detail)
 
 
-def drift_verdict(record: RunRecord) -> Verdict:
+def drift_result(record: RunRecord) -> Result:
     """What the drift check advises, with how many features moved."""
     moved = sum(f.drifted for f in record.drift.features)
     detail = (
@@ -112,12 +112,12 @@ def drift_verdict(record: RunRecord) -> Verdict:
         f"{days(record.drift.current)} against {days(record.drift.reference)}."
     )
     tone, sign, headline = {
-        DriftVerdict.STABLE: ("good", "✓", "Drift: stable, nothing to do"),
-        DriftVerdict.WATCH: ("care", "◔", "Drift: watch, no reason to act yet"),
-        DriftVerdict.RETRAIN: ("care", "↻", "Drift: retraining is advised"),
-        DriftVerdict.DATA_FAULT: ("bad", "✕", "Drift: a fault in the data, mend it first"),
-    }[record.drift.verdict]
-    return Verdict(tone, sign, headline, detail)
+        DriftResult.STABLE: ("good", "✓", "Drift: stable, nothing to do"),
+        DriftResult.WATCH: ("care", "◔", "Drift: watch, no reason to act yet"),
+        DriftResult.RETRAIN: ("care", "↻", "Drift: retraining is advised"),
+        DriftResult.DATA_FAULT: ("bad", "✕", "Drift: a fault in the data, mend it first"),
+    }[record.drift.result]
+    return Result(tone, sign, headline, detail)
 
 
 def key_figures(record: RunRecord) -> tuple[Tile, ...]:
@@ -325,11 +325,11 @@ def _num_passed(decision: PromotionDecision) -> int:
 def next_step(record: RunRecord) -> str:
     """What leads from the last stage back to the first."""
     return {
-        DriftVerdict.STABLE: "stable: the next window starts the loop again",
-        DriftVerdict.WATCH: "watch: the next window starts the loop again",
-        DriftVerdict.RETRAIN: "drift advises to run the loop again now",
-        DriftVerdict.DATA_FAULT: "data fault: mend the data, then run again",
-    }[record.drift.verdict]
+        DriftResult.STABLE: "stable: the next window starts the loop again",
+        DriftResult.WATCH: "watch: the next window starts the loop again",
+        DriftResult.RETRAIN: "drift advises to run the loop again now",
+        DriftResult.DATA_FAULT: "data fault: mend the data, then run again",
+    }[record.drift.result]
 
 
 def shares_of_time(record: RunRecord) -> list[tuple[StageTime, float]]:

@@ -21,7 +21,7 @@ from tasks.kernel.errors import (
 from tasks.kernel.files import write_atomically
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.facts import drift_verdict, key_figures, promotion_verdict
+from tasks.reporting.facts import drift_result, key_figures, promotion_result
 from tasks.reporting.figures import Pictures
 from tasks.reporting.page import StoredArtifact, render_page, stored_artifacts
 from tasks.reporting.quantities import printable
@@ -131,7 +131,7 @@ _SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_[]|~"})
 
 
 def announcement(record: RunRecord, files: ReportFiles, address: str | None = None) -> str:
-    """Verdicts, key figures and where the page lies; names out of the data stay plain text.
+    """Results, key figures and where the page lies; names out of the data stay plain text.
 
     Args:
         record: what the run did.
@@ -139,8 +139,8 @@ def announcement(record: RunRecord, files: ReportFiles, address: str | None = No
         address: where a platform shows all reports; None where none runs.
     """
     lines = [f"## {_plain(record.use_case)}: {_plain(record.question)}", ""]
-    for verdict in (promotion_verdict(record), drift_verdict(record)):
-        lines.append(f"- **{_plain(verdict.headline)}.** {_plain(verdict.detail)}")
+    for result in (promotion_result(record), drift_result(record)):
+        lines.append(f"- **{_plain(result.headline)}.** {_plain(result.detail)}")
     lines += ["", "| figure | value | |", "| --- | --- | --- |"]
     for tile in key_figures(record):
         value = f"{tile.value} {tile.interval}".strip()

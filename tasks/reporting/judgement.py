@@ -211,10 +211,10 @@ def describe_skill(report: EvaluationReport) -> str:
     if not isinstance(overall, RegressionMetrics) or overall.skill is None:
         return ""
     skill = overall.skill
-    verdict = "errs less than" if skill.low > 0 else "errs as much as"
-    verdict = "errs more than" if skill.high < 0 else verdict
+    result = "errs less than" if skill.low > 0 else "errs as much as"
+    result = "errs more than" if skill.high < 0 else result
     return (
-        f"The model {verdict} the baseline {report.baseline_name}: skill {estimate(skill)}, the "
+        f"The model {result} the baseline {report.baseline_name}: skill {estimate(skill)}, the "
         "share of its squared error that is saved."
     )
 

@@ -121,8 +121,8 @@ def announcement(result: ShrinkingResult, page: str) -> str:
         for (name, quality), size in zip(networks(result), sizes, strict=False)
     ]
     lines += ["", *(f"- {n}: {difference(c.primary)}" for n, c in differences(result))]
-    if judged.verdict:
-        lines += ["", judged.verdict, "", f"{result.choice[:1].upper()}{result.choice[1:]}."]
+    if judged.result:
+        lines += ["", judged.result, "", f"{result.choice[:1].upper()}{result.choice[1:]}."]
     return "\n".join([*lines, "", f"The page is `{page}`."]) + "\n"
 
 

@@ -129,7 +129,7 @@ class Baseline(_Value):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table of days that hold verdicts."""
+        """Columns of the table of days that hold results."""
         extra = [ROWS, *([HOURS] if self.hours else [])]
         return tuple(dict.fromkeys([*extra, *self.bands, *self.categories, *self.relations]))
 
@@ -150,7 +150,7 @@ class Baseline(_Value):
 
 
 class _Measure(NamedTuple):
-    """One statistic of a day: its SQL, its band, and whose verdict it goes into."""
+    """One statistic of a day: its SQL, its band, and whose result it goes into."""
 
     column: str
     words: str
@@ -177,17 +177,17 @@ def judge_days(
     for column, relation in baseline.relations.items():
         source = _with_right_values(subject, relation)
         asked.append((source, [_of_relation(column, relation)]))
-    verdicts: dict[str, dict[str, list[str]]] = {}
+    results: dict[str, dict[str, list[str]]] = {}
     for source, measures in asked:
         facts = query(by_day(baseline.time_column, source, [m.sql for m in measures]))
         for period, num_rows, *values in facts:
-            found = verdicts.setdefault(period, {})
+            found = results.setdefault(period, {})
             for measure, value in zip(measures, values, strict=True):
                 if num_rows >= baseline.min_rows or measure.always:
                     _note(found, measure, value)
     return [
         (period, *("; ".join(found[name]) if name in found else None for name in baseline.columns))
-        for period, found in sorted(verdicts.items())
+        for period, found in sorted(results.items())
     ]
 
 
@@ -216,9 +216,9 @@ def _note(found: dict[str, list[str]], measure: _Measure, value: float | None) -
     found.setdefault(measure.column, []).append(text)
 
 
-def faults_in(verdict: str) -> list[str]:
-    """Kinds of fault that a verdict of `judge_days` names."""
-    return [part.split(": ", 1)[0] for part in verdict.split("; ")]
+def faults_in(result: str) -> list[str]:
+    """Kinds of fault that a result of `judge_days` names."""
+    return [part.split(": ", 1)[0] for part in result.split("; ")]
 
 
 def statistic_sql(

@@ -161,7 +161,7 @@ def render_index(entries: Sequence[tuple[str, SuiteOutcome]]) -> str:
         f"<tr><td><a href='{name}'>{html.escape(outcome.suite)}</a></td>"
         f"<td>{html.escape(outcome.subject)}</td><td>{html.escape(str(outcome.window))}</td>"
         f"<td>{outcome.num_rows:,}</td><td>{outcome.num_judged}</td>"
-        f"<td>{len(outcome.with_status('warned'))}</td><td>{_verdict(outcome)}</td></tr>"
+        f"<td>{len(outcome.with_status('warned'))}</td><td>{_result(outcome)}</td></tr>"
         for name, outcome in ordered
     )
     return (
@@ -178,12 +178,12 @@ def _head(outcome: SuiteOutcome) -> str:
     told = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
     return (
         f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(outcome.suite)} on "
-        f"{html.escape(outcome.subject)}: {_verdict(outcome)}</h1><p>{outcome.num_rows:,} rows, "
+        f"{html.escape(outcome.subject)}: {_result(outcome)}</h1><p>{outcome.num_rows:,} rows, "
         f"{html.escape(str(outcome.window))}</p><ul>{told}</ul>"
     )
 
 
-def _verdict(outcome: SuiteOutcome) -> str:
+def _result(outcome: SuiteOutcome) -> str:
     return (
         "<span class='good'>passed</span>" if outcome.passed else "<span class='bad'>refused</span>"
     )

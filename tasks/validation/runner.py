@@ -270,8 +270,8 @@ def _pointed_to(broken: Sequence[Judged]) -> tuple[str, ...]:
         if item.check.rule.fault:
             found[item.check.rule.fault] = None
         elif item.check.rule.table == DAYS and item.result:
-            for verdict in unexpected_values(item.result):
-                found.update(dict.fromkeys(faults_in(str(verdict))))
+            for result in unexpected_values(item.result):
+                found.update(dict.fromkeys(faults_in(str(result))))
     return tuple(found)
 
 

@@ -59,7 +59,7 @@ class GovernedByClock:
         self.runs.mkdir()
 
     def judge(self, seen: Evidence) -> None:
-        Ledger(self.url).store_verdict(builders.MODEL, builders.USE_CASE, seen, CAUTIOUS)
+        Ledger(self.url).store_result(builders.MODEL, builders.USE_CASE, seen, CAUTIOUS)
 
     def sweep(self) -> int:
         """Answer all; returns how many runs there are."""

@@ -21,7 +21,7 @@ CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
 
 
 @proves(Promise.LOST_EVENT, "no event anywhere; the scheduled sweep starts one run")
-def test_a_verdict_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
+def test_a_result_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
     with governed(tmp_path, works=False) as platform:
         judging = subprocess.Popen(
             [sys.executable, "-m", "tests.support.control.judging", str(tmp_path)],
@@ -31,7 +31,7 @@ def test_a_verdict_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_pat
         wait_patiently((tmp_path / "ready").exists, "the check is about to tell")
     try:  # now the server is gone
         (tmp_path / "go").touch()
-        wait_patiently(lambda: num_unanswered(platform) == 1, "the verdict is stored")
+        wait_patiently(lambda: num_unanswered(platform) == 1, "the result is stored")
     finally:
         judging.kill()
         judging.wait()

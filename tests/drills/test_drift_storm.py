@@ -1,6 +1,6 @@
-"""Ten thousand events of one verdict start one retraining, those of two episodes start two.
+"""Ten thousand events of one result start one retraining, those of two episodes start two.
 
-`FALAJ_VERDICTS` (default 10,000) says how many events there are. The server keeps its events in
+`FALAJ_DRIFT_EVENTS` (default 10,000) says how many events there are. The server keeps its events in
 SQLite: one that is busy with such a storm may refuse a run (503), and Prefect does not ask again.
 So what counts is the end: the controller's sweep must have answered what no event could start.
 """
@@ -29,12 +29,12 @@ pytestmark = [
 ]
 
 QUIET_S = 60
-NUM_EVENTS = int(os.environ.get("FALAJ_VERDICTS", "10000"))
+NUM_EVENTS = int(os.environ.get("FALAJ_DRIFT_EVENTS", "10000"))
 
 
 @proves(Promise.DRIFT_BURST, "10,000 events: one run; those of two episodes: two, by plain SQL")
 @proves(Promise.ONE_RETRAINING, "10,000 events: one run; those of two episodes: two, by plain SQL")
-def test_a_storm_of_one_verdict_starts_one_retraining_and_two_episodes_start_two(
+def test_a_storm_of_one_result_starts_one_retraining_and_two_episodes_start_two(
     tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     record_property("trials", NUM_EVENTS)
@@ -55,7 +55,7 @@ def test_a_storm_of_one_verdict_starts_one_retraining_and_two_episodes_start_two
         known_s = time.monotonic() - begun
         wait_patiently(
             lambda: len(platform.retrainings()) == 2 and not num_unanswered(platform),
-            "the second retraining, and every verdict answered",
+            "the second retraining, and every result answered",
         )
         sweeps = platform.num_sweeps()
         wait_patiently(lambda: platform.num_sweeps() > sweeps + 1, "two more sweeps")
@@ -66,7 +66,7 @@ def test_a_storm_of_one_verdict_starts_one_retraining_and_two_episodes_start_two
         assert outcomes(platform) == ["acts", "nothing_to_do", "acts"]
         sys.stdout.write(
             f"{NUM_EVENTS:,} events, {num_known:,} of them kept, quiet after {known_s:.0f} s: "
-            f"{len(episodes)} retrainings, the first {started_s:.1f} s after its verdict\n"
+            f"{len(episodes)} retrainings, the first {started_s:.1f} s after its result\n"
         )
 
 

@@ -24,7 +24,7 @@ from tests.support.suite.promises import Promise, proves
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 ASKED = 4
-"""Decisions about one verdict that each platform makes at once."""
+"""Decisions about one result that each platform makes at once."""
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def runs_of(platforms: list[Governed]) -> list[str]:
     return sorted(key for one in platforms for key, _ in one.retrainings() if key in episodes)
 
 
-def ask_all(platforms: list[Governed], verdict: str) -> None:
-    """Let both answer the same verdict at once, several times."""
-    asked = [one.decide(verdict) for _ in range(ASKED) for one in platforms]
+def ask_all(platforms: list[Governed], result: str) -> None:
+    """Let both answer the same result at once, several times."""
+    asked = [one.decide(result) for _ in range(ASKED) for one in platforms]
     for process in asked:
         said, _ = process.communicate(timeout=900)
         assert process.returncode == 0, said
@@ -77,8 +77,8 @@ def sweep_all(platforms: list[Governed]) -> None:
         platform.sweep()
 
 
-@proves(Promise.TWO_PLATFORMS, "one verdict stored by both: one run on one of them")
-def test_one_verdict_on_two_platforms_starts_one_retraining_and_the_next_episode_another(
+@proves(Promise.TWO_PLATFORMS, "one result stored by both: one run on one of them")
+def test_one_result_on_two_platforms_starts_one_retraining_and_the_next_episode_another(
     platforms: list[Governed], record_property: pytest.RecordProperty
 ) -> None:
     record_property("trials", 2 * ASKED * len(platforms))

@@ -29,12 +29,12 @@ from flows.decision import TAG
 from infra.deploying.deployments import load_flow
 from infra.deploying.file import PREFECT_FILE, read_prefect_file
 from infra.orchestration.embedded import send_what_is_left
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.contracts.run import RunRecord
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import Decision, Outcome
-from tasks.control.retraining.task import store_verdict
+from tasks.control.retraining.task import store_drift_result
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
@@ -202,17 +202,17 @@ def test_two_loops_at_one_time_end_with_two_champions(loops: Shared) -> None:
 
 
 @proves(Promise.ONE_RETRAINING, "each by its own policy and cool-down")
-def test_each_verdict_is_decided_by_the_policy_of_its_own_use_case(loops: Shared) -> None:
-    """The drift checks of the loops told of their verdicts; the automation started decisions."""
+def test_each_result_is_decided_by_the_policy_of_its_own_use_case(loops: Shared) -> None:
+    """The drift checks of the loops told of their results; the automation started decisions."""
     for use_case in ("flights", "traffic"):
         wait_until(
             lambda name=use_case: loops.decisions(name), f"no decision about {use_case}", 900
         )
         ledger = Ledger(loops.settings(use_case).metadata_url)
         for decision in loops.decisions(use_case):
-            verdict = ledger.verdict(decision.verdict_id)
-            assert verdict.policy == POLICIES[use_case]
-            assert verdict.model == loops.record(use_case).version.name
+            result = ledger.result(decision.result_id)
+            assert result.policy == POLICIES[use_case]
+            assert result.model == loops.record(use_case).version.name
 
 
 @proves(Promise.NO_FALLBACK, "the third is added, the others are as they were")
@@ -232,7 +232,7 @@ def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
 
 
 @proves(Promise.ONE_RETRAINING, "one run, of the use case that was judged")
-def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
+def test_a_result_on_one_starts_no_run_of_another(loops: Shared) -> None:
     tell_stale(loops, "traffic")
     wait_until(loops.started_by_the_controller, "no retraining was started", 900)
     [run] = loops.started_by_the_controller()
@@ -245,19 +245,19 @@ def test_a_verdict_on_one_starts_no_run_of_another(loops: Shared) -> None:
     def refused() -> bool:
         return any(d.outcome is Outcome.BUDGET for d in loops.decisions("flights"))
 
-    wait_until(refused, "the verdict on flights was not refused", 900)
+    wait_until(refused, "the result on flights was not refused", 900)
     assert [run.id] == [other.id for other in loops.started_by_the_controller()]
 
 
 def tell_stale(shared: Shared, use_case: str) -> None:
-    """Store a bad verdict on the use case's champion as a drift check does, and emit its event."""
+    """Store a bad result on the use case's champion as a drift check does, and emit its event."""
     version = shared.record(use_case).version
-    report = builders.report(DriftVerdict.RETRAIN, number=1, auc=builders.metric(-0.1))
+    report = builders.report(DriftResult.RETRAIN, number=1, auc=builders.metric(-0.1))
     policy = POLICIES[use_case]
 
     @flow(name=f"tell-of-{use_case}")
     def tell() -> None:
-        store_verdict(report, version, None, None, use_case, policy)
+        store_drift_result(report, version, None, None, use_case, policy)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_HOME", str(shared.home))

@@ -273,11 +273,11 @@ def test_the_controller_recalibrates_a_champion_whose_scores_are_wrong_and_it_is
     window = days(14, 17)  # the later nine of these days judge
     ledger = Ledger(f"sqlite:///{loop.home / 'operation' / 'operation.db'}")
     seen = shifted(0, version=spoilt.version).model_copy(update={"window": window})
-    verdict = ledger.store_verdict(spoilt.name, "flights", seen, FREE)
+    result = ledger.store_result(spoilt.name, "flights", seen, FREE)
     environment = prefect_api.command_environment(
         FALAJ_HOME=str(loop.home), FALAJ_FEATURE_REPO=str(loop.repository.path)
     )
-    command = [sys.executable, "-m", "tests.support.control.miscalibrated", verdict.verdict_id]
+    command = [sys.executable, "-m", "tests.support.control.miscalibrated", result.result_id]
     done = subprocess.run(
         command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=600
     )

@@ -1,4 +1,4 @@
-"""From a stored drift verdict to a retraining run that started, and a storm of duplicates.
+"""From a stored drift result to a retraining run that started, and a storm of duplicates.
 
 A real Prefect server with the automation `decide-on-drift`, a process worker that polls each
 second, the decision and the loop as deployments. A retraining counts as started when its engine has
@@ -23,7 +23,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.operation.prefect_api import PrefectApi, prefect_api_server
 from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
 from tasks.control.retraining.acting import start_claimed
 from tasks.control.retraining.config import RetrainingPolicy
@@ -35,7 +35,7 @@ from tasks.kernel.settings import Settings
 
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)
-NUM_VERDICTS = 5
+NUM_RESULTS = 5
 NUM_DUPLICATES = 10_000
 NUM_THREADS = 8
 LIMIT_S = 300
@@ -47,27 +47,27 @@ FLOWS = {
 
 
 def figures(bench: Bench) -> Measured:
-    """Seconds from verdict to run, and runs of ten thousand duplicates."""
+    """Seconds from result to run, and runs of ten thousand duplicates."""
     storm = _storm(bench.folder, bench.size(NUM_DUPLICATES, 100))
-    return [*_reaction(bench.folder, bench.size(NUM_VERDICTS, 1)), *storm]
+    return [*_reaction(bench.folder, bench.size(NUM_RESULTS, 1)), *storm]
 
 
-def _reaction(folder: Path, num_verdicts: int) -> Measured:
+def _reaction(folder: Path, num_results: int) -> Measured:
     with _platform(folder) as ledger:
-        created, running = zip(*[_one(ledger, n) for n in range(num_verdicts)], strict=True)
-    told = f"{num_verdicts} verdicts, from {min(running):.1f} to {max(running):.1f} s"
+        created, running = zip(*[_one(ledger, n) for n in range(num_results)], strict=True)
+    told = f"{num_results} results, from {min(running):.1f} to {max(running):.1f} s"
     return [
-        at_most("drift verdict to retraining ordered, median s", _median(created), 10, told),
-        at_most("drift verdict to retraining running, median s", _median(running), 10, told),
+        at_most("drift result to retraining ordered, median s", _median(created), 10, told),
+        at_most("drift result to retraining running, median s", _median(running), 10, told),
     ]
 
 
-def _evidence(verdict: DriftVerdict, day: int, auc_lost: float) -> Evidence:
+def _evidence(result: DriftResult, day: int, auc_lost: float) -> Evidence:
     """A check of one day whose labels are known."""
     lost = Metric(value=-auc_lost, low=-auc_lost - 0.01, high=-auc_lost + 0.01)
     start = FIRST_DAY + timedelta(days=day)
     return Evidence(
-        verdict=verdict,
+        result=result,
         window=TimeWindow(start=start, end=start + timedelta(days=1)),
         version=1,
         num_features=10,
@@ -103,16 +103,16 @@ def _one(ledger: Ledger, number: int) -> tuple[float, float]:
 
 
 def _tell(ledger: Ledger, model: str) -> str:
-    """Store a verdict and emit its event, as a drift check does."""
+    """Store a result and emit its event, as a drift check does."""
     from prefect.events import emit_event
 
     from tasks.control.retraining.task import JUDGED
 
-    seen = _evidence(DriftVerdict.RETRAIN, 0, auc_lost=0.1)
-    verdict = ledger.store_verdict(model, _use_case(), seen, FREE)
-    payload = {"verdict_id": verdict.verdict_id, "model": model, "use_case": _use_case()}
+    seen = _evidence(DriftResult.RETRAIN, 0, auc_lost=0.1)
+    result = ledger.store_result(model, _use_case(), seen, FREE)
+    payload = {"verdict_id": result.result_id, "model": model, "use_case": _use_case()}
     emit_event(JUDGED, resource={"prefect.resource.id": f"falaj.model.{model}"}, payload=payload)
-    return verdict.verdict_id
+    return result.result_id
 
 
 def _run_of(ledger: Ledger, model: str) -> UUID | None:
@@ -216,16 +216,16 @@ class _Keys:
 
 
 def _storm(folder: Path, num_duplicates: int) -> Measured:
-    """Ask many times for the answer to one verdict, then to that of a second episode."""
+    """Ask many times for the answer to one result, then to that of a second episode."""
     ledger, keys = Ledger(f"sqlite:///{folder / 'storm' / 'operation.db'}"), _Keys()
 
-    def ask(verdict_id: str) -> None:
-        start_claimed(ledger, answer(ledger, verdict_id, "bench", Here(None)).orders, keys)
+    def ask(result_id: str) -> None:
+        start_claimed(ledger, answer(ledger, result_id, "bench", Here(None)).orders, keys)
 
     def store(number: int, *, is_bad: bool) -> str:
-        verdict = DriftVerdict.RETRAIN if is_bad else DriftVerdict.STABLE
-        seen = _evidence(verdict, 7 * number, auc_lost=0.1 if is_bad else 0.0)
-        return ledger.store_verdict("storm", "storm", seen, FREE).verdict_id
+        result = DriftResult.RETRAIN if is_bad else DriftResult.STABLE
+        seen = _evidence(result, 7 * number, auc_lost=0.1 if is_bad else 0.0)
+        return ledger.store_result("storm", "storm", seen, FREE).result_id
 
     began = time.monotonic()
     first = store(0, is_bad=True)

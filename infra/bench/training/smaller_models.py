@@ -192,8 +192,8 @@ def _told(subject: Subject, one: Smaller, speeds: dict[str, float]) -> Figure:
     shown = ", ".join(f"{form} {of_way[form]:.1f} times" for form in FORMS if form in of_way)
     sizes = f"{one.model.num_parameters:,} of {one.model.shrinking.parent_parameters:,} parameters"
     name = f"{subject.name}: AUC of {one.way}, over the bound"
-    verdict = f"; {one.report.verdict}" if one.report.verdict else ""
-    return at_least(name, student.value - parent.low, 0.0, f"{sizes}, {shown}{verdict}")
+    result = f"; {one.report.result}" if one.report.result else ""
+    return at_least(name, student.value - parent.low, 0.0, f"{sizes}, {shown}{result}")
 
 
 def _shrunk(subject: Subject, way: str, epochs: int, store: ArtifactStore, work: Path) -> Smaller:

@@ -8,7 +8,7 @@ from tasks.contracts.base import field_title
 
 
 class RetrainingPolicy(BaseModel):
-    """Bounds of the controller for one use case; kept with every verdict that it judges."""
+    """Bounds of the controller for one use case; kept with every result that it judges."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from tasks.contracts.base import Contract
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
@@ -57,19 +57,19 @@ class Choice(Contract):
 
 def decide(evidence: Evidence, config: RetrainingPolicy) -> Choice:
     """Apply the table of this module; every evidence has exactly one line."""
-    auc, verdict = evidence.auc_change, evidence.verdict
-    if verdict is DriftVerdict.DATA_FAULT:
+    auc, result = evidence.auc_change, evidence.result
+    if result is DriftResult.DATA_FAULT:
         said = evidence.sentences[0] if evidence.sentences else "The drift check names no column."
         return _choice(1, Action.NOTHING, Cause.FEED, f"{said} Mend the feed; nothing is trained")
-    if verdict is DriftVerdict.STABLE:
+    if result is DriftResult.STABLE:
         return _choice(2, Action.NOTHING, None, "the window is like the reference")
     if promotion_hurts(evidence, config):
         return _choice(3, Action.ROLL_BACK, Cause.RELEASE, _on_release(evidence))
-    if verdict is DriftVerdict.RETRAIN and auc is not None and auc.low >= -config.max_auc_loss:
+    if result is DriftResult.RETRAIN and auc is not None and auc.low >= -config.max_auc_loss:
         return _choice(4, Action.RECALIBRATE, Cause.CALIBRATION, _on_calibration(auc, config))
-    if verdict is DriftVerdict.RETRAIN and evidence.performance_known:
+    if result is DriftResult.RETRAIN and evidence.performance_known:
         return _choice(5, Action.RETRAIN, Cause.MODEL, _on_performance(evidence))
-    if verdict is DriftVerdict.RETRAIN:
+    if result is DriftResult.RETRAIN:
         reason = (
             "no labels yet, and the predictions moved by surely "
             f"{evidence.prediction_effect_low:.2f} with {evidence.num_drifted} of "
@@ -101,10 +101,10 @@ def healed(evidence: Evidence, choice: Choice) -> frozenset[Cause]:
     labels show that the model holds. Drift without labels ends nothing else: it does not show that
     the model is good again.
     """
-    if evidence.verdict is DriftVerdict.DATA_FAULT:
+    if evidence.result is DriftResult.DATA_FAULT:
         return frozenset()
     if choice.cause is None and (
-        evidence.verdict is DriftVerdict.STABLE or evidence.performance_known
+        evidence.result is DriftResult.STABLE or evidence.performance_known
     ):
         return frozenset(Cause)
     return frozenset({Cause.FEED})

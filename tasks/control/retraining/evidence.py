@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
-from tasks.contracts.drift import DriftReport, DriftVerdict
+from tasks.contracts.base import RESULT, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison, Metric
 from tasks.contracts.release import ChampionStanding
 from tasks.control.retraining.config import RetrainingPolicy
@@ -20,7 +20,7 @@ SECONDS_PER_DAY = 86_400
 class Evidence(Contract):
     """Everything that the rule looks at; the whole of it is kept with the decision."""
 
-    verdict: DriftVerdict = Field(description="Of the drift check.")
+    result: DriftResult = Field(validation_alias=RESULT, description="Of the drift check.")
     window: TimeWindow = Field(description="Window that was checked.")
     version: PositiveInt = Field(description="Model version that was judged.")
     num_features: NonNegativeInt
@@ -81,7 +81,7 @@ def gather(
     moved = sorted((f for f in report.features if f.drifted), key=lambda f: -f.effect_low)
     labelled, effect = report.current_performance, report.prediction.effect_low
     return Evidence(
-        verdict=report.verdict,
+        result=report.result,
         window=report.current,
         version=version.version,
         num_features=len(report.features),
@@ -110,7 +110,7 @@ def asks_for_former(
         and standing.promoted_at is not None
         and datetime.now(UTC) - standing.promoted_at <= timedelta(days=config.roll_back_within_days)
         and report.current_performance is not None
-        and report.verdict in (DriftVerdict.WATCH, DriftVerdict.RETRAIN)
+        and report.result in (DriftResult.WATCH, DriftResult.RETRAIN)
     )
 
 

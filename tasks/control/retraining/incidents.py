@@ -1,8 +1,8 @@
-"""Answering verdicts: each once, in their order, with one run for each incident of trouble.
+"""Answering results: each once, in their order, with one run for each incident of trouble.
 
-An incident is of one model, use case and cause. The first bad verdict opens it; a verdict that
+An incident is of one model, use case and cause. The first bad result opens it; a result that
 shows the cause gone, or another champion, closes it. The events that ask for answers may be lost,
-doubled, late or in any order: whoever is asked answers all verdicts that have none, in the order in
+doubled, late or in any order: whoever is asked answers all results that have none, in the order in
 which they were stored, under one lock and in one transaction. So nothing depends on who is asked,
 when, or how often.
 """
@@ -17,7 +17,7 @@ from datetime import timedelta
 from tasks.control.retraining.budget import Refusal, carried_out_as, why_not_now
 from tasks.control.retraining.decision import Action, Cause, Choice, decide, healed
 from tasks.control.retraining.ledger import Incident, Incidents, Ledger
-from tasks.control.retraining.records import Answer, ClaimState, Mode, Order, Outcome, StoredVerdict
+from tasks.control.retraining.records import Answer, ClaimState, Mode, Order, Outcome, StoredResult
 
 logger = logging.getLogger(__name__)
 
@@ -39,37 +39,37 @@ class Here:
     """`decide_only` writes decisions, and neither opens nor closes nor claims anything."""
 
 
-def answer(ledger: Ledger, verdict_id: str, actor: str, here: Here) -> Answer:
-    """Answer a verdict, and all of its model and use case that have no answer yet.
+def answer(ledger: Ledger, result_id: str, actor: str, here: Here) -> Answer:
+    """Answer a drift result, and all of its model and use case that have no answer yet.
 
     Args:
         ledger: the record.
-        verdict_id: verdict that an event named.
+        result_id: result that an event named.
         actor: who asks, for the record.
         here: what is known there.
 
     Returns:
-        The new rows, or the one that answered the verdict before; and what is to be carried out.
+        The new rows, or the one that answered the result before; and what is to be carried out.
 
     Raises:
-        DataContractError: there is no such verdict.
+        DataContractError: there is no such result.
         TransientError: the database does not answer, or was busy.
     """
-    verdict = ledger.verdict(verdict_id)
-    if verdict.answered_at is None:
-        made = settle(ledger, verdict.model, verdict.use_case, actor, here)
-        if any(decision.verdict_id == verdict_id for decision in made.decisions):
+    result = ledger.result(result_id)
+    if result.answered_at is None:
+        made = settle(ledger, result.model, result.use_case, actor, here)
+        if any(decision.result_id == result_id for decision in made.decisions):
             return made
-    ledger.count_asked(verdict_id)  # somebody has answered it, just now or long ago
-    known = ledger.numbered([], verdict_id)
-    return Answer(decisions=tuple(known), orders=_orders(ledger, verdict.model, here))
+    ledger.count_asked(result_id)  # somebody has answered it, just now or long ago
+    known = ledger.numbered([], result_id)
+    return Answer(decisions=tuple(known), orders=_orders(ledger, result.model, here))
 
 
 def settle(ledger: Ledger, model: str, use_case: str, actor: str, here: Here) -> Answer:
-    """Answer all verdicts of a model and use case, then look again at trouble that had to wait."""
+    """Answer all drift results of a model and use case, then trouble that had to wait."""
     with ledger.deciding(model, use_case, actor) as incidents:
         if here.mode == "decide_only":
-            numbers = [_advise(incidents, verdict) for verdict in incidents.unanswered()]
+            numbers = [_advise(incidents, result) for result in incidents.unanswered()]
         else:
             _close_for_promotion(incidents, here.champion)
             numbers = [_answer_one(incidents, each, here) for each in incidents.unanswered()]
@@ -86,11 +86,11 @@ def _orders(ledger: Ledger, model: str, here: Here) -> tuple[Order, ...]:
     return tuple(claim.order for claim in ledger.claims(ClaimState.CLAIMED, model))
 
 
-def _advise(incidents: Incidents, verdict: StoredVerdict) -> int:
-    choice = decide(verdict.evidence, verdict.policy)
-    incidents.mark_answered(verdict.verdict_id)
+def _advise(incidents: Incidents, result: StoredResult) -> int:
+    choice = decide(result.evidence, result.policy)
+    incidents.mark_answered(result.result_id)
     outcome = Outcome.NOTHING_TO_DO if choice.cause is None else Outcome.DECIDE_ONLY
-    return incidents.write(verdict.verdict_id, choice, outcome, choice.reason)
+    return incidents.write(result.result_id, choice, outcome, choice.reason)
 
 
 def _close_for_promotion(incidents: Incidents, champion: int | None) -> None:
@@ -99,71 +99,71 @@ def _close_for_promotion(incidents: Incidents, champion: int | None) -> None:
             incidents.close(incident, f"version {champion} became the champion")
 
 
-def _answer_one(incidents: Incidents, verdict: StoredVerdict, here: Here) -> int:
-    choice = decide(verdict.evidence, verdict.policy)
+def _answer_one(incidents: Incidents, result: StoredResult, here: Here) -> int:
+    choice = decide(result.evidence, result.policy)
     latest = incidents.latest_window_end()
-    incidents.mark_answered(verdict.verdict_id)
-    version = verdict.evidence.version
+    incidents.mark_answered(result.result_id)
+    version = result.evidence.version
     if here.champion is not None and version != here.champion:
         reason = f"version {version} was judged, version {here.champion} is the champion by now"
-        return incidents.write(verdict.verdict_id, choice, Outcome.SUPERSEDED, reason)
-    end = verdict.evidence.window.end
+        return incidents.write(result.result_id, choice, Outcome.SUPERSEDED, reason)
+    end = result.evidence.window.end
     if latest is not None and end < latest < end + PLAYED_AGAIN:
-        reason = f"{verdict.evidence.window} lies before {latest:%Y-%m-%dT%H:%MZ}, judged before"
-        return incidents.write(verdict.verdict_id, choice, Outcome.OUTDATED, reason)
+        reason = f"{result.evidence.window} lies before {latest:%Y-%m-%dT%H:%MZ}, judged before"
+        return incidents.write(result.result_id, choice, Outcome.OUTDATED, reason)
     _close_for_promotion(incidents, version)
     for incident in incidents.open_ones():
-        if incident.cause in healed(verdict.evidence, choice):
-            incidents.close(incident, f"verdict {verdict.verdict_id}")
+        if incident.cause in healed(result.evidence, choice):
+            incidents.close(incident, f"result {result.result_id}")
     if choice.cause is None:
-        return incidents.write(verdict.verdict_id, choice, Outcome.NOTHING_TO_DO, choice.reason)
-    return _answer_trouble(incidents, verdict, choice, choice.cause, here)
+        return incidents.write(result.result_id, choice, Outcome.NOTHING_TO_DO, choice.reason)
+    return _answer_trouble(incidents, result, choice, choice.cause, here)
 
 
 def _answer_trouble(
-    incidents: Incidents, verdict: StoredVerdict, choice: Choice, cause: Cause, here: Here
+    incidents: Incidents, result: StoredResult, choice: Choice, cause: Cause, here: Here
 ) -> int:
-    incident = incidents.of(verdict, cause)
+    incident = incidents.of(result, cause)
     if incident.recalibrated and here.asked_about is None:
         # Had it helped, another version were the champion: what follows is another incident.
-        incidents.close(incident, f"its recalibration did not help: verdict {verdict.verdict_id}")
-        incident = incidents.of(verdict, cause)
+        incidents.close(incident, f"its recalibration did not help: result {result.result_id}")
+        incident = incidents.of(result, cause)
     if choice.action is Action.NOTHING:
-        return incidents.write(verdict.verdict_id, choice, Outcome.ALERTS, choice.reason, incident)
+        return incidents.write(result.result_id, choice, Outcome.ALERTS, choice.reason, incident)
     if incident.is_claimed:
         reason = f"incident {incident.incident_id[:12]} has had its run; {choice.reason}"
-        return incidents.write(verdict.verdict_id, choice, Outcome.SAME_EPISODE, reason, incident)
-    return _act(incidents, verdict, choice, incident, here)
+        return incidents.write(result.result_id, choice, Outcome.SAME_EPISODE, reason, incident)
+    return _act(incidents, result, choice, incident, here)
 
 
 def _act(
-    incidents: Incidents, verdict: StoredVerdict, choice: Choice, incident: Incident, here: Here
+    incidents: Incidents, result: StoredResult, choice: Choice, incident: Incident, here: Here
 ) -> int:
-    action, instead, refusal = _weigh(incidents, verdict, choice, here)
+    action, instead, refusal = _weigh(incidents, result, choice, here)
     if refusal is not None:
         reason = f"{refusal.reason}; {choice.reason}"
-        return incidents.write(verdict.verdict_id, choice, refusal.outcome, reason, incident)
-    incidents.claim(incident, action, verdict.verdict_id, choice.reason)
+        return incidents.write(result.result_id, choice, refusal.outcome, reason, incident)
+    incidents.claim(incident, action, result.result_id, choice.reason)
     reason = choice.reason
     if instead is not None:
         reason += f"; carried out as {action}: {instead}"
-    return incidents.write(verdict.verdict_id, choice, Outcome.ACTS, reason, incident, action)
+    return incidents.write(result.result_id, choice, Outcome.ACTS, reason, incident, action)
 
 
 def _weigh(
-    incidents: Incidents, verdict: StoredVerdict, choice: Choice, here: Here
+    incidents: Incidents, result: StoredResult, choice: Choice, here: Here
 ) -> tuple[Action, str | None, Refusal | None]:
     """What would be done, why it is not what was chosen, and why it has to wait."""
     spent = incidents.spent()
     action, instead = carried_out_as(
         choice.action,
-        verdict.evidence.version,
+        result.evidence.version,
         incidents.now,
         spent,
-        verdict.policy,
+        result.policy,
         recalibrates=here.recalibrates,
     )
-    refusal = why_not_now(action, incidents.now, spent, verdict.policy, here.asked_about)
+    refusal = why_not_now(action, incidents.now, spent, result.policy, here.asked_about)
     return action, instead, refusal
 
 
@@ -172,10 +172,10 @@ def _review(incidents: Incidents, here: Here) -> Iterator[int]:
     for incident in incidents.open_ones():
         if incident.is_claimed or incident.cause is Cause.FEED:
             continue
-        verdict = incidents.verdict(incident.newest)
-        choice = decide(verdict.evidence, verdict.policy)
+        result = incidents.result(incident.newest)
+        choice = decide(result.evidence, result.policy)
         if choice.action is Action.NOTHING:
             continue
-        refusal = _weigh(incidents, verdict, choice, here)[2]
+        refusal = _weigh(incidents, result, choice, here)[2]
         if refusal is None or refusal.outcome is not incidents.last_outcome(incident):
-            yield _act(incidents, verdict, choice, incident, here)
+            yield _act(incidents, result, choice, incident, here)

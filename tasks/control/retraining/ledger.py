@@ -30,6 +30,7 @@ from sqlalchemy import (
     update,
 )
 
+from tasks.contracts.base import RESULT
 from tasks.control.retraining.budget import KINDS, Spent
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action, Cause, Choice
@@ -42,7 +43,7 @@ from tasks.control.retraining.records import (
     Outcome,
     RunEnd,
     StartedAction,
-    StoredVerdict,
+    StoredResult,
 )
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.process import boot_id
@@ -83,62 +84,62 @@ class Ledger:
     def __init__(self, url: str) -> None:
         self.engine: Engine = database.open_database(url)
 
-    def store_verdict(
+    def store_result(
         self, model: str, use_case: str, evidence: Evidence, policy: RetrainingPolicy
-    ) -> StoredVerdict:
-        """Keep a verdict under the digest of its content; the same one is kept once.
+    ) -> StoredResult:
+        """Keep a drift result under the digest of its content; the same one is kept once.
 
-        Numbers are given under the model's lock, so verdicts are seen in their order.
+        Numbers are given under the model's lock, so results are seen in their order.
         """
-        verdict_id = verdict_id_of(model, use_case, evidence)
+        result_id = result_id_of(model, use_case, evidence)
         with database.transaction(self.engine) as connection:
             _lock(connection, model)
             database.insert_if_absent(
                 connection,
                 _results,
-                verdict_id=verdict_id,
+                result_id=result_id,
                 model=model,
                 use_case=use_case,
                 version=evidence.version,
-                verdict=evidence.verdict.value,
+                result=evidence.result.value,
                 window_end=evidence.window.end,
                 evidence=evidence.model_dump_json(),
                 policy=policy.model_dump_json(),
                 stored_at=database.database_now(connection),
                 num_asked=0,
             )
-            query = select(_results).where(_results.c.verdict_id == verdict_id)
-            return _read_verdict(connection.execute(query).mappings().one())
+            query = select(_results).where(_results.c.result_id == result_id)
+            return _read_result(connection.execute(query).mappings().one())
 
-    def verdict(self, verdict_id: str) -> StoredVerdict:
-        """A stored verdict.
+    def result(self, result_id: str) -> StoredResult:
+        """A stored drift result.
 
         Raises:
             DataContractError: there is none.
         """
-        found = self._rows(select(_results).where(_results.c.verdict_id == verdict_id))
+        found = self._rows(select(_results).where(_results.c.result_id == result_id))
         if not found:
             raise DataContractError(
-                f"no verdict {verdict_id!r} is stored in this database; expected one that a drift "
+                f"no drift result {result_id!r} is in this database; expected one that a drift "
                 "check stored here. Nothing was decided; check that drift check and controller "
                 "use the same FALAJ_DATABASE_URL or state folder"
             )
-        return _read_verdict(found[0])
+        return _read_result(found[0])
 
-    def newest_verdict(self, model: str, use_case: str) -> StoredVerdict | None:
-        """The verdict on a model that was stored last; None before the first."""
+    def newest_result(self, model: str, use_case: str) -> StoredResult | None:
+        """The result on a model that was stored last; None before the first."""
         query = select(_results).where(_of(_results, model, use_case))
         found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
-        return _read_verdict(found[0]) if found else None
+        return _read_result(found[0]) if found else None
 
-    def count_asked(self, verdict_id: str) -> None:
-        """Count one more question about an answered verdict."""
-        change = update(_results).where(_results.c.verdict_id == verdict_id)
+    def count_asked(self, result_id: str) -> None:
+        """Count one more question about an answered result."""
+        change = update(_results).where(_results.c.result_id == result_id)
         with database.transaction(self.engine) as connection:
             connection.execute(change.values(num_asked=_results.c.num_asked + 1))
 
     def unsettled(self) -> list[tuple[str, str]]:
-        """Models and use cases with unanswered verdicts, or incidents that nobody acts on yet."""
+        """Models and use cases with unanswered drift results, or incidents without an action."""
         unanswered = select(_results.c.model, _results.c.use_case).where(
             _results.c.answered_at.is_(None)
         )
@@ -158,7 +159,7 @@ class Ledger:
         """Claims in one state, the oldest first."""
         query = (
             select(_actions, _results.c.version, _results.c.evidence)
-            .join(_results, _results.c.verdict_id == _actions.c.verdict_id)
+            .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.state == state.value)
             .order_by(_actions.c.claimed_at)
         )
@@ -230,12 +231,10 @@ class Ledger:
             query = query.where(table.c.decided_at >= wanted.since)
         return [_read_decision(row) for row in self._rows(query)]
 
-    def numbered(self, numbers: Sequence[int], verdict_id: str | None = None) -> list[Decision]:
-        """Decisions by their numbers, and those about a verdict, the oldest first."""
+    def numbered(self, numbers: Sequence[int], result_id: str | None = None) -> list[Decision]:
+        """Decisions by their numbers, and those about a drift result, the oldest first."""
         table = tables.decisions
-        query = _with_runs().where(
-            or_(table.c.number.in_(numbers), table.c.verdict_id == verdict_id)
-        )
+        query = _with_runs().where(or_(table.c.number.in_(numbers), table.c.result_id == result_id))
         return [_read_decision(row) for row in self._rows(query.order_by(table.c.number))]
 
     @contextmanager
@@ -268,7 +267,7 @@ class Incident:
     version: int
     cause: Cause
     newest: str
-    """Id of the latest verdict that showed it."""
+    """Id of the latest result that showed it."""
     is_claimed: bool
     recalibrated: bool = False
     """Its action was a recalibration, and has ended."""
@@ -295,16 +294,16 @@ class Incidents:
         later = (_actions.c.model == model) & (_actions.c.claimed_at > self.now)
         self._execute(update(_actions).where(later).values(claimed_at=self.now))
 
-    def unanswered(self) -> list[StoredVerdict]:
-        """Verdicts without an answer, in the order in which they were stored."""
+    def unanswered(self) -> list[StoredResult]:
+        """Results without an answer, in the order in which they were stored."""
         open_ones = self._mine(_results) & _results.c.answered_at.is_(None)
         rows = self._execute(select(_results).where(open_ones).order_by(_results.c.number))
-        return [_read_verdict(row) for row in rows.mappings()]
+        return [_read_result(row) for row in rows.mappings()]
 
-    def verdict(self, verdict_id: str) -> StoredVerdict:
-        """One stored verdict."""
-        query = select(_results).where(_results.c.verdict_id == verdict_id)
-        return _read_verdict(self._execute(query).mappings().one())
+    def result(self, result_id: str) -> StoredResult:
+        """One stored drift result."""
+        query = select(_results).where(_results.c.result_id == result_id)
+        return _read_result(self._execute(query).mappings().one())
 
     def latest_window_end(self) -> datetime | None:
         """End of the latest window that was answered."""
@@ -315,9 +314,9 @@ class Incidents:
         ).scalar_one_or_none()
         return latest
 
-    def mark_answered(self, verdict_id: str) -> None:
-        """Note that the verdict has its answer."""
-        change = update(_results).where(_results.c.verdict_id == verdict_id)
+    def mark_answered(self, result_id: str) -> None:
+        """Note that the result has its answer."""
+        change = update(_results).where(_results.c.result_id == result_id)
         self._execute(change.values(answered_at=self.now))
 
     def open_ones(self) -> list[Incident]:
@@ -341,9 +340,9 @@ class Incidents:
             for row in rows.mappings()
         ]
 
-    def of(self, verdict: StoredVerdict, cause: Cause) -> Incident:
-        """The open incident of this cause, or a new one; the verdict is its newest."""
-        newest, version = verdict.verdict_id, verdict.evidence.version
+    def of(self, result: StoredResult, cause: Cause) -> Incident:
+        """The open incident of this cause, or a new one; the result is its newest."""
+        newest, version = result.result_id, result.evidence.version
         for known in self.open_ones():
             if known.cause is cause:
                 self._update(known, newest=newest)
@@ -364,14 +363,14 @@ class Incidents:
         return Incident(incident_id, version, cause, newest, is_claimed=False)
 
     def close(self, incident: Incident, by: str) -> None:
-        """End an incident: the next bad verdict of its cause opens another one."""
+        """End an incident: the next bad result of its cause opens another one."""
         self._update(incident, closed_at=self.now, closed_by=by)
 
     def spent(self) -> list[Spent]:
         """Retrainings and recalibrations of the model that were claimed before, oldest first."""
         rows = self._execute(
             select(_actions, _results.c.version)
-            .join(_results, _results.c.verdict_id == _actions.c.verdict_id)
+            .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.model == self.model)
             .where(_actions.c.action.in_([action.value for action in KINDS]))
             .order_by(_actions.c.claimed_at)
@@ -394,7 +393,7 @@ class Incidents:
             return claimed_at
         return self.now - timedelta(seconds=self._uptime_s - row["uptime_s"])
 
-    def claim(self, incident: Incident, action: Action, verdict_id: str, reason: str) -> None:
+    def claim(self, incident: Incident, action: Action, result_id: str, reason: str) -> None:
         """Take the one action of an incident; the primary key lets nobody take it twice."""
         self._execute(
             insert(_actions).values(
@@ -402,7 +401,7 @@ class Incidents:
                 model=self.model,
                 use_case=self.use_case,
                 action=action.value,
-                verdict_id=verdict_id,
+                result_id=result_id,
                 reason=reason,
                 state=ClaimState.CLAIMED.value,
                 claimed_at=self.now,
@@ -415,7 +414,7 @@ class Incidents:
 
     def write(
         self,
-        verdict_id: str,
+        result_id: str,
         choice: Choice,
         outcome: Outcome,
         reason: str,
@@ -429,7 +428,7 @@ class Incidents:
                 decided_at=self.now,
                 model=self.model,
                 use_case=self.use_case,
-                verdict_id=verdict_id,
+                result_id=result_id,
                 episode_id=incident.incident_id if incident else None,
                 cause=choice.cause.value if choice.cause else None,
                 action=choice.action.value,
@@ -458,9 +457,11 @@ class Incidents:
         self._execute(update(_incidents).where(which).values(values))
 
 
-def verdict_id_of(model: str, use_case: str, evidence: Evidence) -> str:
-    """Digest of what a verdict says of which model; when the check was made does not matter."""
-    content = evidence.model_copy(update={"champion_age_days": None})
+def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
+    """Digest of a drift result and its model; when the check was made does not matter."""
+    content = evidence.model_dump(mode="json") | {"champion_age_days": None}
+    # The field's first name: what was stored under it is no new result.
+    content["verdict"] = content.pop("result")
     return content_key("verdict", model, use_case, content)
 
 
@@ -500,7 +501,7 @@ def _with_runs() -> Select[Any]:
             _results.c.version,
             _results.c.evidence,
         )
-        .join(_results, _results.c.verdict_id == decisions.c.verdict_id)
+        .join(_results, _results.c.result_id == decisions.c.result_id)
         .outerjoin(_actions, _actions.c.episode_id == decisions.c.episode_id)
     )
 
@@ -514,8 +515,8 @@ def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
     return fields
 
 
-def _read_verdict(row: RowMapping) -> StoredVerdict:
-    return StoredVerdict(**_fields(StoredVerdict, row))
+def _read_result(row: RowMapping) -> StoredResult:
+    return StoredResult(**_fields(StoredResult, row))
 
 
 def _read_decision(row: RowMapping) -> Decision:
@@ -538,7 +539,8 @@ def _read_stored(kind: type[Value], text: str) -> Value:
     Raises:
         DataContractError: it lacks what this release needs.
     """
-    known = {name: part for name, part in json.loads(text).items() if name in kind.model_fields}
+    names = {*kind.model_fields, *RESULT.choices}
+    known = {name: part for name, part in json.loads(text).items() if name in names}
     try:
         return kind.model_validate(known)
     except ValidationError as exc:

@@ -1,4 +1,4 @@
-"""Values of the controller: stored verdicts, decisions, orders to act, and claims."""
+"""Values of the controller: stored drift results, decisions, orders to act, and claims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts.base import Contract
+from tasks.contracts.base import RESULT_ID, Contract
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action, Cause
 from tasks.control.retraining.evidence import Evidence
@@ -53,11 +53,11 @@ class ClaimState(StrEnum):
     ENDED = "ended"
 
 
-class StoredVerdict(Contract):
-    """One verdict as the database holds it; the same check gives the same id again."""
+class StoredResult(Contract):
+    """One drift result as the database holds it; the same check gives the same id again."""
 
-    verdict_id: str
-    number: PositiveInt = Field(description="Order in which verdicts of all models were stored.")
+    result_id: str = Field(validation_alias=RESULT_ID)
+    number: PositiveInt = Field(description="Order in which results of all models were stored.")
     model: str
     use_case: str
     evidence: Evidence
@@ -74,8 +74,8 @@ class Order(Contract):
     model: str
     use_case: str
     action: Action = Field(description="What is carried out.")
-    version: PositiveInt = Field(description="Champion that the verdict judged.")
-    verdict_id: str
+    version: PositiveInt = Field(description="Champion that the result judged.")
+    result_id: str = Field(validation_alias=RESULT_ID)
     evidence: Evidence
     reason: str
 
@@ -115,7 +115,7 @@ class Decision(Contract):
     model: str
     use_case: str
     version: PositiveInt
-    verdict_id: str
+    result_id: str = Field(validation_alias=RESULT_ID)
     episode_id: str | None
     cause: Cause | None
     action: Action = Field(description="What the rule chose.")

@@ -1,6 +1,6 @@
-"""Prefect tasks of the controller: store a verdict and tell of it, answer verdicts, note ends.
+"""Prefect tasks of the controller: store a drift result and tell of it, answer results, note ends.
 
-None is cached: what they change is in the database, which keeps each verdict and each answer once.
+None is cached: what they change is in the database, which keeps each result and each answer once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionStanding
 from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredVerdict
+from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredResult
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
@@ -34,20 +34,20 @@ _POLICY: dict[str, Any] = {
 }
 
 
-@task(name="store-verdict", task_run_name="store-verdict-{version.name}", **_POLICY)
-def store_verdict(
+@task(name="store-drift-result", task_run_name="store-drift-result-{version.name}", **_POLICY)
+def store_drift_result(
     report: DriftReport,
     version: ModelVersionRef,
     standing: ChampionStanding | None,
     former_difference: Comparison | None,
     use_case: str,
     policy: RetrainingPolicy,
-) -> StoredVerdict:
-    """Keep the verdict of a drift check, then emit `falaj.drift.judged`.
+) -> StoredResult:
+    """Keep the result of a drift check, then emit `falaj.drift.judged`.
 
-    The event only saves time: should it be lost, the sweep finds the verdict.
+    The event only saves time: should it be lost, the sweep finds the result.
 
-    Safe to retry: a verdict is kept once, under the digest of its content.
+    Safe to retry: a result is kept once, under the digest of its content.
 
     Raises:
         TransientError: the database does not answer. Retried.
@@ -57,55 +57,55 @@ def store_verdict(
     from tasks.control.retraining.evidence import gather
 
     evidence = gather(report, version, standing, former_difference, datetime.now(UTC))
-    verdict = _ledger().store_verdict(version.name, use_case, evidence, policy)
+    result = _ledger().store_result(version.name, use_case, evidence, policy)
     emit_event(
         JUDGED,
-        resource={**_resource(version.name), "falaj.verdict": evidence.verdict.value},
+        resource={**_resource(version.name), "falaj.verdict": evidence.result.value},
         payload={
-            "verdict_id": verdict.verdict_id,
+            "verdict_id": result.result_id,
             "model": version.name,
             "use_case": use_case,
-            "verdict": evidence.verdict.value,
+            "verdict": evidence.result.value,
             "window": str(evidence.window),
         },
     )
-    return verdict
+    return result
 
 
-@task(name="read-verdict", task_run_name="read-verdict-{verdict_id}", **_POLICY)
-def read_verdict(verdict_id: str) -> StoredVerdict:
-    """A stored verdict.
+@task(name="read-drift-result", task_run_name="read-drift-result-{result_id}", **_POLICY)
+def read_drift_result(result_id: str) -> StoredResult:
+    """A stored drift result.
 
     Safe to retry: it only reads.
 
     Raises:
         DataContractError: there is none. Not retried.
     """
-    return _ledger().verdict(verdict_id)
+    return _ledger().result(result_id)
 
 
-@task(name="find-newest-verdict", task_run_name="newest-verdict-{model}", **_POLICY)
-def find_newest_verdict(model: str, use_case: str) -> StoredVerdict | None:
-    """The verdict on a model that was stored last; None before the first.
+@task(name="find-newest-drift-result", task_run_name="newest-result-{model}", **_POLICY)
+def find_newest_drift_result(model: str, use_case: str) -> StoredResult | None:
+    """The result on a model that was stored last; None before the first.
 
     Safe to retry: it only reads.
 
     Raises:
         TransientError: the database does not answer. Retried.
     """
-    return _ledger().newest_verdict(model, use_case)
+    return _ledger().newest_result(model, use_case)
 
 
-@task(name="answer-verdict", task_run_name="answer-{verdict.model}", **_POLICY)
-def answer_verdict(
-    verdict: StoredVerdict, standing: ChampionStanding | None, mode: Mode, recalibrates: bool
+@task(name="answer-drift-result", task_run_name="answer-{result.model}", **_POLICY)
+def answer_drift_result(
+    result: StoredResult, standing: ChampionStanding | None, mode: Mode, recalibrates: bool
 ) -> Answer:
-    """Answer a verdict and all of its model that have no answer, and claim what is to be done.
+    """Answer a drift result and all of its model that have no answer, and claim what is to be done.
 
     Safe to retry: an answer is given in one transaction, and once.
 
     Args:
-        verdict: what a drift check found.
+        result: what a drift check found.
         standing: of the champion.
         mode: whether anything is claimed.
         recalibrates: something here carries out a recalibration; else it becomes a retraining.
@@ -116,11 +116,11 @@ def answer_verdict(
     from tasks.control.retraining.incidents import answer
 
     here = _here(standing, mode, recalibrates)
-    return _reported(answer(_ledger(), verdict.verdict_id, _actor(), here))
+    return _reported(answer(_ledger(), result.result_id, _actor(), here))
 
 
-@task(name="settle-verdicts", task_run_name="settle-{model}", **_POLICY)
-def settle_verdicts(
+@task(name="settle-drift-results", task_run_name="settle-{model}", **_POLICY)
+def settle_drift_results(
     model: str,
     use_case: str,
     standing: ChampionStanding | None,
@@ -142,7 +142,7 @@ def settle_verdicts(
 
 @task(name="find-unsettled", **_POLICY)
 def find_unsettled() -> list[tuple[str, str]]:
-    """Models and use cases with verdicts that nobody answered, or trouble that had to wait.
+    """Models and use cases with results that nobody answered, or trouble that had to wait.
 
     Safe to retry: it only reads.
     """
@@ -157,7 +157,7 @@ def decision_rows(decisions: tuple[Decision, ...]) -> list[dict[str, str]]:
             "model": f"{made.model} version {made.version}",
             "use case": made.use_case,
             "window": str(made.evidence.window),
-            "verdict": made.evidence.verdict.value,
+            "result": made.evidence.result.value,
             "action": made.action.value,
             "outcome": made.outcome.value,
             "which means": MEANING[made.outcome],
@@ -188,7 +188,7 @@ def _reported(answered: Answer) -> Answer:
             },
             payload={
                 "decision": made.number,
-                "verdict_id": made.verdict_id,
+                "verdict_id": made.result_id,
                 "model": made.model,
                 "use_case": made.use_case,
                 "action": made.action.value,

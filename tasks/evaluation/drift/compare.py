@@ -24,6 +24,14 @@ from tasks.evaluation.drift.faults import (
     largest_day_step,
     longest_frozen_run,
 )
+from tasks.evaluation.drift.result import (
+    ClassificationChange,
+    PerformanceChange,
+    RegressionChange,
+    decide,
+    explain,
+    performance_change,
+)
 from tasks.evaluation.drift.statistics import (
     BlockDraws,
     Change,
@@ -32,14 +40,6 @@ from tasks.evaluation.drift.statistics import (
     count_numbers,
     draw_blocks,
     measure_changes,
-)
-from tasks.evaluation.drift.verdict import (
-    ClassificationChange,
-    PerformanceChange,
-    RegressionChange,
-    decide,
-    explain,
-    performance_change,
 )
 from tasks.evaluation.drift.window import Float64Array, WindowColumns
 from tasks.kernel.errors import DataContractError, WindowError
@@ -87,8 +87,8 @@ def compare_windows(
     features, faults, remarks = _compare_features(columns, windows, config, with_unit)
     prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
-    verdict = decide(features, prediction, performance, faults, config)
-    logger.info("drift of %s: %s", current_window, verdict)
+    result = decide(features, prediction, performance, faults, config)
+    logger.info("drift of %s: %s", current_window, result)
     return DriftReport(
         reference=reference_window,
         current=current_window,
@@ -101,7 +101,7 @@ def compare_windows(
         **_changes(performance),
         performance_reference=scored_reference.window,
         effect_threshold=config.min_effect,
-        verdict=verdict,
+        result=result,
         evidence=(
             *explain(
                 features,

@@ -18,7 +18,7 @@ class DriftVolume(BaseModel):
     rows: int = Field(
         ge=1,
         le=10**12,
-        description="Rows after the window of the newest verdict, their labels known by the "
+        description="Rows after the window of the newest drift result, their labels known by the "
         "clock, that start a check.",
     )
 
@@ -33,13 +33,13 @@ class ServedDrift(BaseModel):
         ge=1,
         le=10**9,
         description="Rows that the stable version has answered in the window; with fewer there is "
-        "no verdict.",
+        "no result.",
     )
     volume_rows: int | None = Field(
         default=None,
         ge=1,
         le=10**12,
-        description="Answered rows after the window of the newest verdict that start a check on a "
+        description="Answered rows after the newest drift result's window that start a check on a "
         "platform; none: schedules alone do.",
     )
 

@@ -60,7 +60,7 @@ def check_drift(
     create_table_artifact(
         table=feature_rows(report), key="drift-features", description=f"Drift, {report.current}"
     )
-    create_markdown_artifact(verdict_text(report), key="drift-verdict")
+    create_markdown_artifact(result_text(report), key="drift-result")
     return report
 
 
@@ -81,10 +81,10 @@ def feature_rows(report: DriftReport) -> list[dict[str, str]]:
     ]
 
 
-def verdict_text(report: DriftReport) -> str:
-    """The verdict and its reasons in markdown."""
+def result_text(report: DriftReport) -> str:
+    """The result and its reasons in markdown."""
     lines = [
-        f"**{report.verdict.value.replace('_', ' ')}**: {report.num_current_rows:,} rows of "
+        f"**{report.result.value.replace('_', ' ')}**: {report.num_current_rows:,} rows of "
         f"{report.current}, against {report.num_reference_rows:,} of {report.reference}.",
         "",
         *(f"- {sentence}" for sentence in report.evidence),

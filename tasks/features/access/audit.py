@@ -63,7 +63,7 @@ class AuditLine:
 
 
 @dataclass(frozen=True)
-class AuditVerdict:
+class AuditResult:
     """Whether the chain is whole."""
 
     num_lines: int
@@ -122,7 +122,7 @@ class AuditTrail:
             for number, text in enumerate(_lines_of(file), start=1):
                 yield AuditLine(file.name, number, text)
 
-    def verify(self) -> AuditVerdict:
+    def verify(self) -> AuditResult:
         """Follow the chain from the first line to the head.
 
         A process that was killed between a line and the head leaves the head one line behind;
@@ -131,7 +131,7 @@ class AuditTrail:
         with self._reading():
             return self._follow()
 
-    def _follow(self) -> AuditVerdict:
+    def _follow(self) -> AuditResult:
         faults: list[str] = []
         digests = [BEGINNING]
         for line in self.lines():
@@ -149,7 +149,7 @@ class AuditTrail:
             faults.append("head.json is missing or spoilt: the newest lines cannot be vouched for")
         elif head is not None and head not in digests[-2:]:
             faults.append("the newest lines are missing: the head names a line that is not there")
-        return AuditVerdict(len(digests) - 1, digests[-1], tuple(faults))
+        return AuditResult(len(digests) - 1, digests[-1], tuple(faults))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

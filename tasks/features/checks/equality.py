@@ -20,7 +20,7 @@ from feast.value_type import ValueType
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt
 
-from tasks.contracts.base import Contract
+from tasks.contracts.base import RESULT, Contract
 from tasks.features.online.plan import FLOATS, PlannedFeature, PlannedView
 from tasks.kernel.errors import FeatureStoreError
 
@@ -158,8 +158,8 @@ class ParityReport(Contract):
     seed: NonNegativeInt
     views: tuple[ViewParity, ...]
     examples: tuple[ParityDifference, ...]
-    verdict: str = Field(pattern="^(equal|different|nothing compared)$")
-    evidence: tuple[str, ...] = Field(description="The verdict in sentences, one a view at fault.")
+    result: str = Field(pattern="^(equal|different|nothing compared)$", validation_alias=RESULT)
+    evidence: tuple[str, ...] = Field(description="The result in sentences, one a view at fault.")
 
 
 class SnapshotVerification(Contract):

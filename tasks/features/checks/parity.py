@@ -448,22 +448,22 @@ def _report(
         for view, tally in zip(reader.plan.views, tallies, strict=True)
     )
     if any(view.num_differing for view in views):
-        verdict = "different"
+        result = "different"
     else:
-        verdict = "equal" if any(map(_has_values, views)) else "nothing compared"
+        result = "equal" if any(map(_has_values, views)) else "nothing compared"
     report = ParityReport(
         feature_service=reader.plan.service,
         tables_version=tables.version,
         seed=SEED,
         views=views,
         examples=tuple(examples),
-        verdict=verdict,
+        result=result,
         evidence=(
             *(_sentence(view, examples) for view in views if view.num_differing),
             *(_nothing_to_compare(view) for view in views if not _has_values(view)),
         ),
     )
-    logger.info("parity of %s: %s", report.feature_service, verdict)
+    logger.info("parity of %s: %s", report.feature_service, result)
     return report
 
 

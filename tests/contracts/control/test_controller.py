@@ -52,13 +52,13 @@ def end(*processes: subprocess.Popen[str]) -> list[int]:
 @pytest.mark.slow
 @proves(Promise.TWO_PLATFORMS, "one claim, one run")
 def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs: Path) -> None:
-    verdict = Ledger(url).store_verdict(MODEL, USE_CASE, builders.stale(0), FREE)
-    storms = [process(url, runs, "storm", verdict.verdict_id, "40") for _ in range(3)]
+    result = Ledger(url).store_result(MODEL, USE_CASE, builders.stale(0), FREE)
+    storms = [process(url, runs, "storm", result.result_id, "40") for _ in range(3)]
     assert end(*storms) == [0, 0, 0]
     ledger = Ledger(url)
     assert len(list(runs.iterdir())) == 1
     assert len(ledger.decisions(Wanted())) == 1
-    assert ledger.verdict(verdict.verdict_id).num_asked == 3 * 40 - 1
+    assert ledger.result(result.result_id).num_asked == 3 * 40 - 1
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_a_storm_from_two_platforms_on_one_database_gives_one_run(url: str, runs
 def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(
     url: str, runs: Path, moment: str
 ) -> None:
-    verdict = Ledger(url).store_verdict(MODEL, USE_CASE, builders.stale(0), FREE)
-    assert end(process(url, runs, moment, verdict.verdict_id)) == [-signal.SIGKILL]
+    result = Ledger(url).store_result(MODEL, USE_CASE, builders.stale(0), FREE)
+    assert end(process(url, runs, moment, result.result_id)) == [-signal.SIGKILL]
     assert len(Ledger(url).claims(ClaimState.CLAIMED)) == 1
     assert end(process(url, runs, "sweep"), process(url, runs, "sweep")) == [0, 0]
     assert len(list(runs.iterdir())) == 1
@@ -89,14 +89,14 @@ def test_two_episodes_give_two_runs_and_a_cool_down_gives_one(url: str) -> None:
     assert cautious.runs.by_key == {}
 
 
-def test_verdicts_stored_at_once_are_all_answered(url: str) -> None:
+def test_results_stored_at_once_are_all_answered(url: str) -> None:
     controller = Controller(url)
     with ThreadPoolExecutor(4) as pool:
         names = list(pool.map(lambda n: controller.judge(builders.stale(n)), range(12)))
     assert len(set(names)) == 12
     controller.sweep()
     assert len(controller.runs.by_key) == 1
-    assert all(controller.ledger.verdict(name).answered_at for name in names)
+    assert all(controller.ledger.result(name).answered_at for name in names)
 
 
 def test_a_database_that_is_away_is_no_decision_and_names_no_password() -> None:

@@ -29,7 +29,7 @@ from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Outcome
-from tasks.control.retraining.task import store_verdict
+from tasks.control.retraining.task import store_drift_result
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
@@ -96,12 +96,12 @@ def runs_of(ledger: Ledger) -> list[FlowRun]:
 
 
 @pytest.mark.timeout(600)
-def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
+def test_a_result_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
     deployment: UUID, ledger: Ledger, config: PipelineConfig
 ) -> None:
-    verdict = ledger.store_verdict(MODEL, config.name, builders.stale(0), FREE)
-    first = decision_flow(verdict.verdict_id)
-    again = decision_flow(verdict.verdict_id)
+    result = ledger.store_result(MODEL, config.name, builders.stale(0), FREE)
+    first = decision_flow(result.result_id)
+    again = decision_flow(result.result_id)
 
     (run,) = runs_of(ledger)
     assert [d.outcome for d in first.decisions] == [Outcome.ACTS]
@@ -120,8 +120,8 @@ def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
     assert claim.end is not None
     assert claim.end.state == "cancelled"
 
-    ledger.store_verdict(MODEL, config.name, builders.stable(1), FREE)
-    ledger.store_verdict(MODEL, config.name, builders.stale(2), FREE)  # its event is lost
+    ledger.store_result(MODEL, config.name, builders.stable(1), FREE)
+    ledger.store_result(MODEL, config.name, builders.stale(2), FREE)  # its event is lost
     (answered,) = retraining_sweep_flow()
     assert [d.outcome for d in answered.decisions] == [Outcome.NOTHING_TO_DO, Outcome.ACTS]
     assert len(runs_of(ledger)) == 2
@@ -131,8 +131,8 @@ def test_a_verdict_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
 def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_retraining(
     deployment: UUID, prefect_api: PrefectApi, ledger: Ledger, config: PipelineConfig
 ) -> None:
-    verdict = ledger.store_verdict(MODEL, config.name, builders.shifted(0), FREE)
-    (made,) = decision_flow(verdict.verdict_id).decisions
+    result = ledger.store_result(MODEL, config.name, builders.shifted(0), FREE)
+    (made,) = decision_flow(result.result_id).decisions
     assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RETRAIN)
     assert "no deployment of the flow recalibration has this use case" in made.reason
     (run,) = runs_of(ledger)
@@ -143,8 +143,8 @@ def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_ret
     parameters = {"window": None, "config": config.model_dump(mode="json")}
     deployed = asyncio.run(_deploy(flow_id, parameters, "cpu-governed", recalibration_flow))
     seen = builders.shifted(1, version=5)
-    verdict = ledger.store_verdict("other", config.name, seen, FREE)
-    (made,) = decision_flow(verdict.verdict_id).decisions
+    result = ledger.store_result("other", config.name, seen, FREE)
+    (made,) = decision_flow(result.result_id).decisions
     assert (made.action, made.carried_out_as) == (Action.RECALIBRATE, Action.RECALIBRATE)
     (run,) = (found for found in runs_of(ledger) if found.deployment_id == deployed)
     assert (run.work_queue_name, made.run_id) == ("retrain", None)
@@ -163,8 +163,8 @@ def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
         flow_id = client.create_flow(pipeline_flow)
     other = asyncio.run(_deploy(flow_id, {"config": beside}, "pipeline-neighbour"))
     stale, never = builders.stale(0), RetrainingPolicy(max_runs_per_week=0)
-    held = decision_flow(ledger.store_verdict(MODEL, config.name, stale, never).verdict_id)
-    acted = decision_flow(ledger.store_verdict("other", "neighbour", stale, FREE).verdict_id)
+    held = decision_flow(ledger.store_result(MODEL, config.name, stale, never).result_id)
+    acted = decision_flow(ledger.store_result("other", "neighbour", stale, FREE).result_id)
     assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]
     assert [d.outcome for d in acted.decisions] == [Outcome.ACTS]
     retraining_sweep_flow()
@@ -177,16 +177,16 @@ def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
 def test_a_use_case_that_nothing_retrains_keeps_its_claim_and_says_what_to_do(
     deployment: UUID, ledger: Ledger
 ) -> None:
-    verdict = ledger.store_verdict(MODEL, "unheard-of", builders.stale(0), FREE)
+    result = ledger.store_result(MODEL, "unheard-of", builders.stale(0), FREE)
     with pytest.raises(ConfigurationError, match=r"pipeline-governed \(governed\)"):
-        decision_flow(verdict.verdict_id)
+        decision_flow(result.result_id)
     (claim,) = ledger.claims(ClaimState.CLAIMED)
     assert claim.trouble is not None
     assert "python -m falaj deploy" in claim.trouble
 
 
 @pytest.mark.timeout(300)
-def test_a_drift_check_stores_its_verdict_and_the_loop_ends_with_advice(
+def test_a_drift_check_stores_its_result_and_the_loop_ends_with_advice(
     prefect_api: PrefectApi, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = builders.report(auc=metric(-0.1))
@@ -194,7 +194,7 @@ def test_a_drift_check_stores_its_verdict_and_the_loop_ends_with_advice(
     @flow
     def check_and_advise() -> list[Outcome] | None:
         for _ in range(2):
-            store_verdict(report, builders.reference(1), None, None, "journeys", FREE)
+            store_drift_result(report, builders.reference(1), None, None, "journeys", FREE)
         advice = advise_on_drift(MODEL, "journeys")
         return [made.outcome for made in advice.decisions] if advice else None
 
@@ -204,7 +204,7 @@ def test_a_drift_check_stores_its_verdict_and_the_loop_ends_with_advice(
             assert check_and_advise() is None
         monkeypatch.setattr(decision, "deployments_of", lambda name: [])
         assert check_and_advise() == [Outcome.DECIDE_ONLY]
-        with pytest.raises(DataContractError, match="no verdict"):
+        with pytest.raises(DataContractError, match="no drift result"):
             decision_flow("0" * 32)
     (made,) = ledger.decisions(Wanted())
     assert made.actor.startswith("flow check-and-advise, run ")
@@ -231,10 +231,10 @@ def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
     monkeypatch.setitem(decision.ENTRY_POINTS, loop.name, "flows.pipeline.pipeline_flow")
     monkeypatch.setattr(pipeline, "pipeline_flow", loop)
     use_case = read_pipeline_config(Settings.from_environment().feature_repo).name
-    verdict = ledger.store_verdict(MODEL, use_case, builders.stale(0), FREE)
+    result = ledger.store_result(MODEL, use_case, builders.stale(0), FREE)
     with prefect_api.in_process():
         with pytest.raises(KilledError):
-            decision_flow(verdict.verdict_id)
+            decision_flow(result.result_id)
         (claim,) = ledger.claims(ClaimState.STARTED)
         assert claim.started is not None
         assert claim.started.kind == "in_process"

@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tasks.control.leases.repository import LeaseRepository
-from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.ledger import Ledger, Wanted, result_id_of
 from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
@@ -77,6 +77,8 @@ def test_a_database_of_the_release_before_versions_is_adopted_with_its_data(url:
     assert action.started.run_id == "run-0"
     (decision,) = ledger.decisions(Wanted())
     assert decision.version == decision.evidence.version == 1
+    of = (decision.model, decision.use_case, decision.evidence)
+    assert result_id_of(*of) == decision.result_id  # a renamed field is no new result
     assert [lease.holder for lease in LeaseRepository(url).facts()] == ["a run"]
     with transaction(ledger.engine, reads_only=True) as connection:
         clock = connection.execute(sa.select(tables.actions.c.boot, tables.actions.c.uptime_s))

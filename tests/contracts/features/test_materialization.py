@@ -111,7 +111,7 @@ def test_a_corrected_table_takes_back_what_its_earlier_version_put_online(tmp_pa
     report = check_parity(
         tables, repository.config, installation.home, repository.path, installation.store
     )
-    assert report.verdict == "equal"
+    assert report.result == "equal"
 
 
 @proves(Promise.BAD_DATE, "a sentence; nothing touched")

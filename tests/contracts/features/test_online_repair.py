@@ -46,7 +46,7 @@ def online(installation: Installation, feature: str, **key: str) -> Any:
     return feast.get_online_features([feature], [key]).to_dict()[feature.split(":")[1]][0]
 
 
-def verdict(installation: Installation) -> str:
+def result(installation: Installation) -> str:
     repository = installation.repository
     return check_parity(
         installation.refresh(WINDOW),
@@ -54,7 +54,7 @@ def verdict(installation: Installation) -> str:
         installation.home,
         repository.path,
         installation.store,
-    ).verdict
+    ).result
 
 
 def spoil(installation: Installation) -> None:
@@ -73,10 +73,10 @@ def test_a_rebuilt_view_is_what_its_table_says(
     filled: Installation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(filled)
-    assert verdict(filled) == "different"
+    assert result(filled) == "different"
     assert run(filled, "features", "rebuild", "weather") == 0
     assert "weather" in capsys.readouterr().out
-    assert verdict(filled) == "equal"
+    assert result(filled) == "equal"
     lines = [line.content for line in AuditTrail(filled.home / "audit").lines()]
     rebuilt = [line for line in lines if line["action"] == "rebuild"]
     assert [line["outcome"] for line in rebuilt] == ["begun", "ok"]
@@ -96,7 +96,7 @@ def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
         assert online(filled, feature, origin="JFK") is None
         assert online(filled, feature, origin="LGA") is not None
     assert run(filled, "features", "rebuild") == 0
-    assert verdict(filled) == "equal"
+    assert result(filled) == "equal"
     text = b"".join(line.text for line in AuditTrail(filled.home / "audit").lines())
     assert b'"action":"forget"' in text
     assert b"JFK" not in text
@@ -106,7 +106,7 @@ def test_a_whole_view_is_forgotten(filled: Installation) -> None:
     assert run(filled, "features", "forget", "weather") == 0
     assert online(filled, "weather:temp", origin="LGA") is None
     assert run(filled, "features", "rebuild", "weather") == 0
-    assert verdict(filled) == "equal"
+    assert result(filled) == "equal"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_online_equals_offline_at_each_watermark_of_a_replay(
     for last in (4, 5, 6):
         installation.materialize(tables, days(0, last))
         report = parity(installation, tables)
-        assert report.verdict == "equal", report.evidence
+        assert report.result == "equal", report.evidence
         assert {view.watermark for view in report.views} == {days(0, last).end}
         assert sum(view.num_overtaken for view in report.views) == 0
         compared.append(sum(view.num_values for view in report.views))
@@ -90,7 +90,7 @@ def test_a_spoilt_online_value_is_found_and_named(
     connection.close()
     report = parity(installation, tables)
     assert changed == 1
-    assert report.verdict == "different"
+    assert report.result == "different"
     assert sum(view.num_differing for view in report.views) == 1
     (example,) = report.examples
     assert (example.view, example.feature, example.entity) == ("weather", "temp", {"origin": "JFK"})
@@ -167,7 +167,7 @@ def test_values_that_expired_are_null_on_both_sides(refreshed: Refreshed) -> Non
     installation.materialize(tables, days(0, 4))
     report = parity(installation, tables)
     carriers = of_view(report, "carrier_stats")
-    assert report.verdict == "equal", report.evidence
+    assert report.result == "equal", report.evidence
     assert carriers.num_stale == 1
     assert carriers.num_null >= 16
 
@@ -201,7 +201,7 @@ def test_a_spoilt_value_of_a_feed_that_ended_long_ago_is_found(refreshed: Refres
     connection.close()
     report = parity(installation, tables)
     weather = of_view(sound, "weather")
-    assert sound.verdict == "equal", sound.evidence
+    assert sound.result == "equal", sound.evidence
     assert (weather.num_entities, weather.num_stale, weather.num_values) == (3, 3, 54)
     assert 27 <= weather.num_null < 54
     assert sound.evidence == ()
@@ -217,7 +217,7 @@ def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Ref
     keep_weather(refreshed, timedelta(hours=40), timedelta(hours=30))
     report = parity(installation, tables)
     weather = of_view(report, "weather")
-    assert report.verdict == "equal"
+    assert report.result == "equal"
     assert (weather.num_entities, weather.num_stale) == (3, 3)
     assert weather.num_values == weather.num_null == 27
     (sentence,) = report.evidence
@@ -295,7 +295,7 @@ def test_a_row_that_came_late_is_counted_as_overtaken_not_as_different(
     report = parity(installation, tables)
     weather = of_view(report, "weather")
     assert (weather.num_entities, weather.num_overtaken) == (2, 1)
-    assert report.verdict == "equal"
+    assert report.result == "equal"
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_a_value_that_was_spoilt_in_redis_is_found(
             field = next(f for f, v in client.hgetall(key).items() if v[:1] == b"5")
             client.hset(key, field, b"5" + b"\0" * 4)
         after = parity(installation, tables)
-    assert before.verdict == "equal", before.evidence
+    assert before.result == "equal", before.evidence
     assert sum(view.num_values for view in before.views) > 2000
     assert sum(view.num_differing for view in after.views) == 1
     (example,) = after.examples
@@ -330,7 +330,7 @@ def test_policies_of_servers_do_not_change_the_comparison(
 ) -> None:
     installation, tables = refreshed
     serving = OnlineConfig(policy=ViewPolicy(stale="serve", missing="refuse"), timeout_s=5)
-    assert parity(installation, tables, online=serving).verdict == "equal"
+    assert parity(installation, tables, online=serving).result == "equal"
 
 
 def test_the_draw_follows_its_seed_and_size(

@@ -305,7 +305,7 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
 
 @pytest.mark.slow
 @proves(Promise.DRIFT_BURST, "one decision, also after a redeploy")
-def test_a_burst_of_verdicts_starts_one_decision_even_across_a_redeploy(plan: Plan) -> None:
+def test_a_burst_of_results_starts_one_decision_even_across_a_redeploy(plan: Plan) -> None:
     model, started = "falaj.model.burst", decisions
     emit(model, BURST)
     wait_until(started, "no decision was started", limit_s=120)
@@ -313,7 +313,7 @@ def test_a_burst_of_verdicts_starts_one_decision_even_across_a_redeploy(plan: Pl
     emit(model, 20)
     wait_until_known(BURST + 20)
     [run] = started()
-    assert run.parameters["verdict_id"].startswith("verdict-")
+    assert run.parameters["result_id"].startswith("result-")
     emit("falaj.model.another", 1)
     wait_until(lambda: len(started()) == 2, "no decision for another model", limit_s=120)
 

@@ -191,10 +191,10 @@ def test_a_candidate_that_waits_is_told_with_its_deadline(inbox: Inbox) -> None:
 
 @pytest.mark.slow
 def test_drift_is_told_where_it_asks_for_something_and_not_where_it_does_not(inbox: Inbox) -> None:
-    for verdict in ("stable", "watch", "retrain", "data_fault"):
-        name = verdict.replace("_", "-")
-        labels = {"prefect.resource.id": f"falaj.model.{name}", "falaj.verdict": verdict}
-        payload = {"model": name, "use_case": "delays", "verdict": verdict,
+    for result in ("stable", "watch", "retrain", "data_fault"):
+        name = result.replace("_", "-")
+        labels = {"prefect.resource.id": f"falaj.model.{name}", "falaj.verdict": result}
+        payload = {"model": name, "use_case": "delays", "verdict": result,
                    "window": "2013-12", "verdict_id": "v1"}  # fmt: skip
         emit("falaj.drift.judged", labels, payload)
     retrain = inbox.wait(notification("drift"), "retrain: drift in 2013-12 asks for a retraining")

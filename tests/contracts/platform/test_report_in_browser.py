@@ -32,7 +32,7 @@ BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)
 needs_browser = pytest.mark.skipif(
     BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed"
 )
-SECTIONS = ("verdict", "figures", "loop", "data", "training", "judging", "conversion", "drift",
+SECTIONS = ("result", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance")  # fmt: skip
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

@@ -23,7 +23,7 @@ from flows.drift_check import (
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.drift import DriftReport, DriftVerdict, TooFewPredictions
+from tasks.contracts.drift import DriftReport, DriftResult, TooFewPredictions
 from tasks.control.retraining.ledger import Ledger
 from tasks.evaluation.drift.config import ServedDrift
 from tasks.kernel.settings import Settings
@@ -127,7 +127,7 @@ def test_rows_like_the_reference_are_stable_and_told_of(serving: Served) -> None
     serving.log(shifted(rows), track="candidate")
     report = serving.check()
     assert isinstance(report, DriftReport)
-    assert report.verdict is DriftVerdict.STABLE, report.evidence
+    assert report.result is DriftResult.STABLE, report.evidence
     assert report.num_current_rows == len(rows), "answers of another track were taken"
     assert report.current == WINDOW
     assert "of the prediction log" in report.evidence[-1]
@@ -149,30 +149,30 @@ def test_shifted_rows_have_drifted_and_the_controller_gets_the_window_of_the_log
     report = serving.check()
 
     assert isinstance(report, DriftReport)
-    assert report.verdict is DriftVerdict.RETRAIN, report.evidence
+    assert report.result is DriftResult.RETRAIN, report.evidence
     assert report.prediction.drifted
     drifted = {feature.feature for feature in report.features if feature.drifted}
     assert drifted == {"carrier", "late_rate_24h"}
     assert report.current_performance is not None
     assert report.current_performance.num_rows == len(rows)
     ledger = Ledger(serving.settings.metadata_url)
-    verdict = ledger.newest_verdict(name, serving.config.name)
-    assert verdict is not None
-    assert verdict.evidence.verdict is DriftVerdict.RETRAIN
-    assert verdict.evidence.num_labelled == len(rows)
-    assert f"{len(rows):,} of them with a label" in verdict.evidence.sentences[-1]
+    result = ledger.newest_result(name, serving.config.name)
+    assert result is not None
+    assert result.evidence.result is DriftResult.RETRAIN
+    assert result.evidence.num_labelled == len(rows)
+    assert f"{len(rows):,} of them with a label" in result.evidence.sentences[-1]
 
 
-def test_too_few_rows_are_no_verdict(serving: Served) -> None:
+def test_too_few_rows_are_no_result(serving: Served) -> None:
     assert isinstance(serving.check(), TooFewPredictions)  # before anything was served
     few = rows_of(WINDOW).head(100)
     serving.log(few)
     outcome = serving.check()
     assert isinstance(outcome, TooFewPredictions)
     assert outcome.num_rows == 100
-    assert "a verdict needs 300 rows on 7 days" in outcome.reason
+    assert "a result needs 300 rows on 7 days" in outcome.reason
     ledger = Ledger(serving.settings.metadata_url)
-    assert ledger.newest_verdict(serving.config.registry.model_name, serving.config.name) is None
+    assert ledger.newest_result(serving.config.registry.model_name, serving.config.name) is None
 
 
 @flow(name="looking-at-what-was-served")
@@ -206,7 +206,7 @@ def test_enough_served_rows_start_one_check(serving: Served) -> None:
     before = evidence.stable(0).model_copy(
         update={"window": TimeWindow(start=newest.start, end=newest.end - timedelta(hours=2))}
     )
-    ledger.store_verdict(config.registry.model_name, config.name, before, evidence.FREE)
+    ledger.store_result(config.registry.model_name, config.name, before, evidence.FREE)
     assert look(config) is None
     serving.log(rows.tail(11))
     run = look(config)

@@ -564,7 +564,7 @@ def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> 
     assert Registry(world.location).owner(NAME) == "flights"
 
 
-def test_before_a_model_is_trained_a_drift_check_ends_without_a_verdict(
+def test_before_a_model_is_trained_a_drift_check_ends_without_a_result(
     prefect_api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))

@@ -135,19 +135,19 @@ def test_the_controller_takes_back_a_promotion_that_hurts_once(
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     ledger = Ledger(Settings.from_environment().metadata_url)
-    verdict = ledger.store_verdict(NAME, "journeys", evidence.hurt(0), evidence.FREE)
+    result = ledger.store_result(NAME, "journeys", evidence.hurt(0), evidence.FREE)
     with prefect_api.in_process():
-        decision_flow(verdict.verdict_id)
-        decision_flow(verdict.verdict_id)
+        decision_flow(result.result_id)
+        decision_flow(result.result_id)
     assert champion(world) == 1
     (claim,) = ledger.claims(ClaimState.ENDED)
     assert claim.end is not None
     assert (claim.order.action, claim.end.state) == (Action.ROLL_BACK, "completed")
 
     # Now that version 1 serves, what was said of version 2 moves nothing more.
-    late = ledger.store_verdict(NAME, "journeys", evidence.hurt(1), evidence.FREE)
+    late = ledger.store_result(NAME, "journeys", evidence.hurt(1), evidence.FREE)
     with prefect_api.in_process():
-        (made,) = decision_flow(late.verdict_id).decisions
+        (made,) = decision_flow(late.result_id).decisions
     assert made.outcome is Outcome.SUPERSEDED
     assert champion(world) == 1
 

@@ -55,7 +55,7 @@ def with_limit(config: PipelineConfig, rows: int) -> PipelineConfig:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """A new state folder; its database of verdicts."""
+    """A new state folder; its database of results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FALAJ_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("FALAJ_DATABASE_URL", raising=False)
@@ -100,11 +100,11 @@ def look(config: PipelineConfig) -> str | None:
     return check_drift_by_volume(config)
 
 
-def store_verdict(ledger: Ledger, config: PipelineConfig, end: datetime, number: int) -> None:
-    """A verdict on the use case's model that looked at rows until `end`."""
+def store_result(ledger: Ledger, config: PipelineConfig, end: datetime, number: int) -> None:
+    """A result on the use case's model that looked at rows until `end`."""
     window = TimeWindow(start=end - timedelta(days=28), end=end)
     seen = builders.stable(number).model_copy(update={"window": window})
-    ledger.store_verdict(config.registry.model_name, config.name, seen, FREE)
+    ledger.store_result(config.registry.model_name, config.name, seen, FREE)
 
 
 def rows_between(start: datetime, end: datetime) -> int:
@@ -127,11 +127,11 @@ def window(home: Ledger, config: PipelineConfig) -> TimeWindow:
     return newest
 
 
-def test_enough_rows_after_the_newest_verdict_start_one_check(
+def test_enough_rows_after_the_newest_result_start_one_check(
     deployment: UUID, home: Ledger, config: PipelineConfig, window: TimeWindow
 ) -> None:
     checked = config.clock.newest_labelled(datetime.now(UTC)).end - UNCHECKED
-    store_verdict(home, config, checked, 0)
+    store_result(home, config, checked, 0)
     assert look(config) is not None
     [run] = started(deployment)
     assert run.deployment_id == deployment
@@ -146,7 +146,7 @@ def test_enough_rows_after_the_newest_verdict_start_one_check(
     assert look(config) == str(run.id), "the same rows started a second check"
     assert len(started(deployment)) == 2  # by the limit of 100 rows, and by that of all rows
 
-    store_verdict(home, config, asked.end, 1)  # what the check that was started does
+    store_result(home, config, asked.end, 1)  # what the check that was started does
     assert look(with_limit(config, 1)) is None
     assert len(started(deployment)) == 2
 
@@ -154,16 +154,16 @@ def test_enough_rows_after_the_newest_verdict_start_one_check(
 def test_recorded_data_that_is_played_from_its_start_counts_from_there(
     home: Ledger, config: PipelineConfig
 ) -> None:
-    """At the turn of the year the newest verdict is of a time that the clock will show again."""
+    """At the turn of the year the newest result is of a time that the clock will show again."""
     moment = config.clock.shows(datetime.now(UTC))
     window = config.clock.newest_labelled(datetime.now(UTC))
-    store_verdict(home, config, moment + timedelta(days=30), 2)
-    last = home.newest_verdict(config.registry.model_name, config.name)
+    store_result(home, config, moment + timedelta(days=30), 2)
+    last = home.newest_result(config.registry.model_name, config.name)
     assert last
     assert new_since(last, window, moment) == window.start
 
 
-def test_nothing_is_counted_before_the_first_verdict_or_without_a_limit(
+def test_nothing_is_counted_before_the_first_result_or_without_a_limit(
     deployment: UUID, home: Ledger, config: PipelineConfig
 ) -> None:
     registry = config.registry.model_copy(update={"model_name": "never-judged"})

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
-from tasks.contracts.drift import DriftReport, DriftVerdict, FeatureDrift
+from tasks.contracts.drift import DriftReport, DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
 from tasks.contracts.release import ChampionStanding
 from tasks.control.retraining.config import RetrainingPolicy
@@ -33,7 +33,7 @@ def comparison(brier: Metric) -> PairedComparison:
 
 
 def evidence(
-    verdict: DriftVerdict = DriftVerdict.RETRAIN,
+    result: DriftResult = DriftResult.RETRAIN,
     number: int = 0,
     *,
     auc: Metric | None = None,
@@ -42,7 +42,7 @@ def evidence(
 ) -> Evidence:
     """One check of week `number`; with `auc`, labels are known."""
     fields: dict[str, Any] = {
-        "verdict": verdict,
+        "result": result,
         "window": week(number),
         "version": version,
         "num_features": 10,
@@ -73,12 +73,12 @@ def shifted(number: int, version: int = 1) -> Evidence:
 
 def stable(number: int, version: int = 1) -> Evidence:
     """Nothing moved."""
-    return evidence(DriftVerdict.STABLE, number, version=version, auc=metric(0.0))
+    return evidence(DriftResult.STABLE, number, version=version, auc=metric(0.0))
 
 
 def faulty(number: int, version: int = 1) -> Evidence:
     """The feed is broken."""
-    return evidence(DriftVerdict.DATA_FAULT, number, version=version)
+    return evidence(DriftResult.DATA_FAULT, number, version=version)
 
 
 def hurt(number: int, version: int = 2) -> Evidence:
@@ -114,7 +114,7 @@ def standing(version: int, **changes: Any) -> ChampionStanding:
 
 
 def report(
-    verdict: DriftVerdict = DriftVerdict.RETRAIN,
+    result: DriftResult = DriftResult.RETRAIN,
     number: int = 0,
     *,
     auc: Metric | None = None,
@@ -149,6 +149,6 @@ def report(
         current_performance=judged if auc else None,
         auc_change=auc,
         excess_brier_change=metric(0.03) if auc else None,
-        verdict=verdict,
+        result=result,
         evidence=("Something moved.",),
     )

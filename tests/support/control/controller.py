@@ -50,11 +50,11 @@ class Controller:
         self.asked_about: int | None = None
 
     def judge(self, seen: Evidence) -> str:
-        return self.ledger.store_verdict(MODEL, USE_CASE, seen, self.policy).verdict_id
+        return self.ledger.store_result(MODEL, USE_CASE, seen, self.policy).result_id
 
-    def ask(self, verdict_id: str, mode: Mode = "act") -> list[Outcome]:
+    def ask(self, result_id: str, mode: Mode = "act") -> list[Outcome]:
         here = self.here(mode)
-        return self._carry_out(answer(self.ledger, verdict_id, "a test", here))
+        return self._carry_out(answer(self.ledger, result_id, "a test", here))
 
     def here(self, mode: Mode = "act") -> Here:
         return Here(self.champion, self.recalibrates, self.asked_about, mode)

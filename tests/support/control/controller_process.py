@@ -1,7 +1,7 @@
 """Processes of the controller for tests: ask many times, or die at a named moment.
 
-    python -m tests.support.control.controller_process URL RUNS_FOLDER storm VERDICT TIMES
-    python -m tests.support.control.controller_process URL RUNS_FOLDER die-before|die-after VERDICT
+    python -m tests.support.control.controller_process URL RUNS_FOLDER storm RESULT TIMES
+    python -m tests.support.control.controller_process URL RUNS_FOLDER die-before|die-after RESULT
     python -m tests.support.control.controller_process URL RUNS_FOLDER sweep
 
 A run of this platform is a file named by its key, made with O_EXCL, so each key has one run.
@@ -38,7 +38,7 @@ class FileRuns:
         return None
 
 
-def main(url: str, folder: str, command: str, verdict_id: str = "", times: str = "1") -> None:
+def main(url: str, folder: str, command: str, result_id: str = "", times: str = "1") -> None:
     ledger, runs = Ledger(url), FileRuns(Path(folder), command)
     if command == "sweep":
         note_ends(ledger, runs)
@@ -48,7 +48,7 @@ def main(url: str, folder: str, command: str, verdict_id: str = "", times: str =
         start_claimed(ledger, left, runs)
         return
     for _ in range(int(times)):
-        made = answer(ledger, verdict_id, f"process {os.getpid()}", Here(None))
+        made = answer(ledger, result_id, f"process {os.getpid()}", Here(None))
         start_claimed(ledger, made.orders, runs)
 
 

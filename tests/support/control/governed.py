@@ -74,9 +74,9 @@ class Governed:
         command += ["--file", str(self.folder / "prefect.yaml")]
         return self._run(command)
 
-    def decide(self, verdict_id: str) -> subprocess.Popen[str]:
-        """Begin to answer a verdict, in a process of its own."""
-        call = f"from flows.decision import decision_flow; decision_flow({verdict_id!r})"
+    def decide(self, result_id: str) -> subprocess.Popen[str]:
+        """Begin to answer a result, in a process of its own."""
+        call = f"from flows.decision import decision_flow; decision_flow({result_id!r})"
         return self._start([sys.executable, "-c", call])
 
     def sweep(self) -> str:
@@ -85,12 +85,12 @@ class Governed:
         return self._run([sys.executable, "-c", call])
 
     def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:
-        """Store a verdict, as a drift check does, and tell nobody."""
-        return Ledger(self.url).store_verdict(MODEL, USE_CASE, seen, policy).verdict_id
+        """Store a result, as a drift check does, and tell nobody."""
+        return Ledger(self.url).store_result(MODEL, USE_CASE, seen, policy).result_id
 
-    def tell(self, verdicts: Sequence[str]) -> None:
+    def tell(self, results: Sequence[str]) -> None:
         """Emit the event of each."""
-        told = [{"verdict_id": verdict, "model": MODEL} for verdict in verdicts]
+        told = [{"verdict_id": result, "model": MODEL} for result in results]
         send([(JUDGED, f"falaj.model.{MODEL}", payload) for payload in told])
 
     def retrainings(self) -> list[tuple[str, str]]:
@@ -101,7 +101,7 @@ class Governed:
         )
 
     def num_events(self) -> int:
-        """Drift verdicts that the server has been told of."""
+        """Drift results that the server has been told of."""
         ((number,),) = self.prefect(f"SELECT count(*) FROM events WHERE event = '{JUDGED}'")
         return int(number)
 
@@ -176,7 +176,7 @@ def acting(platform: Governed) -> list[str]:
 
 
 def num_unanswered(platform: Governed) -> int:
-    """Verdicts that nobody has answered."""
+    """Results that nobody has answered."""
     ((number,),) = platform.operation(
         "SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL"
     )

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from prefect import flow
 
-from tasks.control.retraining.task import store_verdict
+from tasks.control.retraining.task import store_drift_result
 from tests.support.control import builders
 from tests.support.control.governed import USE_CASE
 
 
 @flow
 def judge(folder: str) -> None:
-    """Store a verdict and emit its event."""
+    """Store a result and emit its event."""
     (Path(folder) / "ready").touch()
     while not (Path(folder) / "go").exists():
         time.sleep(0.1)
     report = builders.report(auc=builders.metric(-0.1))
-    store_verdict(report, builders.reference(1), None, None, USE_CASE, builders.FREE)
+    store_drift_result(report, builders.reference(1), None, None, USE_CASE, builders.FREE)
 
 
 if __name__ == "__main__":

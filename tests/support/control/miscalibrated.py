@@ -1,6 +1,6 @@
 """A real champion whose scores promise far too much, and a controller's decision about it.
 
-`python -m tests.support.control.miscalibrated <verdict id>` answers a verdict in this process, as
+`python -m tests.support.control.miscalibrated <result id>` answers a result in this process, as
 a platform without deployments does.
 """
 
@@ -53,13 +53,13 @@ def spoil_champion(record: RunRecord, home: Path, repo: Path) -> ModelVersionRef
     return ref
 
 
-def answer_here(verdict_id: str) -> None:
-    """Answer a verdict; what was decided is carried out in this process."""
+def answer_here(result_id: str) -> None:
+    """Answer a result; what was decided is carried out in this process."""
     from flows import decision
     from flows.decision import decision_flow
 
     decision.deployment_for = lambda *_: None  # as where nothing is deployed
-    decision_flow(verdict_id)
+    decision_flow(result_id)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Deploying to a real server from tests: plans of a part of the file, and drift verdicts."""
+"""Deploying to a real server from tests: plans of a part of the file, and drift results."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def plan_of(text: str, folder: Path, repos: Sequence[str] = (REPO,), **options: 
 
 
 def emit(model: str, number: int) -> None:
-    """Verdicts on one model, in order."""
-    told = [{"verdict_id": f"verdict-{count}", "model": model} for count in range(number)]
+    """Results on one model, in order."""
+    told = [{"verdict_id": f"result-{count}", "model": model} for count in range(number)]
     send([("falaj.drift.judged", model, payload) for payload in told])
 
 
@@ -87,12 +87,12 @@ def num_events(name: str) -> int:
 
 
 def wait_until_known(number: int, limit_s: float = 180) -> None:
-    """Until the server has recorded so many verdicts."""
+    """Until the server has recorded so many results."""
 
     def known() -> bool:
         return num_events("falaj.drift.judged") >= number
 
-    wait_until(known, f"the server knows fewer than {number} verdicts", limit_s=limit_s)
+    wait_until(known, f"the server knows fewer than {number} results", limit_s=limit_s)
 
 
 def decisions() -> list[FlowRun]:

@@ -35,7 +35,7 @@ from tasks.contracts.data import (
     ValidationResult,
     ViewPin,
 )
-from tasks.contracts.drift import DriftReport, DriftVerdict, FeatureDrift
+from tasks.contracts.drift import DriftReport, DriftResult, FeatureDrift
 from tasks.contracts.evaluation import (
     CurvePoint,
     EvaluationReport,
@@ -389,15 +389,15 @@ def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
 
 def feature_drift(name: str, effect: float, low: float, drifted: bool) -> FeatureDrift:
     """Drift of one feature, PSI growing with the square of the effect."""
-    verdict = "above" if drifted else "below"
+    result = "above" if drifted else "below"
     return FeatureDrift(
         feature=name, kind="numeric", psi=6.1 * effect**2, psi_noise=0.0006, effect=effect,
         effect_low=low, missing_reference=0.02, missing_current=0.03, drifted=drifted,
-        evidence=f"effect {effect:.3f}, at least {low:.3f}, {verdict} the threshold 0.10",
+        evidence=f"effect {effect:.3f}, at least {low:.3f}, {result} the threshold 0.10",
     )  # fmt: skip
 
 
-def drift(verdict: DriftVerdict = DriftVerdict.WATCH) -> DriftReport:
+def drift(result: DriftResult = DriftResult.WATCH) -> DriftReport:
     """A season's change: temperature and dew point moved, scores did not."""
     effects = {"month": 0.91, "temp": 0.62, "dewp": 0.55, "humid": 0.14, "pressure": 0.19}
     rng = np.random.default_rng(5)
@@ -413,7 +413,7 @@ def drift(verdict: DriftVerdict = DriftVerdict.WATCH) -> DriftReport:
         reference_performance=metrics(161_228, 0.771, 0.256),
         current_performance=metrics(27_122, 0.7524, 0.131),
         auc_change=Metric(value=-0.0186, low=-0.0244, high=-0.0121), effect_threshold=0.1,
-        verdict=verdict,
+        result=result,
         evidence=(
             "5 of 31 features moved beyond 0.10; all follow the season: month, temp, dewp, "
             "pressure, humid.",
@@ -491,7 +491,7 @@ def hostile_record(store: ArtifactStore) -> RunRecord:
             "drift": record.drift.model_copy(
                 update={"features": tuple(features), "current_performance": None,
                         "auc_change": None, "effect_threshold": None, "evidence": (EVIL, LONG),
-                        "verdict": DriftVerdict.DATA_FAULT}
+                        "result": DriftResult.DATA_FAULT}
             ),
             "stages": tuple(
                 StageTime(stage=EVIL, seconds=math.nan if n == 2 else 1.0 * n, reused=n % 2 == 0)

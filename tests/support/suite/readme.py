@@ -32,7 +32,7 @@ FIGURES = (
     ("conversion", "tabular", "tabular, batch 1024, CPU to onnx-fp32"),
     ("serving", "engine", "answers at 4 x capacity, 99 %, ms"),
     ("serving", "release", "alike versions rolled back at any look"),
-    ("operation", "retraining", "drift verdict to retraining ordered, median s"),
+    ("operation", "retraining", "drift result to retraining ordered, median s"),
 )
 
 

@@ -70,7 +70,7 @@ def test_a_student_as_good_as_its_parent_is_offered_with_the_paired_difference(
     report = judged(store, Blurred())
     assert report.window == splits().test
     assert report.refusal is None
-    assert report.verdict is None
+    assert report.result is None
     change = report.to_parent.primary
     assert change.value == pytest.approx(report.student.primary.value - report.parent.primary.value)
     alone = report.parent.primary
@@ -89,10 +89,10 @@ def test_a_student_below_its_parents_interval_is_refused_with_both_numbers(
 
 @pytest.mark.slow
 def test_a_teacher_that_helps_wins_and_one_that_harms_loses(store: ArtifactStore) -> None:
-    assert "The teacher helped" in str(judged(store, LateRate(), twin=Blind()).verdict)
-    assert "The teacher did harm" in str(judged(store, Blind(), twin=LateRate()).verdict)
+    assert "The teacher helped" in str(judged(store, LateRate(), twin=Blind()).result)
+    assert "The teacher did harm" in str(judged(store, Blind(), twin=LateRate()).result)
     equal = judged(store, Blurred(), twin=Blurred())
-    assert "The teacher made no difference" in str(equal.verdict)
+    assert "The teacher made no difference" in str(equal.result)
     assert equal.teaching is not None
     assert equal.teaching.primary.value == 0.0
 

@@ -32,7 +32,7 @@ def report(differing: int, null: int = 0) -> ParityReport:
         seed=0,
         views=(view,),
         examples=(),
-        verdict="different" if differing else "equal",
+        result="different" if differing else "equal",
         evidence=("feature view weather: 1 of 27 values differ",) if differing else (),
     )
 

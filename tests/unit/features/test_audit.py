@@ -43,8 +43,8 @@ def with_lines(trail: AuditTrail, count: int) -> list[bytes]:
 
 def test_an_untouched_trail_is_whole(trail: AuditTrail) -> None:
     lines = with_lines(trail, 5)
-    verdict = trail.verify()
-    assert (verdict.num_lines, verdict.faults) == (5, ())
+    result = trail.verify()
+    assert (result.num_lines, result.faults) == (5, ())
     assert [json.loads(line)["number"] for line in lines] == [0, 1, 2, 3, 4]
 
 

@@ -11,7 +11,7 @@ from tasks.reporting.files import announcement, write_report
 from tests.support.reporting.run_records import hostile_record, run_record
 
 
-def test_the_announcement_gives_verdicts_figures_and_the_place(tmp_path: Path) -> None:
+def test_the_announcement_gives_results_figures_and_the_place(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path / "artifacts")
     record = run_record(store)
     files = write_report(record, store, tmp_path / "reports")

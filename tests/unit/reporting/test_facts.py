@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import Approval
 from tasks.contracts.run import RunRecord
@@ -22,15 +22,15 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return run_record(ArtifactStore(store))
 
 
-def promotion(record: RunRecord, **changes: object) -> facts.Verdict:
+def promotion(record: RunRecord, **changes: object) -> facts.Result:
     decision = record.promotion.model_copy(update=changes)
-    return facts.promotion_verdict(record.model_copy(update={"promotion": decision}))
+    return facts.promotion_result(record.model_copy(update={"promotion": decision}))
 
 
 def test_a_promotion_names_the_version_that_it_replaces(record: RunRecord) -> None:
-    verdict = promotion(record)
-    assert (verdict.tone, verdict.headline) == ("good", "Promoted: version 3 is the champion")
-    assert verdict.detail == "5 of 5 gates passed; it takes the place of version 2."
+    result = promotion(record)
+    assert (result.tone, result.headline) == ("good", "Promoted: version 3 is the champion")
+    assert result.detail == "5 of 5 gates passed; it takes the place of version 2."
     assert promotion(record, previous_champion=None).detail.endswith("it is the first.")
 
 
@@ -40,11 +40,11 @@ def test_a_champion_that_stays_is_not_called_newly_promoted(record: RunRecord) -
 
 def test_a_refusal_names_the_closed_gates_and_who_stays(record: RunRecord) -> None:
     gates = [g.model_copy(update={"passed": i > 1}) for i, g in enumerate(record.promotion.gates)]
-    verdict = promotion(record, gates=tuple(gates), promoted=False)
-    assert verdict.tone == "bad"
-    assert verdict.headline == "Refused: data was validated, better than the champion"
-    assert "3 of 5 gates passed" in verdict.detail
-    assert "version 2 stays the champion" in verdict.detail
+    result = promotion(record, gates=tuple(gates), promoted=False)
+    assert result.tone == "bad"
+    assert result.headline == "Refused: data was validated, better than the champion"
+    assert "3 of 5 gates passed" in result.detail
+    assert "version 2 stays the champion" in result.detail
 
 
 def test_no_closed_gate_and_no_promotion_is_not_called_a_success(record: RunRecord) -> None:
@@ -52,14 +52,14 @@ def test_no_closed_gate_and_no_promotion_is_not_called_a_success(record: RunReco
     assert promotion(record, promoted=False, gates=()).headline == "Version 3 was not moved"
 
 
-@pytest.mark.parametrize("verdict", list(DriftVerdict))
-def test_every_drift_verdict_has_words_and_a_next_step(
-    record: RunRecord, verdict: DriftVerdict
+@pytest.mark.parametrize("result", list(DriftResult))
+def test_every_drift_result_has_words_and_a_next_step(
+    record: RunRecord, result: DriftResult
 ) -> None:
-    drift = record.drift.model_copy(update={"verdict": verdict})
+    drift = record.drift.model_copy(update={"result": result})
     changed = record.model_copy(update={"drift": drift})
-    assert facts.drift_verdict(changed).headline.startswith("Drift: ")
-    assert "5 of 31 features drifted" in facts.drift_verdict(changed).detail
+    assert facts.drift_result(changed).headline.startswith("Drift: ")
+    assert "5 of 31 features drifted" in facts.drift_result(changed).detail
     assert facts.next_step(changed)
 
 
@@ -181,6 +181,6 @@ def test_a_candidate_that_lacks_a_persons_consent_is_not_called_refused(
     approval = Approval.model_validate(
         {"state": state, "asked": asked, "deadline": asked + timedelta(days=3), "approver": "Ana"}
     )
-    verdict = promotion(record, gates=gates, promoted=False, approval=approval)
-    assert headline in verdict.headline
-    assert verdict.tone == "care"
+    result = promotion(record, gates=gates, promoted=False, approval=approval)
+    assert headline in result.headline
+    assert result.tone == "care"

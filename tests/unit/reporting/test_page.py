@@ -12,7 +12,7 @@ from tasks.reporting.page import prose
 from tests.support.reporting.pages import DATA_DOCS, rendered
 from tests.support.reporting.run_records import EVIL, hostile_record, run_record
 
-SECTIONS = ["verdict", "figures", "loop", "data", "training", "judging", "conversion", "drift",
+SECTIONS = ["result", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance"]  # fmt: skip
 
 

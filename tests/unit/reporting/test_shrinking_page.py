@@ -41,7 +41,7 @@ def result(
         taught=metric_set(0.7498) if teaches else None,
         untaught=metric_set(0.7478) if teaches else None,
         teaching=teaching if teaches else None,
-        verdict="The teacher <helped>: taught minus untaught." if teaches else None,
+        result="The teacher <helped>: taught minus untaught." if teaches else None,
         refusal=refusal,
     )
     gate = GateResult(name="champion", passed=promoted, evidence="lower bound -0.0100")

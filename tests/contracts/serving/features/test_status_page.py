@@ -20,7 +20,7 @@ from serving.observability.metrics import Source
 from serving.observability.observers import Observability
 from serving.observability.status import STEP_S
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 from tasks.control.retraining.ledger import Ledger
@@ -59,10 +59,10 @@ def served(pages: Pages) -> Iterator[str]:
         server.server_close()
 
 
-def evidence(verdict: DriftVerdict, drifted: tuple[str, ...]) -> Evidence:
+def evidence(result: DriftResult, drifted: tuple[str, ...]) -> Evidence:
     end = datetime(2013, 11, 22, 5, tzinfo=UTC)
     return Evidence(
-        verdict=verdict,
+        result=result,
         window=TimeWindow(start=end - timedelta(days=28), end=end),
         version=3,
         num_features=69,
@@ -82,10 +82,10 @@ def without_drift(home: Path) -> Settings:
     return Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights")
 
 
-def settings_with(home: Path, verdict: DriftVerdict, drifted: tuple[str, ...]) -> Settings:
+def settings_with(home: Path, result: DriftResult, drifted: tuple[str, ...]) -> Settings:
     settings = without_drift(home)
     ledger = Ledger(settings.metadata_url)
-    ledger.store_verdict(MODEL, "flights", evidence(verdict, drifted), RetrainingPolicy())
+    ledger.store_result(MODEL, "flights", evidence(result, drifted), RetrainingPolicy())
     return settings
 
 
@@ -130,7 +130,7 @@ def entities(stale: int = 0) -> Source:
 
 def fine(home: Path) -> Observability:
     log = Source("log", lambda: {"written": 4182, "dropped": 0})
-    settings = settings_with(home, DriftVerdict.STABLE, ())
+    settings = settings_with(home, DriftResult.STABLE, ())
     return with_traffic(observability(settings, sources=(log, entities())))
 
 
@@ -147,7 +147,7 @@ def troubled(home: Path) -> Observability:
     log = Source("log", lambda: dict(numbers))
     reads = Source("entities", lambda: {"freshness": {"weather": dict(stale)}})
     names = ("weather__temp", "origin_stats__late_rate_24h")
-    settings = settings_with(home, DriftVerdict.RETRAIN, names)
+    settings = settings_with(home, DriftResult.RETRAIN, names)
     made = with_traffic(observability(settings, states, (log, reads)))
     numbers["dropped"], stale["stale"] = 17, 41
     for _ in range(212):
@@ -162,7 +162,7 @@ def told(made: Observability) -> dict[str, Any]:
     return dict(json.loads(body))
 
 
-def test_the_status_says_versions_traffic_latency_and_verdict(tmp_path: Path) -> None:
+def test_the_status_says_versions_traffic_latency_and_result(tmp_path: Path) -> None:
     status = told(fine(tmp_path))
     (model,) = status["models"]
     stable, candidate, shadow = model["slots"]
@@ -191,7 +191,7 @@ def test_trouble_is_told_in_sentences(tmp_path: Path) -> None:
     assert "bad_request" not in notices, "a client's own fault needs nobody's attention"
 
 
-def test_looking_for_verdicts_makes_no_database(tmp_path: Path) -> None:
+def test_looking_for_results_makes_no_database(tmp_path: Path) -> None:
     observability(without_drift(tmp_path / "home"))
     assert not (tmp_path / "home").exists()
 

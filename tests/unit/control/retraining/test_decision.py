@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts.drift import DriftVerdict
+from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
 from tasks.control.retraining.budget import KINDS
 from tasks.control.retraining.config import RetrainingPolicy
@@ -36,7 +36,7 @@ SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]
         (4, builders.shifted(0), Action.RECALIBRATE, Cause.CALIBRATION),
         (5, builders.stale(0), Action.RETRAIN, Cause.MODEL),
         (6, evidence(), Action.RETRAIN, Cause.MODEL),
-        (7, evidence(DriftVerdict.WATCH, auc=metric(-0.1)), Action.NOTHING, None),
+        (7, evidence(DriftResult.WATCH, auc=metric(-0.1)), Action.NOTHING, None),
     ],
 )
 def test_each_line_of_the_table_applies_to_its_evidence(
@@ -64,9 +64,9 @@ def test_each_action_that_the_rule_can_choose_has_a_way_to_be_carried_out() -> N
 
 
 def test_drift_without_labels_ends_no_trouble_but_that_of_the_feed() -> None:
-    seen = evidence(DriftVerdict.WATCH)
+    seen = evidence(DriftResult.WATCH)
     assert healed(seen, decide(seen, CONFIG)) == {Cause.FEED}
-    known = evidence(DriftVerdict.WATCH, auc=metric(0.0))
+    known = evidence(DriftResult.WATCH, auc=metric(0.0))
     assert healed(known, decide(known, CONFIG)) == set(Cause)
     assert healed(builders.faulty(0), decide(builders.faulty(0), CONFIG)) == set()
 
@@ -95,7 +95,7 @@ def any_evidence() -> st.SearchStrategy[Evidence]:
             "sentences": st.sampled_from([(), ("Fault of the data: a.",)]),
         }
     )
-    return st.builds(lambda v, c: evidence(v, **c), st.sampled_from(DriftVerdict), changes)
+    return st.builds(lambda v, c: evidence(v, **c), st.sampled_from(DriftResult), changes)
 
 
 def any_config() -> st.SearchStrategy[RetrainingPolicy]:
@@ -111,9 +111,9 @@ def test_every_evidence_has_one_choice_and_a_fault_never_trains(
     choice = decide(seen, config)
     assert choice == decide(seen, config)
     assert (choice.action is Action.NOTHING) or choice.cause is not None
-    if seen.verdict in (DriftVerdict.DATA_FAULT, DriftVerdict.STABLE):
+    if seen.result in (DriftResult.DATA_FAULT, DriftResult.STABLE):
         assert choice.action is Action.NOTHING
-    if seen.verdict is DriftVerdict.WATCH:
+    if seen.result is DriftResult.WATCH:
         assert choice.action in (Action.NOTHING, Action.ROLL_BACK)
     if choice.cause is not None:
         assert choice.cause not in healed(seen, choice)

@@ -43,13 +43,13 @@ class KillingRuns(Runs):
         return started
 
 
-def episodes_of(verdicts: list[str]) -> int:
-    """Oracle: in the order of the verdicts, stretches of a cause until a stable one.
+def episodes_of(results: list[str]) -> int:
+    """Oracle: in the order of the results, stretches of a cause until a stable one.
 
     Exact while no recalibration ends.
     """
     num_episodes, under_way = 0, set[Cause]()
-    for kind in verdicts:
+    for kind in results:
         if kind == "stable":
             under_way.clear()
         elif (cause := CAUSES.get(kind)) and cause not in under_way:
@@ -59,7 +59,7 @@ def episodes_of(verdicts: list[str]) -> int:
 
 
 class EventOrders(RuleBasedStateMachine):
-    """Verdicts are stored in order; events of them come in any order, doubled, or never."""
+    """Results are stored in order; events of them come in any order, doubled, or never."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Verdicts answered once and in order, on a real SQLite database."""
+"""Results answered once and in order, on a real SQLite database."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_promotion_ends_an_episode(controller: Controller) -> None:
     assert len(controller.runs.by_key) == 2
 
 
-def test_a_verdict_on_a_former_champion_is_refused(controller: Controller) -> None:
+def test_a_result_on_a_former_champion_is_refused(controller: Controller) -> None:
     controller.champion = 2
     assert controller.see(builders.stale(0)) == [Outcome.SUPERSEDED]
     assert controller.runs.by_key == {}
@@ -85,15 +85,15 @@ def test_a_broken_feed_alerts_and_never_trains(controller: Controller) -> None:
 
 
 def test_a_duplicate_gets_the_answer_that_was_given(controller: Controller) -> None:
-    verdict_id = controller.judge(builders.stale(0))
-    assert controller.judge(builders.stale(0)) == verdict_id
-    assert [controller.ask(verdict_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
+    result_id = controller.judge(builders.stale(0))
+    assert controller.judge(builders.stale(0)) == result_id
+    assert [controller.ask(result_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
     assert controller.runs.num_calls == 1
-    assert controller.ledger.verdict(verdict_id).num_asked == 3
+    assert controller.ledger.result(result_id).num_asked == 3
     assert len(controller.ledger.decisions(Wanted())) == 1
 
 
-def test_events_out_of_order_are_answered_in_the_order_of_the_verdicts(
+def test_events_out_of_order_are_answered_in_the_order_of_the_results(
     controller: Controller,
 ) -> None:
     seen = [builders.stale(0), builders.stable(1), builders.stale(2), builders.stale(3)]
@@ -252,8 +252,8 @@ def test_within_one_boot_a_cool_down_lasts_as_long_as_it_should_whatever_the_clo
 
 
 def test_deciding_only_changes_nothing_but_the_record(controller: Controller) -> None:
-    verdict_id = controller.judge(builders.stale(0))
-    assert controller.ask(verdict_id, "decide_only") == [Outcome.DECIDE_ONLY]
+    result_id = controller.judge(builders.stale(0))
+    assert controller.ask(result_id, "decide_only") == [Outcome.DECIDE_ONLY]
     assert controller.sweep() == []
     assert controller.runs.by_key == {}
     assert controller.see(builders.stale(1)) == [Outcome.ACTS]
@@ -341,27 +341,28 @@ def test_the_record_is_listed_by_model_action_outcome_and_time(controller: Contr
 
 def test_models_do_not_hold_each_other_up(controller: Controller) -> None:
     controller.see(builders.stale(0))
-    other = controller.ledger.store_verdict("fares", "taxis", builders.stale(0), FREE)
-    assert controller.ask(other.verdict_id) == [Outcome.ACTS]
+    other = controller.ledger.store_result("fares", "taxis", builders.stale(0), FREE)
+    assert controller.ask(other.result_id) == [Outcome.ACTS]
     assert len(controller.runs.by_key) == 2
 
 
 def test_what_another_release_wrote_is_read_as_far_as_it_goes(
     controller: Controller, database: Path
 ) -> None:
-    verdict_id = controller.judge(builders.stale(0))
+    result_id = controller.judge(builders.stale(0))
     with sqlite3.connect(database) as connection:
         connection.execute(
             "UPDATE falaj_verdicts SET policy = json_insert(policy, '$.later_field', 1),"
-            " evidence = json_insert(evidence, '$.later_field', 1)"
+            " evidence = replace(json_insert(evidence, '$.later_field', 1),"
+            " '\"result\":', '\"verdict\":')"
         )
     connection.close()
-    assert controller.ledger.verdict(verdict_id).evidence == builders.stale(0)
+    assert controller.ledger.result(result_id).evidence == builders.stale(0)
     with sqlite3.connect(database) as connection:
         connection.execute("UPDATE falaj_verdicts SET evidence = '{}'")
     connection.close()
     with pytest.raises(DataContractError, match="written by another release"):
-        controller.ask(verdict_id)
+        controller.ask(result_id)
 
 
 def test_each_outcome_has_a_meaning_for_people(controller: Controller) -> None:
@@ -371,7 +372,7 @@ def test_each_outcome_has_a_meaning_for_people(controller: Controller) -> None:
     assert set(MEANING) == set(Outcome)
 
 
-def test_an_unknown_verdict_is_refused_with_what_to_check(controller: Controller) -> None:
+def test_an_unknown_result_is_refused_with_what_to_check(controller: Controller) -> None:
     with pytest.raises(DataContractError, match="same FALAJ_DATABASE_URL or state folder"):
         controller.ask("f" * 32)
 

@@ -11,10 +11,10 @@ from flows.config import read_pipeline_config
 from flows.drift_check import columns_with_unit
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.drift import DriftReport, DriftVerdict
+from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.evaluation.drift.compare import compare_windows
 from tasks.evaluation.drift.config import DriftConfig
-from tasks.evaluation.drift.task import feature_rows, verdict_text
+from tasks.evaluation.drift.task import feature_rows, result_text
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data import builders
@@ -56,7 +56,7 @@ def check(
 
 def test_nothing_changed_is_stable(store: ArtifactStore) -> None:
     report = check(store, changed(store))
-    assert report.verdict == DriftVerdict.STABLE
+    assert report.result == DriftResult.STABLE
     assert not any(feature.drifted for feature in report.features)
     assert not report.prediction.drifted
     assert [f.feature for f in report.features] == [
@@ -68,7 +68,9 @@ def test_nothing_changed_is_stable(store: ArtifactStore) -> None:
     effects = [float(row["effect"]) for row in feature_rows(report)]
     assert len(effects) == 9
     assert effects == sorted(effects, reverse=True)
-    text = verdict_text(report)
+    before = report.model_dump_json().replace('"result":', '"verdict":')
+    assert DriftReport.model_validate_json(before) == report  # as stored before 2026-11-24
+    text = result_text(report)
     assert text.startswith(f"**stable**: {report.num_current_rows:,} rows of {report.current}")
     assert all(f"- {sentence}" in text for sentence in report.evidence)
 
@@ -78,7 +80,7 @@ def test_a_warmer_month_is_watched_and_named(store: ArtifactStore) -> None:
         data.loc[now, "temp"] += np.float32(15)
 
     report = check(store, changed(store, warmer))
-    assert report.verdict == DriftVerdict.WATCH
+    assert report.result == DriftResult.WATCH
     assert [f.feature for f in report.features if f.drifted] == ["temp"]
     assert any(
         "1 of 8 features drifted, effect surely above 0.1: temp 0." in e for e in report.evidence
@@ -90,9 +92,9 @@ def test_predictions_that_moved_are_watched_with_labels_and_retrained_without(
     store: ArtifactStore,
 ) -> None:
     dataset = changed(store)
-    assert check(store, dataset, shift=1.0).verdict == DriftVerdict.WATCH
+    assert check(store, dataset, shift=1.0).result == DriftResult.WATCH
     report = check(store, dataset, auc=None, shift=1.0)
-    assert report.verdict == DriftVerdict.RETRAIN
+    assert report.result == DriftResult.RETRAIN
     assert report.auc_change is None
     assert report.evidence[0] == "Performance is not known: no label is known."
 
@@ -100,12 +102,12 @@ def test_predictions_that_moved_are_watched_with_labels_and_retrained_without(
 def test_a_stale_model_is_retrained_and_a_hard_month_is_not(store: ArtifactStore) -> None:
     dataset = changed(store)
     stale = check(store, dataset, auc=0.68, excess=0.03)
-    assert stale.verdict == DriftVerdict.RETRAIN
+    assert stale.result == DriftResult.RETRAIN
     assert "the model has gone stale" in stale.evidence[0]
     assert stale.auc_change is not None
     assert stale.auc_change.value == pytest.approx(-0.07)
     hard = check(store, dataset, auc=0.68, excess=-0.03)
-    assert hard.verdict == DriftVerdict.WATCH
+    assert hard.result == DriftResult.WATCH
     assert "no reason to retrain" in hard.evidence[0]
     assert "models withdraw" not in stale.evidence[0]
     collapsed = check(store, dataset, auc=0.55, excess=0.05)
@@ -141,7 +143,7 @@ def test_a_broken_feed_is_a_fault_even_when_performance_fell(
     store: ArtifactStore, fault: Change, sentence: str
 ) -> None:
     report = check(store, changed(store, fault), auc=0.6, excess=0.1)
-    assert report.verdict == DriftVerdict.DATA_FAULT
+    assert report.result == DriftResult.DATA_FAULT
     assert report.evidence[0].startswith(f"Fault of the data: {sentence}")
 
 
@@ -149,7 +151,7 @@ def test_a_guess_of_a_unit_that_nobody_declared_is_told_and_stops_no_retraining(
     store: ArtifactStore,
 ) -> None:
     report = check(store, changed(store, to_celsius), auc=0.6, excess=0.1, with_unit=())
-    assert report.verdict == DriftVerdict.RETRAIN
+    assert report.result == DriftResult.RETRAIN
     assert report.evidence[-1].startswith("Look at temp: looks converted from Fahrenheit")
 
 
@@ -159,7 +161,7 @@ def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> N
     to_celsius(faulty, inside)
     current = builders.dataset(store, faulty[inside].reset_index(drop=True))
     report = check(store, changed(store), current=current)
-    assert report.verdict == DriftVerdict.DATA_FAULT
+    assert report.result == DriftResult.DATA_FAULT
 
 
 def test_equal_inputs_give_the_same_report_to_the_byte(store: ArtifactStore) -> None:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, RegressionMetrics, ScoredWindow
 from tasks.evaluation.drift.config import DriftConfig
-from tasks.evaluation.drift.verdict import (
+from tasks.evaluation.drift.result import (
     ClassificationChange,
     PerformanceChange,
     RegressionChange,
@@ -49,41 +49,41 @@ def number_change(r2: float, skill: float | None, spread: float = 0.01) -> Regre
 
 
 @pytest.mark.parametrize(
-    ("inputs", "predictions", "performance", "faults", "verdict"),
+    ("inputs", "predictions", "performance", "faults", "result"),
     [
-        (False, False, change(0.0, 0.0), [], DriftVerdict.STABLE),
-        (True, False, change(0.0, 0.0), [], DriftVerdict.WATCH),
-        (False, True, change(0.0, 0.0), [], DriftVerdict.WATCH),
+        (False, False, change(0.0, 0.0), [], DriftResult.STABLE),
+        (True, False, change(0.0, 0.0), [], DriftResult.WATCH),
+        (False, True, change(0.0, 0.0), [], DriftResult.WATCH),
         # a harder month: the AUC falls, and the scores say so
-        (True, True, change(-0.05, -0.02), [], DriftVerdict.WATCH),
+        (True, True, change(-0.05, -0.02), [], DriftResult.WATCH),
         # a stale model: the AUC falls, and it errs more than it says
-        (True, True, change(-0.05, 0.015), [], DriftVerdict.RETRAIN),
+        (True, True, change(-0.05, 0.015), [], DriftResult.RETRAIN),
         # a stale model whose ranking holds
-        (True, True, change(0.0, 0.05), [], DriftVerdict.RETRAIN),
+        (True, True, change(0.0, 0.05), [], DriftResult.RETRAIN),
         # the relation to the label changed, and nothing else
-        (False, False, change(-0.05, 0.05), [], DriftVerdict.RETRAIN),
+        (False, False, change(-0.05, 0.05), [], DriftResult.RETRAIN),
         # within the interval, or too small to matter
-        (True, True, change(-0.05, 0.05, spread=0.06), [], DriftVerdict.WATCH),
-        (True, False, change(-0.015, 0.015, spread=0.001), [], DriftVerdict.WATCH),
+        (True, True, change(-0.05, 0.05, spread=0.06), [], DriftResult.WATCH),
+        (True, False, change(-0.015, 0.015, spread=0.001), [], DriftResult.WATCH),
         # no labels yet
-        (True, False, None, [], DriftVerdict.WATCH),
-        (True, True, None, [], DriftVerdict.RETRAIN),
-        (False, False, None, [], DriftVerdict.STABLE),
+        (True, False, None, [], DriftResult.WATCH),
+        (True, True, None, [], DriftResult.RETRAIN),
+        (False, False, None, [], DriftResult.STABLE),
         # a broken feed comes first, whatever else is seen
-        (True, True, change(-0.1, 0.1), ["temp: missing"], DriftVerdict.DATA_FAULT),
-        (False, False, None, ["temp: missing"], DriftVerdict.DATA_FAULT),
+        (True, True, change(-0.1, 0.1), ["temp: missing"], DriftResult.DATA_FAULT),
+        (False, False, None, ["temp: missing"], DriftResult.DATA_FAULT),
     ],
 )
-def test_the_verdict_follows_its_rules_in_order(
+def test_the_result_follows_its_rules_in_order(
     inputs: bool,
     predictions: bool,
     performance: PerformanceChange | None,
     faults: list[str],
-    verdict: DriftVerdict,
+    result: DriftResult,
 ) -> None:
     features = [feature("gust", drifted=False), feature(drifted=inputs)]
     prediction = feature("prediction", drifted=predictions)
-    assert decide(features, prediction, performance, faults, CONFIG) == verdict
+    assert decide(features, prediction, performance, faults, CONFIG) == result
 
 
 def test_the_interval_of_a_difference_is_that_of_two_independent_estimates() -> None:

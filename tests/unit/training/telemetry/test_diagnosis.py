@@ -203,7 +203,7 @@ def test_any_times_give_findings_in_order_with_shares_of_one(
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])
-def test_the_verdict_depends_on_shares_and_not_on_the_length_of_a_step(factor: float) -> None:
+def test_the_result_depends_on_shares_and_not_on_the_length_of_a_step(factor: float) -> None:
     times_ms = ((0.3, 9.0, 40.0), (0.3, 48.0, 0.7))
     ranks = [rank(n, *(factor * ms for ms in times_ms[n])) for n in range(2)]
     assert only(diagnose(ranks, HOST, JOB)).kind == "imbalance"

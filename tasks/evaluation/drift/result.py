@@ -1,4 +1,4 @@
-"""The verdict of a drift check, with its reasons in sentences.
+"""The result of a drift check, with its reasons in sentences.
 
 Did the model get worse, and is it the model or the window?
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasks.contracts.drift import DriftVerdict, FeatureDrift
+from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, Quality, RegressionMetrics, ScoredWindow
 from tasks.evaluation.drift.config import DriftConfig
 
@@ -147,7 +147,7 @@ def decide(
     performance: PerformanceChange | None,
     faults: Sequence[str],
     config: DriftConfig,
-) -> DriftVerdict:
+) -> DriftResult:
     """What to do, first rule that applies.
 
     1. A fault of the data: mend the feed. Nothing learned from it would be worth anything.
@@ -157,15 +157,15 @@ def decide(
     4. Something drifted or fell, short of that: watch. Mostly it is the season.
     """
     if faults:
-        return DriftVerdict.DATA_FAULT
+        return DriftResult.DATA_FAULT
     if performance is None:
         stale, fell = prediction.drifted, False
     else:
         stale, fell = performance.went_stale(config), performance.fell(config)
     if stale:
-        return DriftVerdict.RETRAIN
+        return DriftResult.RETRAIN
     moved = fell or prediction.drifted or any(feature.drifted for feature in features)
-    return DriftVerdict.WATCH if moved else DriftVerdict.STABLE
+    return DriftResult.WATCH if moved else DriftResult.STABLE
 
 
 def explain(
@@ -176,7 +176,7 @@ def explain(
     windows: tuple[ScoredWindow, ScoredWindow],
     config: DriftConfig,
 ) -> tuple[str, ...]:
-    """Sentences with the numbers behind the verdict, the most serious first.
+    """Sentences with the numbers behind the result, the most serious first.
 
     Args:
         features: change of each feature.
