@@ -44,7 +44,7 @@ def main() -> int:
         )
         return EXIT_NO_DIRECTORY
     kept = {name: os.environ[name] for name in order["inherit"] if name in os.environ}
-    guard = [sys.executable, "-S", str(Path(__file__).parents[1] / "launch" / "guard.py")]
+    guard = [sys.executable, "-S", str(Path(__file__).parents[2] / "kernel" / "guard.py")]
     rank = subprocess.Popen(
         [*guard, str(os.getpid()), str(order["grace_s"]), "--", *order["command"]],
         cwd=directory,
