@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-keras test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
+.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -111,13 +111,6 @@ test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 
 	@.venv-cluster/bin/python -m pytest tests/contracts/features/test_profiles.py -k cluster -m "not drill" \
 		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
 
-test-keras: setup ## run the tests of the Keras network, in an environment with Keras
-	@$(VENV_PYTHON) -m venv .venv-keras
-	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
-		> .venv-keras/lib/python3.11/site-packages/falaj.pth
-	@.venv-keras/bin/python -m pip install --quiet -r infra/keras/requirements.in
-	@.venv-keras/bin/python -m pytest tests/contracts/conversion/test_keras.py -m "not drill" $(PYTEST_ARGS)
-
 test-tensorrt-rtx: setup .venv-tensorrt-rtx/complete ## ask TensorRT's parser, which needs no GPU; later test runs ask it too
 	@test -e .venv-tensorrt-rtx/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_tensorrt_rtx.py -m "not drill" $(PYTEST_ARGS)
@@ -154,11 +147,10 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
-	echo "  $(CURDIR)/.venv-keras  that of make test-keras"; \
 	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-serving-clients, .venv-litert, .venv-mutation  the same"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-keras .venv-tensorrt-rtx .venv-triton .venv-serving-clients .venv-litert .venv-mutation .venv-mlserver .venv-kserve .falaj
+	rm -rf -- .venv .venv-cluster .venv-tensorrt-rtx .venv-triton .venv-serving-clients .venv-litert .venv-mutation .venv-mlserver .venv-kserve .falaj

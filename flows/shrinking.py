@@ -61,7 +61,6 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
         ConfigurationError: the network would be no smaller, or cannot be pruned.
         RegistryError: there is no such version, or its files are missing or damaged.
     """
-    config.training.check_installed()
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     parent = find_shrinking_parent(version, config.registry)
     plan = plan_student(parent, config.shrinking, config.training)

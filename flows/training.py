@@ -59,7 +59,6 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     Raises:
         ConfigurationError: it asks for an extra that is not installed here.
     """
-    config.training.check_installed()
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tasks.contracts.base import field_title
-from tasks.kernel.errors import ConfigurationError
 from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.data.config import ReadingConfig
 from tasks.training.elastic.config import ElasticConfig
@@ -16,10 +14,6 @@ from tasks.training.launch.config import LaunchConfig
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.telemetry.config import TelemetryConfig
 
-KERAS_IS_MISSING = (
-    "network 'keras' is asked for, but Keras is not installed here; install the extra `keras`, or "
-    "leave the network at 'torch'"
-)
 # Code that measures a training and changes nothing of it: no part of a model's key.
 ONLY_MEASURES = ("tasks.training.telemetry",)
 # Fields that say how a run is carried out, not what it computes: a run that was cut off may go on
@@ -118,11 +112,6 @@ class TrainingConfig(BaseModel):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of everything random.")
 
     # Network
-    network: Literal["torch", "keras"] = Field(
-        default="torch",
-        description="Framework of the network's layers. `keras` is an optional extra, on its "
-        "PyTorch backend: same ranks, same export.",
-    )
     hidden_sizes: tuple[PositiveInt, ...] = Field(
         default=(256, 128), min_length=1, max_length=8, description="Units of each hidden layer."
     )
@@ -164,9 +153,16 @@ class TrainingConfig(BaseModel):
         default=3600, ge=10, le=7 * 86400, description="Wall seconds of one attempt."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _networks_are_of_pytorch(cls, given: Any) -> Any:
+        """Earlier releases named the framework, and wrote it into registered versions."""
+        if isinstance(given, dict) and given.get("network") == "torch":
+            return {name: value for name, value in given.items() if name != "network"}
+        return given
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        strategy = self.strategy
         for is_wrong, sentence in (
             (
                 self.global_batch_size % self.num_shards,
@@ -179,13 +175,8 @@ class TrainingConfig(BaseModel):
                 "start='champion'; a network from scratch has nothing to build on",
             ),
             (
-                self.network == "keras" and strategy.ranks_per_replica > 1,
-                f"strategy.name={strategy.name!r} cuts a network by a plan that network='keras' "
-                "does not have; use network='torch' or another strategy",
-            ),
-            (
-                self.elastic.enabled and strategy.name != "horovod",
-                f"elastic training needs strategy.name='horovod', not {strategy.name!r}: each rank "
+                self.elastic.enabled and self.strategy.name != "horovod",
+                f"elastic training needs strategy.name='horovod', not {self.strategy.name!r}: each rank "
                 "must hold the whole network to go on without another",
             ),
         ):
@@ -203,12 +194,3 @@ class TrainingConfig(BaseModel):
         """The fields that decide what is computed: all but those that say how it is carried out."""
         computed = self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
         return {**computed, "reading": self.reading.computation()}
-
-    def check_installed(self) -> None:
-        """Refuse, before anything is computed, what needs an extra that is not here.
-
-        Raises:
-            ConfigurationError: Keras is asked for and not installed.
-        """
-        if self.network == "keras" and importlib.util.find_spec("keras") is None:
-            raise ConfigurationError(KERAS_IS_MISSING)

@@ -7,11 +7,8 @@ Embeddings for Numerical Features in Tabular Deep Learning" (2022), categories t
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import math
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -114,8 +111,19 @@ class TabularNetwork(nn.Module):
             positions: int64 (rows, categories), from `Preprocessing.category_positions`.
             numeric: float32 (rows, numbers); NaN is missing.
         """
-        logits: Tensor = self.perceptron(embedded(self, positions, numeric)).squeeze(1)
+        logits: Tensor = self.perceptron(self._embedded(positions, numeric)).squeeze(1)
         return logits
+
+    def _embedded(self, positions: Tensor, numeric: Tensor) -> Tensor:
+        """What the perceptron takes; in training some categories are shown as unknown."""
+        if self.training and self.category_dropout > 0:
+            dropped = torch.rand(positions.shape, device=positions.device) < self.category_dropout
+            positions = torch.where(dropped, self.unknown, positions)
+        tables = [
+            functional.embedding(positions[:, column], table)
+            for column, table in enumerate(self.tables)
+        ]
+        return torch.cat([*tables, *self.numbers(numeric)], dim=1)
 
     def tensor_parallel_plan(self) -> dict[str, Cut]:
         """How the perceptron is cut over ranks; see `TensorParallel`.
@@ -132,18 +140,6 @@ class TabularNetwork(nn.Module):
                 if isinstance(self.perceptron[between], nn.Dropout):
                     plan[f"perceptron.{between}"] = "units"
         return plan
-
-
-def embedded(part: TabularNetwork | Any, positions: Tensor, numeric: Tensor) -> Tensor:
-    """What the perceptron takes; in training some categories are shown as unknown."""
-    if part.training and part.category_dropout > 0:
-        dropped = torch.rand(positions.shape, device=positions.device) < part.category_dropout
-        positions = torch.where(dropped, part.unknown, positions)
-    parts = [
-        functional.embedding(positions[:, column], table)
-        for column, table in enumerate(part.tables)
-    ]
-    return torch.cat([*parts, *part.numbers(numeric)], dim=1)
 
 
 def embedding_size(table_rows: int, config: TrainingConfig) -> int:
@@ -231,16 +227,3 @@ def export_program(network: TabularNetwork, preprocessing: Preprocessing) -> byt
     content = io.BytesIO()
     torch.export.save(exported, content)
     return content.getvalue()
-
-
-def build_network(preprocessing: Preprocessing, config: TrainingConfig) -> TabularNetwork:
-    """A new network of the kind that `config.network` names; all kinds have one interface.
-
-    Raises:
-        ConfigurationError: `keras` is asked for where it is not installed.
-    """
-    if config.network == "torch":
-        return TabularNetwork(preprocessing, config)
-    module = importlib.import_module("tasks.training.core.keras_network")  # an optional extra
-    network: TabularNetwork = module.KerasNetwork(preprocessing, config)
-    return network

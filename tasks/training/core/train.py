@@ -26,7 +26,7 @@ from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.state import serialized
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.core.network import build_network, export_program
+from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.core.objective import Objective, labels_of, objective_of
 from tasks.training.core.run_directory import (
     ProgressReporter,
@@ -125,7 +125,7 @@ class TrainingSession:
         self._strategy = build_strategy(
             self._config.strategy,
             exchange,
-            build_network(self._sources.preprocessing, self._config),
+            TabularNetwork(self._sources.preprocessing, self._config),
             self._objective.training_losses(self._job.lesson),
             partial(adamw, config=self._config),
             torch.device(self._config.device),
@@ -439,7 +439,7 @@ class TrainingSession:
     def _write_result(self) -> None:
         self._progress.enter("exporting")
         preprocessing = self._sources.preprocessing
-        network = build_network(preprocessing, self._config)
+        network = TabularNetwork(preprocessing, self._config)
         network.load_state_dict(self._best_weights)
         best: State = {
             "epoch": self._best_epoch,

@@ -65,12 +65,11 @@ def launch_training(
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same model.
         DataContractError: the snapshot is not what was promised; the sentence names the rank.
-        ConfigurationError: the device or the framework that is asked for is not there.
+        ConfigurationError: the device that is asked for is not there.
         TrainingError: training failed in a way that will repeat, or took too long.
         ArtifactError: the snapshot is absent or damaged.
         StorageError: the disk refused a write.
     """
-    config.check_installed()
     snapshot = dataset.snapshot
     learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, lesson)
     inputs = (*learnt_from, code_digest(__file__, without=ONLY_MEASURES))

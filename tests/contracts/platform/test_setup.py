@@ -85,7 +85,7 @@ def make(
 def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None:
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
-    tests = "test test-slow tools drills mutants test-cluster test-keras test-horovod"
+    tests = "test test-slow tools drills mutants test-cluster test-horovod"
     aside = "test-tensorrt-rtx test-triton test-serving-clients test-litert"
     platform = "serve gateway up down status doctor"
     assert listed == set(

@@ -55,7 +55,7 @@ def test_what_the_project_asks_for_is_locked_within_its_ranges() -> None:
     lists += tables["dependency-groups"].values()
     asked = [Requirement(line) for lines in lists for line in lines if isinstance(line, str)]
     assert [str(r) for r in asked if r.name != HOROVOD and not fits(r)] == []
-    assert extras.keys() - all_extras == {"all", "keras", "kubernetes", "redis"}
+    assert extras.keys() - all_extras == {"all", "kubernetes", "redis"}
 
 
 def test_what_builds_horovod_is_locked() -> None:

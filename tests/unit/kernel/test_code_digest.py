@@ -130,7 +130,6 @@ def test_the_training_of_this_project_is_reached_and_its_measuring_is_not() -> N
         "core.train",
         "core.network",
         "strategies.sharded",
-        "core.keras_network",
         "elastic.rank",
     ):
         assert code_digest(str(launcher), without=[f"tasks.training.{reached}"]) != whole, reached
