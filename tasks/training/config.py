@@ -176,8 +176,8 @@ class TrainingConfig(BaseModel):
             ),
             (
                 self.elastic.enabled and self.strategy.name != "horovod",
-                f"elastic training needs strategy.name='horovod', not {self.strategy.name!r}: each rank "
-                "must hold the whole network to go on without another",
+                f"elastic training needs strategy.name='horovod', not {self.strategy.name!r}: each "
+                "rank must hold the whole network to go on without another",
             ),
         ):
             if is_wrong:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pyarrow.fs import FileSelector, S3FileSystem
 
 from tasks.contracts.training import EpochMetrics
@@ -59,25 +58,17 @@ def test_what_two_ranks_write_together_is_one_state_for_any_number_of_ranks(fold
         {
             "epoch": 1,
             "network": {"cut": cut_tensor(), **whole_tensors()},
-            "strategy": {"of rank 0": torch.tensor([0]), "of rank 1": torch.tensor([1])},
             "world_size": 2,
         },
     )
     saved = seen_by(folder, "save", 2)
     assert saved[0] == saved[1]
-    kept = sorted((folder / "checkpoints").iterdir())
-    assert [path.name for path in kept] == saved[0]["refs"][-NUM_KEPT:]
-    assert min(bytes_by_rank(kept[-1])) > 0.3 * sum(bytes_by_rank(kept[-1]))  # rows are cut 1 to 2
+    kept = {path.parent.name for path in folder.glob("checkpoints/*/manifest.json")}
+    assert kept == set(saved[0]["refs"][-NUM_KEPT:])
     run_on_ranks(PROGRAM, folder, 3, "load")
     seen = seen_by(folder, "load", 3)
     assert {of_rank["ref"] for of_rank in seen} == {saved[0]["refs"][-1]}
-    assert [of_rank["names"] for of_rank in seen] == [[f"bias{r}", "cut"] for r in range(3)]
     assert {of_rank["saved_by"] for of_rank in seen} == {2}
-
-
-def bytes_by_rank(checkpoint: Path) -> list[int]:
-    parts = [checkpoint.glob(f"part-{rank:05d}-*") for rank in (0, 1)]
-    return [sum(part.stat().st_size for part in of_rank) for of_rank in parts]
 
 
 @pytest.mark.slow
@@ -151,7 +142,7 @@ def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path:
 
 
 @pytest.mark.slow
-def test_ranks_that_share_a_network_write_their_own_parts_and_fewer_of_them_go_on(
+def test_ranks_that_share_a_network_write_their_own_rows_and_fewer_of_them_go_on(
     tmp_path: Path,
 ) -> None:
     class CutError(Exception):
@@ -166,7 +157,7 @@ def test_ranks_that_share_a_network_write_their_own_parts_and_fewer_of_them_go_o
     with pytest.raises(CutError):
         train(tmp_path / "cut", config(strategy=strategy), cut_after_two)
     newest = max((tmp_path / "cut/work").glob("*/checkpoints/*/manifest.json")).parent
-    assert min(bytes_by_rank(newest)) > 0.3 * sum(bytes_by_rank(newest))
+    assert len(list(newest.glob("rank-*.pt"))) == 2
     continued = train(tmp_path / "cut", config(strategy=strategy, **on_ranks(1)))
     log = ArtifactStore(tmp_path / "cut/store").path(continued.log).read_text()
     assert "resumed after epoch" in log

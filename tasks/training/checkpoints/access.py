@@ -26,16 +26,14 @@ OWNER_ONLY = 0o600
 
 
 class S3Access(BaseModel):
-    """Address of an S3 service and keys for it; printed without the keys."""
+    """Arguments of `pyarrow.fs.S3FileSystem`; printed without the keys. Empty: its defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    endpoint: str = ""
-    """Empty: Amazon's own."""
+    endpoint_override: str = ""
     region: str = ""
-    access_key_id: str = ""
-    """Empty: the usual chain of the machine."""
-    secret_access_key: SecretStr = SecretStr("")
+    access_key: str = ""
+    secret_key: SecretStr = SecretStr("")
     session_token: SecretStr = SecretStr("")
 
     @classmethod
@@ -45,8 +43,11 @@ class S3Access(BaseModel):
         Raises:
             ConfigurationError: there is a key without its secret.
         """
-        key = environment.get("AWS_ACCESS_KEY_ID", "")
-        secret = environment.get("AWS_SECRET_ACCESS_KEY", "")
+
+        def first(*names: str) -> str:
+            return next((environment[name] for name in names if environment.get(name)), "")
+
+        key, secret = first("AWS_ACCESS_KEY_ID"), first("AWS_SECRET_ACCESS_KEY")
         if bool(key) != bool(secret):
             raise ConfigurationError(
                 "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set, the other is not; set "
@@ -54,24 +55,17 @@ class S3Access(BaseModel):
                 "started"
             )
         return cls(
-            endpoint=environment.get("AWS_ENDPOINT_URL_S3", "")
-            or environment.get("AWS_ENDPOINT_URL", ""),
-            region=environment.get("AWS_REGION", "") or environment.get("AWS_DEFAULT_REGION", ""),
-            access_key_id=key,
-            secret_access_key=SecretStr(secret),
-            session_token=SecretStr(environment.get("AWS_SESSION_TOKEN", "")),
+            endpoint_override=first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+            region=first("AWS_REGION", "AWS_DEFAULT_REGION"),
+            access_key=key,
+            secret_key=SecretStr(secret),
+            session_token=SecretStr(first("AWS_SESSION_TOKEN")),
         )
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `pyarrow.fs.S3FileSystem`."""
-        values = {
-            "endpoint_override": self.endpoint,
-            "region": self.region,
-            "access_key": self.access_key_id,
-            "secret_key": self.secret_access_key.get_secret_value(),
-            "session_token": self.session_token.get_secret_value(),
-        }
-        return {name: value for name, value in values.items() if value}
+        """The arguments that are given, keys among them."""
+        values = ((n, v.get_secret_value() if isinstance(v, SecretStr) else v) for n, v in self)
+        return {name: value for name, value in values if value}
 
 
 @contextmanager
@@ -93,9 +87,13 @@ def access_handed_over(
         yield
         return
     access = S3Access.of_driver(environment)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        with refused_writes_explained(file):
-            _write_private(file, access)
+        with (
+            refused_writes_explained(file),
+            os.fdopen(os.open(file, flags, OWNER_ONLY), "w") as stream,
+        ):
+            json.dump(access.arguments(), stream)
         yield
     finally:
         file.unlink(missing_ok=True)
@@ -121,14 +119,3 @@ def read_access(run_path: Path) -> S3Access:
             f"{file} is not what the driver writes there ({exc.error_count()} fault(s)); start the "
             "run again"
         ) from None
-
-
-def _write_private(file: Path, access: S3Access) -> None:
-    content = {
-        **access.model_dump(mode="json"),
-        "secret_access_key": access.secret_access_key.get_secret_value(),
-        "session_token": access.session_token.get_secret_value(),
-    }
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(file, flags, OWNER_ONLY), "w") as stream:
-        json.dump(content, stream)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.contracts.base import field_title
 
-BUCKET_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Folders below each other; none of them is `.` or `..`, and neither a query nor a fragment follows.
+FOLDERS = r"(?:/(?!\.{1,2}(?:/|$))[^/?#\0]*)*"
+LOCAL_URI = re.compile(rf"file://({FOLDERS})")
+S3_URI = re.compile(rf"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{FOLDERS})")
 
 
 class CheckpointConfig(BaseModel):
@@ -34,41 +36,26 @@ class CheckpointConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _uri_names_a_place(self) -> Self:
+    def _uri_names_a_location(self) -> Self:
         if self.uri and not (self.local_folder or self.bucket_and_prefix):
+            # Without the URI: what stands before an @ may be a password.
             raise ValueError(
-                f"uri={_without_secrets(self.uri)!r} is no place for checkpoints; expected "
-                "file:///folder or s3://bucket/prefix, without user, query or '..', or nothing"
+                "uri is no location for checkpoints; expected file:///folder or "
+                "s3://bucket/prefix, without user, query or '..', or nothing"
             )
         return self
 
     @property
     def local_folder(self) -> str:
         """Absolute folder that `uri` names; empty where it names none."""
-        parts = urlsplit(self.uri)
-        is_local = parts.scheme == "file" and not parts.netloc and _is_plain(parts.path)
-        return parts.path if is_local and parts.path != "/" and not _has_more(self.uri) else ""
+        return _path(LOCAL_URI, self.uri)
 
     @property
     def bucket_and_prefix(self) -> str:
         """`bucket/prefix` that `uri` names; empty where it names none."""
-        parts = urlsplit(self.uri)
-        is_bucket = parts.scheme == "s3" and BUCKET_PATTERN.fullmatch(parts.netloc)
-        if not is_bucket or not _is_plain(parts.path) or _has_more(self.uri):
-            return ""
-        return f"{parts.netloc}{parts.path}".rstrip("/")
+        return _path(S3_URI, self.uri)
 
 
-def _is_plain(path: str) -> bool:
-    return not any(part in {".", ".."} for part in path.split("/")) and "\0" not in path
-
-
-def _has_more(uri: str) -> bool:
-    parts = urlsplit(uri)
-    return bool(parts.query or parts.fragment)
-
-
-def _without_secrets(uri: str) -> str:
-    """The URI as it may be shown: what stands before an @ may be a password."""
-    scheme, separator, rest = uri.rpartition("@")
-    return f"{scheme.partition('://')[0]}://...@{rest}" if separator else uri
+def _path(pattern: re.Pattern[str], uri: str) -> str:
+    match = pattern.fullmatch(uri)
+    return match[1].rstrip("/") if match else ""

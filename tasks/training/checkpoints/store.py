@@ -1,80 +1,86 @@
-"""Checkpoints of one run in a place: written whole or not at all, verified by digest on load.
+"""Checkpoints of one run: written complete or not at all, verified by digest on load.
 
-A checkpoint is a folder of parts and a manifest that names them with sizes and SHA-256. The
-manifest is written last, so nothing counts before all is there; that holds on a disk and on S3.
+A checkpoint is a folder with a file of each rank that holds some of the state, and a manifest with
+the files' SHA-256. The manifest is written last, so nothing counts before all is there; that holds
+on a disk and on S3.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-import torch
-from pydantic import ValidationError
-from torch import Tensor
-
-from tasks.kernel.errors import ArtifactError, StorageError, TrainingError, TransientError
+from tasks.kernel.errors import ArtifactError, FalajError, StorageError
+from tasks.training.checkpoints.access import S3Access, read_access
 from tasks.training.checkpoints.config import CheckpointConfig
-from tasks.training.checkpoints.manifest import (
-    MANIFEST_NAME,
-    CheckpointRef,
-    Manifest,
-    Section,
-)
-from tasks.training.checkpoints.parts import (
-    PartContent,
-    PartReader,
-    empty_tensors,
-    plan_parts,
-    targets_by_part,
-    written_tensors,
-)
-from tasks.training.checkpoints.places import LocalPlace, Place
+from tasks.training.checkpoints.location import Location, S3Location
 from tasks.training.checkpoints.state import (
-    PLAIN_KEYS,
-    Keys,
-    Leaf,
     State,
-    TakenApart,
-    is_named,
-    plain_from_bytes,
-    plain_to_bytes,
-    put_together,
-    take_apart,
+    checked,
+    deserialized,
+    joined,
+    own_rows,
+    to_host,
 )
+from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)
+FORMAT = 2
+MANIFEST_NAME = "manifest.json"
+FOLDER_PATTERN = re.compile(r"state-(\d{5,9})-(\d{9,15})-[0-9a-f]{8}")
 NUM_KEPT = 2
-"""Whole checkpoints that are kept: the second is there should the first be damaged."""
-SHARD_BYTES = 512 << 20
-"""Small enough to be uploaded again, large enough that a state of gigabytes has few files."""
+"""Complete checkpoints that are kept: the second is there should the first be damaged."""
+
+
+class CheckpointRef(NamedTuple):
+    """Names one checkpoint of a store; the newest is the largest.
+
+    `epoch` and `step` say where training resumes: step 0 follows the end of the epoch before.
+    """
+
+    epoch: int
+    step: int
+    name: str
+
+    @classmethod
+    def new(cls, epoch: int, step: int) -> Self:
+        """The reference of a checkpoint that is about to be written, like no other."""
+        return cls(epoch, step, f"state-{epoch:05d}-{step:09d}-{secrets.token_hex(4)}")
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The reference of a folder's name; None where it is no checkpoint's."""
+        match = FOLDER_PATTERN.fullmatch(name)
+        return cls(int(match[1]), int(match[2]), name) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.name} (epoch {self.epoch}, step {self.step})"
 
 
 class CheckpointStore:
     """Writes, finds, verifies, loads and prunes checkpoints.
 
-    One process of a run writes at a time, in any of its threads (or all ranks together, see
-    `ranks.py`); any process may read.
+    One process of a run writes at a time, or all ranks together; any process may read.
 
     Args:
-        place: where the files are; holds checkpoints of this run alone.
-        shard_bytes: a larger checkpoint is cut into parts of at most so many bytes of tensors.
+        location: where the files are; holds checkpoints of this run alone.
     """
 
-    def __init__(self, place: Place, shard_bytes: int = SHARD_BYTES) -> None:
-        self._place = place
-        self._shard_bytes = shard_bytes
-        self._known_whole: set[str] = set()
-        self._being_written: set[str] = set()
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._known_complete: set[str] = set()
 
     def __str__(self) -> str:
-        return str(self._place)
+        return str(self._location)
 
     def newest(self) -> CheckpointRef | None:
-        """The newest whole checkpoint, every byte of it verified; None where there is none.
+        """The newest complete checkpoint, every byte of it verified; None where there is none.
 
         Incomplete and damaged ones are passed over with a warning.
 
@@ -82,134 +88,87 @@ class CheckpointStore:
             TransientError: the store does not answer.
             StorageError: the store refuses.
         """
-        files = self._place.list_files()
-        self._warn_of_strangers(files)
+        files = self._location.list_files()
+        for name in sorted({name.partition("/")[0] for name in files} - _complete(files)):
+            LOGGER.warning("%s in %s is no complete checkpoint: passed over", name, self)
         for ref in _refs(files):
             try:
-                self._read(ref, names=())
+                self._verify(ref)
             except ArtifactError as exc:
                 LOGGER.warning("%s", exc)
-                continue
-            self._known_whole.add(ref.name)
-            return ref
+            else:
+                return ref
         return None
 
-    def load(self, ref: CheckpointRef, names: Collection[str] | None = None) -> State:
+    def load(self, ref: CheckpointRef) -> State:
         """The state that was saved, on the CPU; nothing that was read is run.
-
-        Needs the memory of the tensors that are asked for, and no more.
-
-        Args:
-            ref: of `newest`, or of a rank that called it.
-            names: load only these tensors and those below, such as "network" or
-                "optimizer/perceptron.0.weight"; others are left out. None: all.
 
         Raises:
             ArtifactError: the checkpoint is incomplete or damaged.
             TransientError: the store does not answer.
             StorageError: the store refuses.
         """
-        return self._read(ref, names, only_verify=False)
+        try:
+            state: State = joined([deserialized(content) for content in self._read(ref)])
+        except ArtifactError as exc:
+            raise self._damaged(ref, exc) from exc
+        return state
 
     def save(self, epoch: int, step: int, state: Mapping[str, Any]) -> CheckpointRef:
-        """Write a state, which must not change meanwhile; training goes on from (epoch, step).
+        """Write a state; training resumes from (epoch, step).
 
         Raises:
             StorageError: the write was refused; earlier checkpoints are untouched.
             TransientError: the store does not answer.
             TrainingError: the state holds what a checkpoint cannot hold.
         """
-        return self.save_taken_apart(epoch, step, take_apart(state))
-
-    def save_taken_apart(self, epoch: int, step: int, state: TakenApart) -> CheckpointRef:
-        """As `save`."""
         ref = CheckpointRef.new(epoch, step)
-        with self.being_written(ref):
-            self.finish(ref, [self.write_section(ref, state)], state.plain)
+        self.finish(ref, [self.write_file(ref, to_host(state, copy=False))])
         return ref
 
-    def write_section(self, ref: CheckpointRef, state: TakenApart, rank: int = 0) -> Section:
-        """Write one rank's parts of a checkpoint; they count when `finish` is done.
+    def write_file(self, ref: CheckpointRef, state: Mapping[str, Any], rank: int = 0) -> str:
+        """Write one rank's file of a checkpoint, which counts when `finish` is done.
 
         Args:
             ref: the same for all ranks.
-            state: this rank's share; the plain part of rank 0 is the one that is kept.
+            state: from `to_host`; of ranks but the first `own_rows` of it.
             rank: which rank this is.
+
+        Returns:
+            The file's SHA-256.
 
         Raises:
             StorageError, TransientError, TrainingError: as `save`.
         """
-        tensors: dict[Keys, Leaf] = dict(state.tensors)
-        if rank == 0:
-            plain = bytearray(plain_to_bytes(state.plain))
-            tensors = {PLAIN_KEYS: torch.frombuffer(plain, dtype=torch.uint8), **tensors}
-        plans = plan_parts(tensors, self._shard_bytes)
-        parts = []
-        for number, plan in enumerate(plans):
-            name, content = f"part-{rank:05d}-{number:05d}.safetensors", PartContent(plan)
-            self._place.write(f"{ref.name}/{name}", content.chunks())
-            parts.append(content.part(name))
-        return Section(parts=tuple(parts), tensors=written_tensors(tensors, plans))
+        content = checked(state)
+        self._location.write(f"{ref.name}/{_file_name(rank)}", content)
+        return hashlib.sha256(content).hexdigest()
 
-    def finish(self, ref: CheckpointRef, sections: Sequence[Section], plain: Any) -> None:
-        """Write the manifest of all that the ranks wrote: from now on the checkpoint counts.
-
-        Args:
-            ref: as it was given to `write_section`.
-            sections: what each rank's `write_section` returned, in any order.
-            plain: the plain part of rank 0's state.
+    def finish(self, ref: CheckpointRef, digests: Sequence[str]) -> None:
+        """Write the manifest of all ranks' files: from now on the checkpoint counts.
 
         Raises:
-            TrainingError: the ranks' sections do not make a whole state.
             StorageError, TransientError: as `save`.
         """
-        try:
-            manifest = Manifest.of(ref, sections)
-            put_together(plain, {r.keys: None for r in manifest.tensors if r.keys != PLAIN_KEYS})
-        except (ValidationError, ArtifactError) as exc:
-            reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else str(exc)
-            raise TrainingError(
-                f"the ranks' parts of checkpoint {ref} do not make a whole: {reason}; expected "
-                "each element of each tensor once. It was dropped, earlier ones are untouched"
-            ) from exc
-        self._place.write(f"{ref.name}/{MANIFEST_NAME}", [memoryview(manifest.to_bytes())])
-        self._known_whole.add(ref.name)
-
-    @contextmanager
-    def being_written(self, ref: CheckpointRef) -> Iterator[None]:
-        """Keep what is written of a checkpoint from being pruned; drop it where the block fails."""
-        self._being_written.add(ref.name)
-        try:
-            yield
-        except (StorageError, TransientError, TrainingError):
-            try:
-                self._place.remove(ref.name)
-            except (StorageError, TransientError) as exc:
-                LOGGER.debug("what was written of %s stays until the next one: %s", ref, exc)
-            raise
-        finally:
-            self._being_written.discard(ref.name)
+        manifest = json.dumps({"format": FORMAT, "sha256": digests})
+        self._location.write(f"{ref.name}/{MANIFEST_NAME}", manifest.encode())
+        self._known_complete.add(ref.name)
 
     def prune(self, num_kept: int) -> None:
-        """Remove all but the newest `num_kept` whole checkpoints, and what never became whole.
+        """Remove all but the newest `num_kept` complete checkpoints, and incomplete ones.
 
-        One that is damaged does not count, so the last whole one stays. One that is being read
-        stays too, where the place can know.
+        One that is damaged does not count, so the last complete one stays.
 
         Raises:
             StorageError, TransientError: as `save`.
         """
-        being_written = set(self._being_written)  # before the listing: what ends meanwhile stays
-        files = self._place.list_files()
+        files = self._location.list_files()
         kept: set[str] = set()
         for ref in _refs(files):
-            if len(kept) < num_kept and self._is_whole(ref):
+            if len(kept) < num_kept and self._is_complete(ref):
                 kept.add(ref.name)
-        with_manifest = {ref.name for ref in _refs(files)}
-        spared = kept or with_manifest  # where none is whole, all that is left is evidence
-        for folder in sorted(_folders(files) - spared - being_written - self._being_written):
-            if not self._place.remove(folder):
-                LOGGER.debug("%s is being read and stays until the next checkpoint", folder)
+        # Where none is complete, all that is left is evidence.
+        self._remove(_folders(files) - (kept or _complete(files)))
 
     def clear(self) -> None:
         """Remove all checkpoints of the run; for when its result is published.
@@ -217,101 +176,83 @@ class CheckpointStore:
         Raises:
             StorageError, TransientError: as `save`.
         """
-        for folder in _folders(self._place.list_files()):
-            self._place.remove(folder)
+        self._remove(_folders(self._location.list_files()))
 
-    def _is_whole(self, ref: CheckpointRef) -> bool:
-        """Read once in a process, and never those that it wrote itself."""
-        if ref.name not in self._known_whole:
-            try:
-                self._read(ref, names=())
-            except ArtifactError:
-                return False
-            self._known_whole.add(ref.name)
+    def _remove(self, folders: Set[str]) -> None:
+        for folder in sorted(folders):
+            self._location.remove(folder, MANIFEST_NAME)
+
+    def _is_complete(self, ref: CheckpointRef) -> bool:
+        try:
+            self._verify(ref)
+        except ArtifactError:
+            return False
         return True
 
-    def _read(
-        self, ref: CheckpointRef, names: Collection[str] | None, *, only_verify: bool = True
-    ) -> State:
-        """Load what is named; or, with `only_verify`, read every byte and load nothing."""
+    def _verify(self, ref: CheckpointRef) -> None:
+        """Read all files; once in a process, and never those that it wrote itself."""
+        if ref.name in self._known_complete:
+            return
         try:
-            with self._place.in_use(ref.name):
-                manifest = self._manifest(ref)
-                tensors = empty_tensors(
-                    record for record in manifest.tensors if _is_asked_for(record.keys, names)
-                )
-                targets = targets_by_part(manifest, tensors)
-                for number, part in enumerate(manifest.parts):
-                    if only_verify or number in targets:
-                        with self._place.open(f"{ref.name}/{part.name}") as stream:
-                            reader = PartReader(stream, part)
-                            reader.fill(targets.get(number, ()))
-                            reader.finish()
-                return _state_of(manifest, tensors)
-        except FileNotFoundError as exc:
-            raise self._damaged(ref, "a file of it is missing") from exc
-        except OSError as exc:
-            raise self._damaged(ref, f"it cannot be read ({exc.strerror or exc})") from exc
+            self._read(ref)
         except ArtifactError as exc:
-            raise self._damaged(ref, str(exc)) from exc
+            raise self._damaged(ref, exc) from exc
+        self._known_complete.add(ref.name)
 
-    def _damaged(self, ref: CheckpointRef, reason: str) -> ArtifactError:
+    def _read(self, ref: CheckpointRef) -> list[bytes]:
+        """The content of each rank's file."""
+        try:
+            digests = _digests(self._location.read(f"{ref.name}/{MANIFEST_NAME}"))
+            contents = [
+                self._location.read(f"{ref.name}/{_file_name(rank)}")
+                for rank in range(len(digests))
+            ]
+        except OSError as exc:
+            raise ArtifactError(f"it cannot be read ({exc.strerror or exc})") from exc
+        for rank, (content, expected) in enumerate(zip(contents, digests, strict=True)):
+            if (seen := hashlib.sha256(content).hexdigest()) != expected:
+                raise ArtifactError(
+                    f"{_file_name(rank)} has SHA-256 {seen[:12]}, expected {expected[:12]}"
+                )
+        return contents
+
+    def _damaged(self, ref: CheckpointRef, reason: ArtifactError) -> ArtifactError:
         return ArtifactError(
-            f"checkpoint {ref} in {self._place} is incomplete or damaged: {reason}. It does not "
-            "count; training goes on from the one before"
+            f"checkpoint {ref} in {self} is incomplete or damaged: {reason}. It does not count; "
+            "training resumes from the one before"
         )
 
-    def _manifest(self, ref: CheckpointRef) -> Manifest:
-        with self._place.open(f"{ref.name}/{MANIFEST_NAME}") as stream:
-            content = bytearray()
-            buffer = memoryview(bytearray(1 << 16))
-            while got := stream.readinto(buffer):
-                content += buffer[:got]
-        manifest = Manifest.from_bytes(bytes(content))
-        if (manifest.epoch, manifest.step) != (ref.epoch, ref.step):
-            raise ArtifactError(f"{MANIFEST_NAME} is that of another checkpoint")
-        return manifest
 
-    def _warn_of_strangers(self, files: Set[str]) -> None:
-        whole = {ref.name for ref in _refs(files)}
-        tops = {name.partition("/")[0] for name in files}
-        for name in sorted(tops - whole):
-            if CheckpointRef.parse(name):
-                LOGGER.warning("%s in %s has no manifest: incomplete, passed over", name, self)
-            else:
-                LOGGER.warning(
-                    "%s in %s is no checkpoint of this format: passed over and left alone",
-                    name,
-                    self,
-                )
+def _file_name(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"
+
+
+def _digests(manifest: bytes) -> list[str]:
+    """SHA-256 of each rank's file."""
+    try:
+        content = json.loads(manifest)
+        found, digests = content["format"], content["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise ArtifactError(f"{MANIFEST_NAME} is no manifest ({exc!r})") from exc
+    if found != FORMAT or not digests or not isinstance(digests, list):
+        raise ArtifactError(f"its format is {found!r}, expected {FORMAT}")
+    return [str(digest) for digest in digests]
 
 
 def _folders(files: Set[str]) -> set[str]:
-    """Folders with the name of a checkpoint, whole or not."""
+    """Folders with the name of a checkpoint, complete or not."""
     tops = {name.partition("/")[0] for name in files if "/" in name}
     return {name for name in tops if CheckpointRef.parse(name)}
 
 
+def _complete(files: Set[str]) -> set[str]:
+    """Checkpoints with a manifest."""
+    return {name for name in _folders(files) if f"{name}/{MANIFEST_NAME}" in files}
+
+
 def _refs(files: Set[str]) -> list[CheckpointRef]:
     """Checkpoints with a manifest, the newest first."""
-    folders = (
-        name.removesuffix(f"/{MANIFEST_NAME}") for name in files if name.endswith(MANIFEST_NAME)
-    )
-    return sorted((ref for folder in folders if (ref := CheckpointRef.parse(folder))), reverse=True)
-
-
-def _is_asked_for(keys: Keys, names: Collection[str] | None) -> bool:
-    return keys == PLAIN_KEYS or is_named(keys, names)
-
-
-def _state_of(manifest: Manifest, tensors: dict[Keys, Tensor]) -> State:
-    plain = plain_from_bytes(tensors.pop(PLAIN_KEYS).numpy().tobytes())
-    absent = {
-        record.keys: None
-        for record in manifest.tensors
-        if record.keys not in tensors and record.keys != PLAIN_KEYS
-    }
-    return put_together(plain, {**tensors, **absent})
+    return sorted(filter(None, map(CheckpointRef.parse, _complete(files))), reverse=True)
 
 
 def open_store(
@@ -319,8 +260,7 @@ def open_store(
 ) -> CheckpointStore:
     """The store of the run whose directory is `run_path`.
 
-    Each run has a folder of its own, named as its directory, under a place that the configuration
-    names.
+    Each run has a folder of its own, named as its directory, below what the configuration names.
 
     Args:
         config: where checkpoints are.
@@ -331,20 +271,69 @@ def open_store(
     Raises:
         ConfigurationError: the keys for S3 are not there, or only one half of them.
     """
-    place: Place
     if config.bucket_and_prefix:
-        # Here, since Arrow's S3 client takes a while to load and most runs do without.
-        from tasks.training.checkpoints.access import S3Access, read_access
-        from tasks.training.checkpoints.places import S3Place
+        access = read_access(run_path) if environment is None else S3Access.of_driver(environment)
+        return CheckpointStore(S3Location(f"{config.bucket_and_prefix}/{run_path.name}", access))
+    if config.local_folder:
+        return CheckpointStore(Location(Path(config.local_folder) / run_path.name))
+    return CheckpointStore(Location(run_path / "checkpoints"))
 
-        if environment is None:
-            access = read_access(run_path)
-        else:
-            access = S3Access.of_driver(environment)
-        prefix = f"{config.bucket_and_prefix}/{run_path.name}"
-        place = S3Place(prefix, access)
-    elif config.local_folder:
-        place = LocalPlace(Path(config.local_folder) / run_path.name)
-    else:
-        place = LocalPlace(run_path / "checkpoints")
-    return CheckpointStore(place)
+
+def agreed_newest(store: CheckpointStore, ranks: Communicator) -> CheckpointRef | None:
+    """The newest complete checkpoint, which rank 0 looks for; the same on all ranks. Collective.
+
+    Raises:
+        TransientError, StorageError: on rank 0, as `CheckpointStore.newest`.
+    """
+    found = store.newest() if ranks.rank == 0 else None
+    return CheckpointRef.parse(str(ranks.gather_values(found.name if found else "")[0]))
+
+
+def save_by_ranks(
+    store: CheckpointStore,
+    ranks: Communicator,
+    epoch: int,
+    step: int,
+    state: Mapping[str, Any],
+    num_kept: int = NUM_KEPT,
+) -> CheckpointRef:
+    """Write a state of which each rank holds some, and prune. Collective; returns when it is done.
+
+    Args:
+        store: in a location that all ranks reach.
+        ranks: all of them.
+        epoch: where training resumes.
+        step: likewise.
+        state: rank 0's is written; of the others' the tensors that are given as `TensorRows`.
+        num_kept: complete checkpoints to keep.
+
+    Raises:
+        StorageError: a rank's write failed; raised on all ranks, the error names the one.
+            Earlier checkpoints are untouched.
+    """
+    ref = CheckpointRef.parse(str(ranks.gather_values(CheckpointRef.new(epoch, step).name)[0]))
+    assert ref  # what rank 0 has just named
+    own = to_host(state, copy=False)
+    own = own_rows(own) if ranks.rank else own
+    digests = _on_all_ranks(ranks, lambda: store.write_file(ref, own, ranks.rank))
+
+    def finish() -> None:
+        if ranks.rank == 0:
+            store.finish(ref, digests)
+            store.prune(num_kept)
+
+    _on_all_ranks(ranks, finish)
+    return ref
+
+
+def _on_all_ranks(ranks: Communicator, action: Callable[[], object]) -> list[Any]:
+    """What each rank's `action` returned, in rank order; an error of one is raised on all."""
+    try:
+        report = {"result": action()}
+    except FalajError as exc:
+        report = {"error": f"{type(exc).__name__}: {exc}"}
+    reports: list[Any] = ranks.gather_values(report)
+    for rank, of_rank in enumerate(reports):
+        if "error" in of_rank:
+            raise StorageError(f"the checkpoint of rank {rank} failed: {of_rank['error']}")
+    return [of_rank["result"] for of_rank in reports]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn

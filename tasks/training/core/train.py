@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError
 from tasks.kernel.files import write_atomically
-from tasks.training.checkpoints.ranks import agreed_newest, save_by_ranks
 from tasks.training.checkpoints.state import serialized
-from tasks.training.checkpoints.store import CheckpointStore
+from tasks.training.checkpoints.store import CheckpointStore, agreed_newest, save_by_ranks
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.core.objective import Objective, labels_of, objective_of

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.checkpoints.ranks import save_by_ranks
+from tasks.training.checkpoints.store import save_by_ranks
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.data_parallel import Strategy

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tasks.kernel.errors import StorageError
-from tasks.training.checkpoints.manifest import MANIFEST_NAME
+from tasks.training.checkpoints.store import MANIFEST_NAME
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tests.support.training.checkpoint_writer import state_of, store_at
 
@@ -28,8 +28,8 @@ def main(folder: str) -> None:
             refused = str(exc)
     newest = store.newest()
     assert newest
-    left = {path.name for path in Path(folder).iterdir()}
-    whole = {path.parent.name for path in Path(folder).glob(f"*/{MANIFEST_NAME}")}
+    whole = {path.parent for path in Path(folder).glob(f"*/{MANIFEST_NAME}")}
+    left = [path for path in Path(folder).rglob("rank-*") if path.parent not in whole]
     store.prune(1)
     store.save(epoch, 0, state_of(epoch))  # there is space again
     seen = {
@@ -37,7 +37,7 @@ def main(folder: str) -> None:
         "epoch": epoch,
         "newest": newest.epoch,
         "loaded": store.load(newest)["history"][0],
-        "leftovers": sorted(left - whole),
+        "leftovers": list(map(str, left)),
     }
     sys.stdout.write(json.dumps(seen))
 

@@ -31,7 +31,7 @@ class KilledWriter:
         )
 
     def __enter__(self) -> Self:
-        self._hear("ready")
+        self._read_number("ready")
         return self
 
     def __exit__(
@@ -46,7 +46,7 @@ class KilledWriter:
         self._process.wait(timeout=60)
         self._process.stdout.close()
 
-    def _hear(self, expected: str) -> int:
+    def _read_number(self, expected: str) -> int:
         assert self._process.stdout
         word, _, number = self._process.stdout.readline().strip().partition(" ")
         assert word == expected
@@ -62,18 +62,18 @@ class KilledWriter:
         assert self._process.stdout
         self._process.stdin.write(f"{first} {' '.join(self._place)}\n")
         self._process.stdin.flush()
-        child = self._hear("child")
-        told = first - 1
+        child = self._read_number("child")
+        reported = first - 1
         for _ in range(num_whole):
-            told = self._hear("wrote")
+            reported = self._read_number("wrote")
         time.sleep(further_s)  # to somewhere in the middle of a write
         os.kill(child, signal.SIGKILL)
         for line in self._process.stdout:
             word, number = line.split()
             if word == "ended":
                 assert int(number) == -signal.SIGKILL
-                return told
-            told = int(number)
+                return reported
+            reported = int(number)
         raise AssertionError("the writer is gone")
 
 
@@ -83,13 +83,13 @@ def kill_and_look(place: list[str], num_kills: int, seed: int) -> None:
     with KilledWriter(place) as writer:
         for kill in range(num_kills):
             first = epoch + 1
-            told = writer.write_and_be_killed(first, draw.randrange(3), draw.uniform(0, 0.15))
+            reported = writer.write_and_be_killed(first, draw.randrange(3), draw.uniform(0, 0.15))
             store = store_at(place)
             newest = store.newest()
             if newest is None:
-                assert told == 0, f"kill {kill}: epoch {told} was whole, now there is none"
+                assert reported == 0, f"kill {kill}: epoch {reported} was whole, now there is none"
                 continue
-            assert newest.epoch >= max(told, epoch), f"kill {kill}: {newest} is older than {told}"
+            assert newest.epoch >= max(reported, epoch), f"kill {kill}: {newest} is old"
             assert_equal(store.load(newest), state_of(newest.epoch))
             epoch = newest.epoch
     assert epoch > 0

@@ -1,7 +1,8 @@
-"""Checkpoints on S3, against a real HTTP server that speaks its protocol."""
+"""Checkpoints on S3, against a real HTTP server that speaks its protocol, and keys for it."""
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,26 +10,26 @@ import psutil
 import pytest
 import torch
 from pyarrow.fs import FileSelector, S3FileSystem
-from pydantic import SecretStr
+from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.training.checkpoints import places as s3_place
-from tasks.training.checkpoints.access import S3Access, access_handed_over
+from tasks.training.checkpoints import location
+from tasks.training.checkpoints.access import FILE_NAME, S3Access, access_handed_over, read_access
 from tasks.training.checkpoints.config import CheckpointConfig
-from tasks.training.checkpoints.manifest import MANIFEST_NAME, CheckpointRef
-from tasks.training.checkpoints.places import S3Place
-from tasks.training.checkpoints.store import CheckpointStore, open_store
+from tasks.training.checkpoints.location import S3Location
+from tasks.training.checkpoints.store import (
+    MANIFEST_NAME,
+    CheckpointRef,
+    CheckpointStore,
+    open_store,
+)
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tests.support.services.servers import s3_server
-from tests.support.training.states import SHARD_BYTES, assert_equal, state_after
+from tests.support.training.checkpoint_writer import KEY, access, store_at
+from tests.support.training.states import assert_equal, state_after
 
-KEY = "test"
-
-
-def access(endpoint: str) -> S3Access:
-    return S3Access(
-        endpoint=endpoint, region="us-east-1", access_key_id=KEY, secret_access_key=SecretStr(KEY)
-    )
+SECRET = "marker-of-a-secret-77d1"
+CONFIG = CheckpointConfig(uri="s3://lake/all-runs")
 
 
 def client(endpoint: str) -> S3FileSystem:
@@ -49,7 +50,7 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(endpoint: str, prefix: str) -> CheckpointStore:
-    return CheckpointStore(S3Place(prefix, access(endpoint)), SHARD_BYTES)
+    return store_at([endpoint, prefix])
 
 
 @pytest.fixture
@@ -62,146 +63,151 @@ def keys(s3: S3FileSystem, prefix: str) -> list[str]:
     return sorted(info.path.removeprefix(f"{prefix}/") for info in found if info.is_file)
 
 
-def test_a_state_comes_back_as_it_was(store: CheckpointStore) -> None:
-    assert store.newest() is None
-    ref = store.save(3, 0, state_after(3))
-    assert store.newest() == ref
-    assert_equal(store.load(ref), state_after(3))
-    assert_equal(store.load(ref, ["network"])["network"], state_after(3)["network"])
-
-
-def test_a_part_larger_than_one_request_comes_back(endpoint: str, prefix: str) -> None:
-    store = CheckpointStore(S3Place(prefix, access(endpoint)), 20 << 20)
-    state = {"w": torch.arange(6 << 20, dtype=torch.int32)}  # 24 MiB: two parts, many requests
-    assert_equal(store.load(store.save(1, 0, state)), state)
-
-
-def test_old_ones_are_pruned_and_a_finished_run_leaves_nothing(
+def test_states_come_back_old_ones_are_pruned_and_a_finished_run_leaves_nothing(
     store: CheckpointStore, s3: S3FileSystem, prefix: str
 ) -> None:
+    assert store.newest() is None
+    large = {"w": torch.arange(6 << 20, dtype=torch.int32)}  # 24 MiB: many requests
     with CheckpointWriter(store, 60) as writer:
-        for epoch in (1, 2, 3):
-            writer.save(epoch, 0, state_after(epoch))
+        for epoch, state in ((1, state_after(1)), (2, state_after(2)), (3, large)):
+            writer.save(epoch, 0, state)
     manifests = [key for key in keys(s3, prefix) if key.endswith(MANIFEST_NAME)]
     assert [key[:11] for key in manifests] == ["state-00002", "state-00003"]
+    newest = store.newest()
+    assert newest
+    assert_equal(store.load(newest), large)
     store.clear()
     assert keys(s3, prefix) == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "no manifest"])
-def test_a_damaged_one_is_passed_over_in_a_sentence(
-    damage: str,
-    store: CheckpointStore,
-    s3: S3FileSystem,
-    prefix: str,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("damage", ["flipped", "missing", "no manifest"])
+def test_a_damaged_one_is_passed_over_and_what_a_killed_writer_left_goes(
+    damage: str, store: CheckpointStore, s3: S3FileSystem, prefix: str, endpoint: str
 ) -> None:
-    whole = store.save(1, 0, state_after(1))
-    damaged = store.save(2, 0, state_after(2))
-    name = MANIFEST_NAME if damage == "no manifest" else "part-00000-00001.safetensors"
+    whole, damaged = (store.save(epoch, 0, state_after(epoch)) for epoch in (1, 2))
+    name = MANIFEST_NAME if damage == "no manifest" else "rank-00000.pt"
     path = f"{prefix}/{damaged.name}/{name}"
-    content = bytearray(s3.open_input_stream(path).read())
-    content[-1] ^= 1
-    if damage in {"missing", "no manifest"}:
-        s3.delete_file(path)
-    else:
+    if damage == "flipped":
         with s3.open_output_stream(path) as stream:
-            stream.write(bytes(content[: -1 if damage == "truncated" else None]))
-    assert store.newest() == whole
-    assert damaged.name in caplog.text
-    assert "passed over" in caplog.text or "is incomplete or damaged" in caplog.text
+            stream.write(b"half")
+    else:
+        s3.delete_file(path)
+    fresh = store_at([endpoint, prefix])
+    assert fresh.newest() == whole
+    fresh.prune(1)
+    assert {key.partition("/")[0] for key in keys(s3, prefix)} == {whole.name}
 
 
-def test_what_a_killed_writer_left_goes_with_the_next(
-    store: CheckpointStore, s3: S3FileSystem, prefix: str
-) -> None:
-    whole = store.save(1, 0, state_after(1))
-    left = CheckpointRef.new(2, 0).name
-    with s3.open_output_stream(f"{prefix}/{left}/part-00000-00000.safetensors") as stream:
-        stream.write(b"half")
-    assert store.newest() == whole
-    store.prune(2)
-    assert not [key for key in keys(s3, prefix) if key.startswith(left)]
-    assert store.newest() == whole
-
-
-def test_a_bucket_that_is_not_there_is_a_sentence(endpoint: str) -> None:
-    store = CheckpointStore(S3Place("no-such-bucket/x", access(endpoint)), SHARD_BYTES)
+def test_a_bucket_that_is_not_there_is_noticed_before_the_first_checkpoint(endpoint: str) -> None:
+    missing = store_at([endpoint, "no-such-bucket/x"])
+    with pytest.raises(StorageError, match="there is no bucket no-such-bucket"):
+        missing.newest()
     with pytest.raises(StorageError, match=r"s3://no-such-bucket/x/.* the store refused .*BUCKET"):
-        store.save(1, 0, state_after(1))
+        missing.save(1, 0, state_after(1))
 
 
-def process_that_listens(endpoint: str) -> psutil.Process:
-    port = int(endpoint.rpartition(":")[2])
-    for child in psutil.Process().children():
-        if any(c.laddr and c.laddr.port == port for c in child.net_connections()):
-            return child
-    raise AssertionError(f"no child listens on {port}")
-
-
-def test_a_server_that_dies_within_an_upload_leaves_the_one_before(
+def test_a_server_that_dies_costs_the_checkpoint_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(s3_place, "S3_ATTEMPTS", 2)
+    monkeypatch.setattr(location, "S3_ATTEMPTS", 2)
     with s3_server() as endpoint:
         client(endpoint).create_dir("lake")
-        place = S3Place("lake/run", access(endpoint))
-        server = process_that_listens(endpoint)
-
-        def chunks() -> Iterator[memoryview]:
-            yield memoryview(bytes(11 << 20))  # more than one request's worth
-            server.kill()
-            server.wait()
-            yield memoryview(bytes(11 << 20))
-
-        with pytest.raises(TransientError, match=r"the store does not answer .*NETWORK_CONNECTION"):
-            place.write("state/part", chunks())
-        writer = CheckpointWriter(CheckpointStore(place, SHARD_BYTES), 60, asynchronous=True)
+        store = CheckpointStore(S3Location("lake/run", access(endpoint)))
+        port = int(endpoint.rpartition(":")[2])
+        for child in psutil.Process().children():
+            if any(c.laddr and c.laddr.port == port for c in child.net_connections()):
+                child.kill()
+                child.wait()
+        writer = CheckpointWriter(store, 60, asynchronous=True)
         writer.save(1, 0, state_after(1))
-        with pytest.raises(TransientError, match="a new attempt goes on from the newest whole one"):
+        with pytest.raises(TransientError, match="a new attempt resumes from the newest complete"):
             writer.close()
 
 
-def test_an_upload_that_fails_on_our_side_never_counts(
-    endpoint: str, store: CheckpointStore, s3: S3FileSystem, prefix: str
-) -> None:
+def test_an_upload_without_its_manifest_never_counts(store: CheckpointStore) -> None:
     whole = store.save(1, 0, state_after(1))
-    ref = CheckpointRef.new(2, 0)
-
-    def chunks() -> Iterator[memoryview]:
-        yield memoryview(b"some")
-        raise KeyError("broken")
-
-    with pytest.raises(KeyError):
-        S3Place(prefix, access(endpoint)).write(
-            f"{ref.name}/part-00000-00000.safetensors", chunks()
-        )
+    store.write_file(CheckpointRef.new(2, 0), state_after(2))
     assert store.newest() == whole
 
 
-def test_a_run_finds_its_store_by_the_file_that_the_driver_wrote(
+def test_a_run_finds_its_store_by_a_file_that_is_the_owners_alone_and_gone_in_the_end(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    config = CheckpointConfig(uri="s3://lake/all-runs")
     driver = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": KEY,
-        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": endpoint,
     }
     run = tmp_path / "run-a"
     run.mkdir()
-    with access_handed_over(config, run, driver):
-        store = open_store(config, run)
+    (run / FILE_NAME).symlink_to(tmp_path / "elsewhere")  # as somebody may who wants the keys
+    with access_handed_over(CONFIG, run, driver):
+        assert stat.S_IMODE((run / FILE_NAME).lstat().st_mode) == 0o600
+        store = open_store(CONFIG, run)
+    assert not (tmp_path / "elsewhere").exists()
     ref = store.save(1, 0, state_after(1))
     assert str(store) == "s3://lake/all-runs/run-a"
-    assert open_store(config, run, driver).newest() == ref
+    assert open_store(CONFIG, run, driver).newest() == ref
     with pytest.raises(ConfigurationError, match="which the driver writes for its ranks"):
-        open_store(config, run)
+        open_store(CONFIG, run)
+    with pytest.raises(KeyError), access_handed_over(CONFIG, run, driver):
+        raise KeyError
+    (run / FILE_NAME).write_text("{}")  # what a killed driver left
+    with access_handed_over(CheckpointConfig(), run, driver):
+        assert list(run.iterdir()) == []
 
 
-def test_a_bucket_that_is_not_there_is_noticed_before_the_first_checkpoint(endpoint: str) -> None:
-    store = CheckpointStore(S3Place("no-such-bucket/x", access(endpoint)), SHARD_BYTES)
-    with pytest.raises(StorageError, match="there is no bucket no-such-bucket"):
-        store.newest()
+def test_without_keys_the_machines_own_chain_is_asked_and_half_a_key_is_refused() -> None:
+    assert S3Access.of_driver({}).arguments() == {}
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        with pytest.raises(ConfigurationError, match="the other is not") as caught:
+            S3Access.of_driver({name: SECRET})
+        assert SECRET not in str(caught.value)
+
+
+def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET}
+    assert SECRET not in repr(S3Access.of_driver(keys))
+    (tmp_path / FILE_NAME).write_text(f'{{"secret_key": "{SECRET}", "unknown": "{SECRET}"}}')
+    with pytest.raises(ConfigurationError, match="start the run again") as caught:
+        read_access(tmp_path)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder", "bucket"),
+    [
+        ("", "", ""),
+        ("file:///data/checkpoints", "/data/checkpoints", ""),
+        ("s3://bucket/a/b/", "", "bucket/a/b"),
+        ("s3://bucket", "", "bucket"),
+    ],
+)
+def test_a_uri_names_a_folder_or_a_bucket(uri: str, folder: str, bucket: str) -> None:
+    config = CheckpointConfig(uri=uri)
+    assert (config.local_folder, config.bucket_and_prefix) == (folder, bucket)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "/data/checkpoints",
+        "file://host/data",
+        "file:///",
+        "file:///data/../etc",
+        "gs://bucket/x",
+        "s3:///x",
+        "s3://Bucket_/x",
+        "s3://bucket/../other",
+        "s3://bucket/x?endpoint=evil",
+        "s3://bucket/x#y",
+        "s3://key:hunter2@bucket/x",
+    ],
+)
+def test_another_uri_is_refused_without_showing_a_password(uri: str) -> None:
+    with pytest.raises(ValidationError, match="is no location for checkpoints") as caught:
+        CheckpointConfig(uri=uri)
+    assert "hunter2" not in caught.value.errors()[0]["msg"]
