@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-tensorrt-rtx test-triton test-serving-clients test-litert test-horovod bench lint format lock clean
+.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients test-horovod bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -69,7 +69,7 @@ test: setup ## run the tests, but for the slow ones, on two workers (PYTEST_ARGS
 SLOW := -m "(slow or hypothesis) and not drill" --hypothesis-profile thorough --resume
 PARTS := --splits 7 --durations-path tests/durations.json
 PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium # with their Debian packages
-TOOLS := .venv-tensorrt-rtx/complete .venv-triton/complete .venv-serving-clients/complete
+TOOLS := .venv-triton/complete .venv-serving-clients/complete
 
 test-slow: setup tools ## run the slow tests, or one part of seven (PART=3); resumes what was interrupted
 	@$(VENV_PYTHON) -m pytest $(SLOW) $(WORKERS) $(if $(PART),$(PARTS) --group $(PART)) $(PYTEST_ARGS)
@@ -111,10 +111,6 @@ test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 
 	@.venv-cluster/bin/python -m pytest tests/contracts/features/test_profiles.py -k cluster -m "not drill" \
 		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
 
-test-tensorrt-rtx: setup .venv-tensorrt-rtx/complete ## ask TensorRT's parser, which needs no GPU; later test runs ask it too
-	@test -e .venv-tensorrt-rtx/complete
-	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_tensorrt_rtx.py -m "not drill" $(PYTEST_ARGS)
-
 test-triton: setup .venv-triton/complete ## serve model repositories with a real Triton; later test runs do so too
 	@test -e .venv-triton/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_triton.py -m "not drill" $(PYTEST_ARGS)
@@ -122,10 +118,6 @@ test-triton: setup .venv-triton/complete ## serve model repositories with a real
 test-serving-clients: setup .venv-serving-clients/complete ## ask the server by foreign clients and a fuzzer; later test runs do so too
 	@test -e .venv-serving-clients/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/serving -m "not drill" $(PYTEST_ARGS)
-
-test-litert: setup .venv-litert/complete ## convert to LiteRT; afterwards the target litert-fp32 is built everywhere
-	@test -e .venv-litert/complete
-	@$(VENV_PYTHON) -m pytest tests/contracts/conversion/test_litert.py -m "not drill" $(PYTEST_ARGS)
 
 bench: setup .venv-mlserver/complete .venv-kserve/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
@@ -147,10 +139,10 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
 	echo "  $(CURDIR)/.venv-cluster  that of make test-cluster"; \
-	echo "  $(CURDIR)/.venv-tensorrt-rtx, .venv-triton, .venv-serving-clients, .venv-litert, .venv-mutation  the same"; \
+	echo "  $(CURDIR)/.venv-triton, .venv-serving-clients, .venv-mutation  the same"; \
 	echo "  $(CURDIR)/.falaj  ALL STATE: features, models, registry, reports"; \
 	if [ "$(YES)" != 1 ]; then \
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-tensorrt-rtx .venv-triton .venv-serving-clients .venv-litert .venv-mutation .venv-mlserver .venv-kserve .falaj
+	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .falaj

@@ -59,7 +59,6 @@ PLATFORMS = {
     "openvino": "openvino_ir",
     "pytorch": "pytorch_program",
     "tensorrt": "tensorrt_plan",
-    "litert": "tensorflow_tflite",
 }
 _SIZES = 40  # powers of two of a batch's numbers
 _SHARE = 0.25  # of a new measurement in the moving estimate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
@@ -170,23 +170,6 @@ class VariantPrice(Contract):
     per_million: NonNegativeFloat = Field(description="Rows, in `currency`.")
     per_core_hour: NonNegativeFloat = Field(description="As configured; of a GPU where it is one.")
     currency: str
-
-
-class OperatorTime(Contract):
-    """What one kind of operator costs in a call."""
-
-    operator: str
-    ms: NonNegativeFloat = Field(description="In a call, all of its kind together.")
-    share: float = Field(ge=0, le=1, description="Of the time of all operators.")
-    calls: NonNegativeInt = Field(description="How often it runs in a call.")
-
-
-class OperatorProfile(Contract):
-    """Which operators take the time of a call, the largest first."""
-
-    batch_rows: PositiveInt
-    total_ms: NonNegativeFloat = Field(description="Of all operators, those not listed too.")
-    operators: tuple[OperatorTime, ...]
 
 
 class GoalStanding(Contract):

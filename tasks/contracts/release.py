@@ -10,7 +10,6 @@ from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveIn
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
 from tasks.contracts.conversion import (
     GoalStanding,
-    OperatorProfile,
     Signature,
     VariantLatency,
     VariantPrice,
@@ -73,9 +72,7 @@ class TritonRepository(Contract):
     files: Artifact = Field(description="Folder that Triton is started with.")
     model: str = Field(description="Name that clients ask for.")
     models: tuple[str, ...] = Field(description="All that is in it; more than one is an ensemble.")
-    schema_of: str = Field(
-        description="Whose schema the configurations passed; empty where none was installed."
-    )
+    schema_of: str = Field(default="", description="Of repositories before 2026-11-25 alone.")
 
 
 class ModelVariant(_Stored):
@@ -102,14 +99,7 @@ class ModelVariant(_Stored):
     throughput: VariantThroughput | None = None
     price: VariantPrice | None = None
     num_bytes: NonNegativeInt
-    memory_bytes: NonNegativeInt | None = Field(
-        default=None, description="Resident memory of one loaded copy, its libraries apart."
-    )
     load_ms: float | None
-    profile: OperatorProfile | None = Field(default=None, description="Where its time goes.")
-    source_profile: OperatorProfile | None = Field(
-        default=None, description="The same of PyTorch eager, before the conversion."
-    )
     accepted: bool = Field(
         validation_alias=AliasChoices("accepted", "kept"), serialization_alias="kept"
     )
@@ -129,6 +119,13 @@ class ModelVariant(_Stored):
     standings: tuple[GoalStanding, ...] = Field(
         default=(), description="One a goal: whether it serves it on this hardware, and why."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone_fields(cls, values: Any) -> Any:
+        """Variants stored before 2026-11-25 hold what is no longer measured."""
+        gone = ("memory_bytes", "profile", "source_profile")
+        return {k: v for k, v in values.items() if k not in gone}
 
     @property
     def serves(self) -> tuple[str, ...]:

@@ -96,9 +96,6 @@ class TritonConfig(_Model):
     timeout_ms: PositiveInt = Field(
         default=1000, le=600_000, description="Milliseconds after which who waits is refused."
     )
-    instances: PositiveInt = Field(
-        default=1, le=64, description="Copies that run side by side, on each device."
-    )
 
 
 class HardwareConversion(_Model):
@@ -113,33 +110,6 @@ class HardwareConversion(_Model):
     triton: TritonConfig | None = Field(
         default=None, description="How Triton is to serve what is accepted; None: not by Triton."
     )
-
-
-class Goal(_Model):
-    """What a variant is to be best at, on the hardware class of the run."""
-
-    best: Literal["latency", "throughput", "cost"] = Field(
-        description="Least median latency, most rows a second of all cores, or least price."
-    )
-    batch_rows: PositiveInt = Field(
-        default=1, description="Rows of a call whose latency counts, or is bounded."
-    )
-    p95_ms: PositiveFloat | None = Field(
-        default=None, description="95 % of such calls have to be answered within, ms."
-    )
-    quality_drop: NonNegativeFloat | None = Field(
-        default=None,
-        le=0.5,
-        description="AUC, R2 or neighbour overlap it may lose at most here: the lower end of the "
-        "95 % interval. None for the bound of its precision.",
-    )
-
-
-GOALS = {
-    "one-row": Goal(best="latency", batch_rows=1),
-    "bulk": Goal(best="throughput"),
-    "price": Goal(best="cost"),
-}
 
 
 class ConversionConfig(_Model):
@@ -164,12 +134,6 @@ class ConversionConfig(_Model):
     calibration_rows: PositiveInt = Field(
         default=2000, le=100_000, description="Rows that show INT8 the value ranges."
     )
-    quantized_layers: tuple[str, ...] = Field(
-        default=("MatMul",),
-        min_length=1,
-        description="OpenVINO operations to quantise. All others, the encoding of raw numbers "
-        "among them, stay in 32-bit floats.",
-    )
     batch_sizes: tuple[PositiveInt, ...] = Field(
         default=(1, 32, 1024), min_length=1, description="Rows per call at which latency is taken."
     )
@@ -186,16 +150,12 @@ class ConversionConfig(_Model):
         default="full",
         description="`quick`: few and short timing rounds and no memory, to try things out.",
     )
-    goals: Mapping[str, Goal] = Field(
-        default=GOALS, description="What a variant is chosen for on this hardware, by name."
-    )
     price_per_core_hour: PositiveFloat = Field(
         default=0.04,
         le=1000,
         description="Price of one core, of one GPU where the hardware class is one, for an hour, "
-        "in `currency`. Set your own: the default is about that of a small rented machine.",
+        "USD. Set your own: the default is about that of a small rented machine.",
     )
-    currency: str = Field(default="USD", min_length=1, max_length=8, description="Of the price.")
     triton: TritonConfig | None = Field(
         default=None,
         description="Write a model repository of each accepted variant that Triton serves.",

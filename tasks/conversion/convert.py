@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
-from tasks.contracts.conversion import ConversionRows, OperatorProfile, VariantThroughput
+from tasks.contracts.conversion import ConversionRows, VariantThroughput
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.decide import EAGER, THROUGHPUT_ROWS, Measurements, choose, decide
+from tasks.conversion.decide import (
+    EAGER,
+    NOTHING,
+    THROUGHPUT_ROWS,
+    Measurements,
+    choose,
+    decide,
+)
 from tasks.conversion.examine import (
     Examined,
     Reference,
     examine,
-    runtime_for,
     take_reference,
 )
 from tasks.conversion.measure import (
     Timing,
-    measure_footprints,
     measure_throughput,
     time_interleaved,
     usable_cores,
 )
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import LoadedModel, Runtime
-from tasks.conversion.targets.profiles import top_operators
-from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
@@ -93,19 +96,11 @@ def _measure(
     passed = [one.built for one in examined if one.model is not None and not one.failure]
     models = {one.built.name: one.model for one in examined if one.model is not None}
     if not passed:
-        return Measurements({}, {}, {}, {})
-    program, batch = reference.program, reference.judged.timing_batch(THROUGHPUT_ROWS)
+        return NOTHING
     timed = {EAGER: reference.model, **{built.name: models[built.name] for built in passed}}
-    footprints = (
-        measure_footprints(passed, program, batch, config.threads, config.hardware_class, store)
-        if config.measurement == "full"
-        else {}
-    )
     return Measurements(
         timings=_time_all(reference, timed, config),
         throughputs={one.name: _throughput(one, reference, config, store) for one in passed},
-        footprints=footprints,
-        profiles=_profiles(passed, reference, config, store),
     )
 
 
@@ -123,32 +118,10 @@ def _time_all(
 def _throughput(
     built: BuiltVariant, reference: Reference, config: ConversionConfig, store: ArtifactStore
 ) -> VariantThroughput:
-    runtime = runtime_for(built.name, config)
+    runtime = Runtime(config.threads, config.hardware_class)
     return measure_throughput(
         partial(load_variant, built, reference.program, runtime, store),
         reference.judged.timing_batch(THROUGHPUT_ROWS),
         max(1, usable_cores() // config.threads),
         config.rounds[1],
     )
-
-
-def _profiles(
-    passed: Sequence[BuiltVariant],
-    reference: Reference,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> dict[str, OperatorProfile]:
-    """Operators of PyTorch eager and of every variant whose runtime measures them."""
-    program = reference.program
-    profiled = Runtime(config.threads, profiled=True)
-    eager = load_pytorch(store.path(program.program), program.signature, profiled)
-    profilers = {EAGER: eager.profiler}
-    for built in passed:
-        runtime = replace(runtime_for(built.name, config), profiled=True)
-        profilers[built.name] = load_variant(built, program, runtime, store).profiler
-    batch = reference.judged.timing_batch(THROUGHPUT_ROWS)
-    return {
-        name: top_operators(profiler, batch)
-        for name, profiler in profilers.items()
-        if profiler is not None
-    }

@@ -4,9 +4,9 @@ A variant has to be faster than the fastest simpler one, for certain: from simpl
 median of the ratios within paired rounds has to be above the wanted gain with 95 % confidence, at
 one batch size at least.
 
-For a goal, the best figure of the accepted variants that meet its bounds sets the mark. Of those
-that reach it within `minimum_gain` the simplest is chosen: what is more complex has to be worth it.
-Anyone can repeat the choice from the variants' records.
+For a goal, the best figure of the accepted variants sets the mark. Of those that reach it within
+`minimum_gain` the simplest is chosen: what is more complex has to be worth it. Anyone can repeat
+the choice from the variants' records.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from tasks.contracts.conversion import (
     GoalStanding,
-    OperatorProfile,
     VariantLatency,
     VariantPrice,
     VariantThroughput,
@@ -26,10 +25,10 @@ from tasks.contracts.conversion import (
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import ModelVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig, Goal
+from tasks.conversion.config import ConversionConfig
 from tasks.conversion.examine import Examined
 from tasks.conversion.kinds.interface import Wording
-from tasks.conversion.measure import MILLION, Footprint, Timing
+from tasks.conversion.measure import MILLION, Timing
 
 EAGER = "PyTorch eager"
 
@@ -41,12 +40,9 @@ class Measurements:
     timings: Mapping[int, Mapping[str, Timing]]
     """By batch size; PyTorch eager is among the names."""
     throughputs: Mapping[str, VariantThroughput]
-    footprints: Mapping[str, Footprint]
-    profiles: Mapping[str, OperatorProfile]
-    """PyTorch eager is among the names."""
 
 
-NOTHING = Measurements({}, {}, {}, {})
+NOTHING = Measurements({}, {})
 
 
 def decide(
@@ -166,7 +162,6 @@ def _variant(
     reason: str,
 ) -> ModelVariant:
     built, model, rows, edges = one.built, one.model, one.rows, one.edges
-    footprint = measured.footprints.get(built.name)
     return ModelVariant(
         name=built.name,
         format=built.format,
@@ -183,10 +178,7 @@ def _variant(
         latencies=tuple(one.latency for one in compared),
         throughput=measured.throughputs.get(built.name),
         num_bytes=built.files.num_bytes if built.files else 0,
-        memory_bytes=footprint.memory_bytes if footprint else None,
         load_ms=model.load_ms if model else None,
-        profile=measured.profiles.get(built.name),
-        source_profile=measured.profiles.get(EAGER),
         accepted=any(one.is_faster for one in compared),
         reason=reason,
         settings={**built.settings, **(model.settings if model else {})},
@@ -197,14 +189,38 @@ def _variant(
 SECONDS_AN_HOUR = 3600.0
 THROUGHPUT_ROWS = 32
 """Rows of a call when all cores ask at once: a call that a dynamic batch of a server makes."""
+CURRENCY = "USD"
 
 
 @dataclass(frozen=True)
-class _Measured:
-    """A variant's figure for a goal, or why it cannot serve it."""
+class Goal:
+    """What a variant is to be best at: least of the figure, or most."""
 
-    figure: float | None
-    objection: str | None = None
+    rule: str
+    unit: str
+    least: bool = True
+
+
+GOALS = {
+    "one-row": Goal("Least median latency of calls of the fewest rows", "ms"),
+    "bulk": Goal(
+        f"Most rows a second of all cores, in calls of {THROUGHPUT_ROWS} rows", "rows/s", False
+    ),
+    "price": Goal(
+        "Least price of the time of a core (of a GPU where it is one)",
+        f"{CURRENCY} per million rows",
+    ),
+}
+
+
+def _figure(variant: ModelVariant, goal: str) -> float | None:
+    """What is compared for a goal; None where it was not measured."""
+    latency, throughput, price = _one_row(variant), variant.throughput, variant.price
+    if goal == "one-row":
+        return latency.p50_ms if latency else None
+    if goal == "bulk":
+        return throughput.rows_per_s.value if throughput else None
+    return price.per_million if price else None
 
 
 def choose(
@@ -214,13 +230,13 @@ def choose(
 
     Args:
         variants: judged on one hardware class, from simple to complex.
-        config: goals, price, and how much better a more complex variant has to be.
+        config: price, and how much better a more complex variant has to be.
     """
     variants = tuple(v.model_copy(update={"price": price_of(v, config)}) for v in variants)
-    by_goal = [_standings(name, goal, variants, config) for name, goal in config.goals.items()]
+    by_goal = [_standings(name, variants, config.minimum_gain) for name in GOALS]
     return tuple(
-        variant.model_copy(update={"standings": tuple(of_goal[number] for of_goal in by_goal)})
-        for number, variant in enumerate(variants)
+        variant.model_copy(update={"standings": standings})
+        for variant, standings in zip(variants, zip(*by_goal, strict=True), strict=True)
     )
 
 
@@ -237,118 +253,59 @@ def price_of(variant: ModelVariant, config: ConversionConfig) -> VariantPrice | 
     return VariantPrice(
         per_million=seconds / SECONDS_AN_HOUR * config.price_per_core_hour,
         per_core_hour=config.price_per_core_hour,
-        currency=config.currency,
+        currency=CURRENCY,
     )
 
 
 def _standings(
-    name: str, goal: Goal, variants: tuple[ModelVariant, ...], config: ConversionConfig
+    name: str, variants: tuple[ModelVariant, ...], minimum_gain: float
 ) -> list[GoalStanding]:
-    """The standing of each variant for one goal."""
-    measured = {variant.name: _measure(variant, goal) for variant in variants}
-    unit = {
-        "latency": "ms",
-        "throughput": "rows/s",
-        "cost": f"{config.currency} per million rows",
-    }[goal.best]
-    chosen = _chosen(measured, goal, config.minimum_gain)
+    """The standing of each variant for one goal.
+
+    The best figure of those without an objection sets the mark; the simplest that reaches it within
+    `minimum_gain` is chosen.
+    """
+    goal = GOALS[name]
+    figures = {v.name: _figure(v, name) for v in variants}
+    objections = {v.name: _objection(v, name, figures[v.name]) for v in variants}
+    efforts = {
+        of: figure if goal.least else 1 / figure
+        for of, figure in figures.items()
+        if figure is not None and objections[of] is None
+    }
+    mark = min(efforts.values(), default=0.0) * minimum_gain
+    chosen = next((of for of, effort in efforts.items() if effort <= mark), None)
+    told = ", ".join(f"{of} {_digits(figures[of])} {goal.unit}" for of in efforts)
     return [
         GoalStanding(
             goal=name,
-            rule=_rule(goal, config),
-            figure=of.figure,
-            unit=unit,
-            chosen=variant == chosen,
-            reason=of.objection or _reason(variant, chosen, measured, unit, config.minimum_gain),
+            rule=f"{goal.rule}; the simplest of those within {minimum_gain:g} times of the best.",
+            figure=figures[of],
+            unit=goal.unit,
+            chosen=of == chosen,
+            reason=objection or told,
         )
-        for variant, of in measured.items()
+        for of, objection in objections.items()
     ]
 
 
-def _measure(variant: ModelVariant, goal: Goal) -> _Measured:
-    latency = latency_at(variant, goal.batch_rows)
-    figures = {
-        "latency": latency.p50_ms if latency else None,
-        "throughput": variant.throughput.rows_per_s.value if variant.throughput else None,
-        "cost": variant.price.per_million if variant.price else None,
-    }
-    figure = figures[goal.best]
+def _objection(variant: ModelVariant, goal: str, figure: float | None) -> str | None:
+    """Why a variant cannot serve a goal."""
     if not variant.accepted:
-        return _Measured(figure, "it was dropped")
+        return "it was dropped"
+    latency = _one_row(variant)
     if figure is None or latency is None:
-        return _Measured(figure, "it was not measured")
-    if goal.best == "latency" and latency.ratio_to_eager >= 1:
-        return _Measured(figure, f"PyTorch eager is faster at batch {latency.batch_rows}")
-    if goal.p95_ms is not None and latency.p95_ms > goal.p95_ms:
-        return _Measured(
-            figure,
-            f"95 % of calls of {latency.batch_rows} rows take up to {latency.p95_ms:.3g} ms, "
-            f"allowed are {goal.p95_ms:g} ms",
-        )
-    change = variant.quality_change
-    if goal.quality_drop is not None and (change is None or change.low < -goal.quality_drop):
-        lost = "is not known" if change is None else f"may change by {change.low:+.5f}"
-        return _Measured(
-            figure, f"{variant.quality_name} {lost}, this goal allows -{goal.quality_drop:.5f}"
-        )
-    return _Measured(figure)
+        return "it was not measured"
+    if goal == "one-row" and latency.ratio_to_eager >= 1:
+        return f"PyTorch eager is faster at batch {latency.batch_rows}"
+    return None
 
 
-def latency_at(variant: ModelVariant, batch_rows: int) -> VariantLatency | None:
-    """At the largest measured batch size that is not above `batch_rows`, or at the smallest one."""
-    by_size = sorted(variant.latencies, key=lambda at: at.batch_rows)
-    below = [at for at in by_size if at.batch_rows <= batch_rows]
-    return below[-1] if below else by_size[0] if by_size else None
-
-
-def _chosen(measured: Mapping[str, _Measured], goal: Goal, minimum_gain: float) -> str | None:
-    """The simplest variant without an objection within `minimum_gain` of the best figure."""
-    efforts = {
-        name: 1 / of.figure if goal.best == "throughput" else of.figure
-        for name, of in measured.items()
-        if of.figure is not None and of.objection is None
-    }
-    if not efforts:
-        return None
-    mark = min(efforts.values()) * minimum_gain
-    return next(name for name, effort in efforts.items() if effort <= mark)
-
-
-def _reason(
-    name: str,
-    chosen: str | None,
-    measured: Mapping[str, _Measured],
-    unit: str,
-    minimum_gain: float,
-) -> str:
-    own = f"{_digits(measured[name].figure)} {unit}"
-    if name != chosen:
-        assert chosen is not None
-        return f"{own}, {chosen} {_digits(measured[chosen].figure)} {unit}"
-    others = [
-        f"{other} {_digits(of.figure)}"
-        for other, of in measured.items()
-        if other != name and of.objection is None
-    ]
-    if not others:
-        return f"{own}; no other accepted variant meets the goal"
-    return f"{own}; {', '.join(others)}. The simplest within {minimum_gain:g} times of the best"
+def _one_row(variant: ModelVariant) -> VariantLatency | None:
+    """At the smallest measured batch size."""
+    return min(variant.latencies, key=lambda at: at.batch_rows, default=None)
 
 
 def _digits(figure: float | None) -> str:
     """Three digits that count, without powers of ten."""
     return "nothing" if figure is None else f"{float(f'{figure:.3g}'):,.10g}"
-
-
-def _rule(goal: Goal, config: ConversionConfig) -> str:
-    rule = {
-        "latency": f"Least median latency of calls of {goal.batch_rows} rows",
-        "throughput": f"Most rows a second of all cores, in calls of {THROUGHPUT_ROWS} rows",
-        "cost": f"Least price, at {config.price_per_core_hour:g} {config.currency} for an hour of "
-        "a core (of a GPU where it is one)",
-    }[goal.best]
-    if goal.p95_ms is not None:
-        rule += f", 95 % of calls of {goal.batch_rows} rows within {goal.p95_ms:g} ms"
-    if goal.quality_drop is not None:
-        rule += f", losing at most {goal.quality_drop:g} of the task metric"
-    return f"{rule}; the simplest of those within {config.minimum_gain:g} times of the best."

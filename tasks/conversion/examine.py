@@ -252,20 +252,21 @@ def take_reference(
     return Reference(program, model, kind, judged, timed, scores, edge_scores, timed_scores)
 
 
-def runtime_for(name: str, config: ConversionConfig) -> Runtime:
-    """How a variant is run here: on the hardware that is measured, or compared on the processor."""
-    is_here = format_of(name).is_for(config.hardware_class)
-    return Runtime(config.threads, config.hardware_class if is_here else "cpu")
-
-
 def examine(
     built: BuiltVariant, reference: Reference, config: ConversionConfig, store: ArtifactStore
 ) -> Examined:
     """Load one variant and compare it with PyTorch."""
     if built.files is None:
         return Examined(built, failure=f"not built: {built.failure}")
+    made = format_of(built.name)
+    if not made.is_for(config.hardware_class):
+        return Examined(
+            built,
+            failure=f"it is for {' and '.join(made.hardware)}, and this is {config.hardware_class}"
+            ": convert on such a machine to judge it",
+        )
     try:
-        runtime = runtime_for(built.name, config)
+        runtime = Runtime(config.threads, config.hardware_class)
         load_variant(built, reference.program, runtime, store)  # brings the library in, untimed
         model = load_variant(built, reference.program, runtime, store)
         return _compare(built, model, reference, config)
@@ -290,7 +291,6 @@ def _compare(
         parity_failure(rows, edges, timed, bound, judged.wording)
         or batch_invariance_failure(model, judged, scores, bound)
         or quality_failure(change, bound, judged.wording.metric)
-        or _hardware_failure(built.name, config.hardware_class)
     )
     return Examined(built, failure, model, rows, edges, change)
 
@@ -302,15 +302,4 @@ def quality_failure(change: Metric, bound: QualityBound, name: str) -> str | Non
     return (
         f"{name} changes by {change.value:+.5f} ({change.low:+.5f} to {change.high:+.5f}) on the "
         f"test rows, it may lose {bound.quality_drop:.5f}"
-    )
-
-
-def _hardware_failure(name: str, hardware_class: str) -> str | None:
-    """Why a variant cannot be measured on this machine; None where it can."""
-    made = format_of(name)
-    if made.is_for(hardware_class):
-        return None
-    return (
-        f"it agrees with PyTorch, and is for {' and '.join(made.hardware)}: its speed cannot be "
-        f"measured on {hardware_class}. Convert on such a machine to accept it"
     )

@@ -1,44 +1,26 @@
-"""Latency of several runtimes in interleaved rounds, throughput of all cores, and memory.
+"""Latency of several runtimes in interleaved rounds, and throughput of all cores.
 
 Other work on the machine slows all runtimes of a round alike. So runtimes take turns (A B C, B C A,
 C A B ...), and what is compared is not their times but the ratio within each round.
-
-Memory and load time are measured in a process that nothing else disturbs: `python -m` this module.
-The second of two copies is measured: the first one brings the runtime's libraries in, and they are
-no part of the model. Memory that earlier copies gave back is returned to the system in between.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import json
-import logging
 import math
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tasks.contracts.conversion import VariantThroughput
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.targets.interface import FloatArray, ModelInputs, Runtime, Scorer
-from tasks.conversion.variants import load_variant
-from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.scratch import scratch_folder
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.conversion.targets.interface import FloatArray, ModelInputs, Scorer
 
 WARM_UP_CALLS = 3
 LEAST_CALLS = 3
@@ -226,138 +208,3 @@ def _round(
     answered = list(pool.map(ask, models))
     cpu = time.process_time() - cpu
     return sum(rows / passed for rows, passed in answered), cpu / sum(rows for rows, _ in answered)
-
-
-LOGGER = logging.getLogger(__name__)
-TIMEOUT_S = 600
-MODULE = "tasks.conversion.measure"
-_PR_SET_PDEATHSIG = 1
-
-
-class Footprint(BaseModel):
-    """What one loaded copy of a variant takes."""
-
-    model_config = ConfigDict(frozen=True)
-
-    memory_bytes: int
-    load_ms: float
-
-
-class _Request(BaseModel):
-    root: Path
-    program: RegisteredProgram
-    variants: tuple[BuiltVariant, ...]
-    threads: int
-    hardware_class: str
-    batch: Path
-
-
-def measure_footprints(
-    variants: Sequence[BuiltVariant],
-    program: RegisteredProgram,
-    batch: ModelInputs,
-    threads: int,
-    hardware_class: str,
-    store: ArtifactStore,
-) -> dict[str, Footprint]:
-    """Load each variant twice in a new process, one after the other, and measure the second copy.
-
-    Args:
-        variants: loaded by the caller before, so they do load.
-        program: their source.
-        batch: one call each, because runtimes take their working memory then.
-        threads: of one call.
-        hardware_class: what they are loaded on.
-        store: holds their files.
-
-    Returns:
-        By name. A variant is missing where the process ended before it came to it; that is logged.
-
-    Raises:
-        StorageError: the disk for temporary files refused a write.
-    """
-    scratch = Path(tempfile.gettempdir())
-    with refused_writes_explained(scratch), scratch_folder("falaj-footprint") as folder:
-        file = folder / "batch.npz"
-        np.savez(file, allow_pickle=False, **dict(batch))
-        request = _Request(
-            root=store.root,
-            program=program,
-            variants=tuple(variants),
-            threads=threads,
-            hardware_class=hardware_class,
-            batch=file,
-        )
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", MODULE],
-                input=request.model_dump_json(),
-                capture_output=True,
-                text=True,
-                cwd=PROJECT_ROOT,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            LOGGER.warning("memory was not measured: the process took over %s s", TIMEOUT_S)
-            return {}
-    found = dict(_answers(ended.stdout.splitlines()))
-    if len(found) < len(variants):
-        last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
-        LOGGER.warning(
-            "memory of %d of %d variants was not measured: the process ended with %d (%s)",
-            len(variants) - len(found),
-            len(variants),
-            ended.returncode,
-            last,
-        )
-    return found
-
-
-def _answers(lines: Iterable[str]) -> Iterable[tuple[str, Footprint]]:
-    for line in lines:
-        try:
-            name, values = json.loads(line)
-            yield name, Footprint.model_validate(values)
-        except (ValueError, TypeError, ValidationError):
-            continue  # a library's own line on standard output
-
-
-def _resident_bytes() -> int:
-    _, resident, *_ = Path("/proc/self/statm").read_text().split()
-    return int(resident) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _give_back() -> None:
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-def _measure(request: _Request) -> Iterable[tuple[str, Footprint]]:
-    store, runtime = ArtifactStore(request.root), Runtime(request.threads, request.hardware_class)
-    with np.load(request.batch) as arrays:
-        batch = ModelInputs(dict(arrays))
-    for variant in request.variants:
-        first = load_variant(variant, request.program, runtime, store)
-        first(batch)
-        _give_back()
-        before = _resident_bytes()
-        second = load_variant(variant, request.program, runtime, store)
-        second(batch)
-        _give_back()
-        taken = max(0, _resident_bytes() - before)
-        yield variant.name, Footprint(memory_bytes=taken, load_ms=second.load_ms)
-        del first, second
-
-
-def main() -> None:
-    """Read what to measure on standard input, write one line of JSON a variant."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # no orphan
-    request = _Request.model_validate_json(sys.stdin.read())
-    for name, footprint in _measure(request):
-        sys.stdout.write(json.dumps([name, footprint.model_dump()]) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

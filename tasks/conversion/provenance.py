@@ -3,24 +3,11 @@
 It is written as the last step of a build and read back. Nothing is loaded whose files carry other
 values than their record: see `tasks.conversion.variants`.
 
-What this host's processor can compute, as the runtimes find it; in one place.
-
-Some formats are for some processors alone. `openvino-bf16` needs products of bfloat16. Products of
-8-bit integers that are added in 16 bits saturate: x86 adds so (`vpmaddubsw`) where it has no dot
-product of 8 bits (AVX512-VNNI, AVX-VNNI, AMX-INT8). Weights of 7 bits never reach that limit.
-
-`ONEDNN_MAX_CPU_ISA` makes a host pass for a lesser one, such as `AVX2`. What heeds it was measured:
-
-- PyTorch and OpenVINO compute with oneDNN, and both heed it. Of OpenVINO other kernels run below
-  AVX2, and its list of what it computes well (`OPTIMIZATION_CAPABILITIES`) is bounded by it too.
-  Below AVX2 OpenVINO has no kernel for some operations and answers with empty arrays. It does so
-  for weights in 8 bits, too, where a processor with AVX-512 passes for AVX2; one that has AVX2
-  alone computes them.
-- ONNX Runtime does not: MLAS has no such variable, its answers are the same bit by bit. OpenVINO
-  has borrowed MLAS for products in 32 bits, and they stay the same as well.
-
-The limit counts here for all runtimes alike: a host that passes for a lesser one builds what that
-one would. Weights of 7 bits are right on every processor.
+What this host's processor can compute is read here too. Products of 8-bit integers that are added
+in 16 bits saturate: x86 adds so (`vpmaddubsw`) where it has no dot product of 8 bits (AVX512-VNNI,
+AVX-VNNI, AMX-INT8). Weights of 7 bits never reach that limit. `ONEDNN_MAX_CPU_ISA` makes a host
+pass for a lesser one, such as `AVX2`. OpenVINO heeds it and ONNX Runtime does not; here it counts
+for both, and weights of 7 bits are right on every processor.
 """
 
 from __future__ import annotations
@@ -28,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -147,63 +133,54 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Names of the variable; oneDNN reads the second where the first is not set."""
 WEIGHT_BITS = "weight_bits"
 """Setting of an 8-bit variant: in how many bits its weights are."""
-
 _DOT_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8"}
 _BF16_PRODUCTS = {"avx512_bf16", "avx_ne_convert"}
-# What a limit leaves of these; limits above leave enough of them.
 _LEFT_BY = {
-    "SSE41": set[str](),
-    "AVX": set[str](),
-    "AVX2": set[str](),
-    "AVX512_CORE": set[str](),
+    **{name: set[str]() for name in ("SSE41", "AVX", "AVX2", "AVX512_CORE")},
     "AVX2_VNNI": {"avx_vnni"},
     "AVX2_VNNI_2": {"avx_vnni", "avx_ne_convert"},
     "AVX512_CORE_VNNI": {"avx_vnni", "avx512_vnni"},
 }
+"""What a limit leaves of these; limits above leave enough of them."""
 
 
-@dataclass(frozen=True)
-class Processor:
-    """What decides which formats a host computes, and how they are to be built for it."""
+def _products() -> set[str] | None:
+    """Which of these this host has, within the limit of the environment; None where it is no x86.
 
-    computes_bf16: bool
-    saturates_int8: bool
-    """Sums of 8-bit products may be cut off, unless the weights have 7 bits."""
-
-    @property
-    def weight_bits(self) -> int:
-        """Of an 8-bit variant's weights, so that its sums are right on this processor."""
-        return 7 if self.saturates_int8 else 8
-
-
-def this_processor() -> Processor:
-    """The processor of this host, within the limit that the environment sets."""
+    Such processors add 8-bit products in 32 bits.
+    """
     lines = CPU_INFO.read_text().splitlines()
     listed = next((line for line in lines if line.startswith("flags")), None)
-    if listed is None:  # no x86: such processors add 8-bit products in 32 bits
-        return Processor(computes_bf16=False, saturates_int8=False)
+    if listed is None:
+        return None
     flags = set(listed.split()) & (_DOT_PRODUCTS | _BF16_PRODUCTS)
     limit = next((value for name in LIMITS if (value := os.environ.get(name))), "").upper()
-    flags &= _LEFT_BY.get(limit, flags)
-    return Processor(
-        computes_bf16=bool(flags & _BF16_PRODUCTS),
-        saturates_int8=not flags & _DOT_PRODUCTS,
-    )
+    return flags & _LEFT_BY.get(limit, flags)
 
 
-def processor_equipment(precision: str) -> dict[str, str]:
-    """What of the processor decides a file of this precision.
+def weight_bits() -> int:
+    """Of an 8-bit variant's weights, so that its sums are right on this host: 7 or 8."""
+    products = _products()
+    return 8 if products is None or products & _DOT_PRODUCTS else 7
+
+
+def computes_bf16() -> bool:
+    """Whether this host multiplies in bfloat16."""
+    return bool((_products() or set()) & _BF16_PRODUCTS)
+
+
+def processor_equipment(made: Format) -> dict[str, str]:
+    """What of the processor decides the files of a format.
 
     Raises:
-        ConversionError: the precision is bfloat16, and this processor does not compute in it.
+        ConversionError: its precision is bfloat16, and this processor does not compute in it.
     """
-    processor = this_processor()
-    if precision == "bf16" and not processor.computes_bf16:
+    if made.precision == "bf16" and not computes_bf16():
         raise ConversionError(
             "this processor computes no bfloat16 (AVX512-BF16 or AVX-NE-CONVERT), so it would run "
             "in 32 bits; convert on a processor that has it"
         )
-    return {WEIGHT_BITS: str(processor.weight_bits)} if precision == "int8" else {}
+    return {WEIGHT_BITS: str(weight_bits())} if made.precision == "int8" else {}
 
 
 def check_weight_bits(name: str, settings: Mapping[str, str]) -> None:
@@ -212,7 +189,7 @@ def check_weight_bits(name: str, settings: Mapping[str, str]) -> None:
     Raises:
         ConversionError: it is such a variant.
     """
-    bits = this_processor().weight_bits
+    bits = weight_bits()
     if int(settings.get(WEIGHT_BITS, bits)) > bits:
         raise ConversionError(
             f"{name} has weights of 8 bits, for processors with an 8-bit dot product (VNNI). This "

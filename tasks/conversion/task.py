@@ -233,7 +233,6 @@ def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
             ),
             "serves": ", ".join(variant.serves) or "nothing",
             "size, kB": f"{variant.num_bytes / 1e3:.0f}",
-            "memory, MB": _figure(variant.memory_bytes and variant.memory_bytes / 1e6),
             "load, ms": _figure(variant.load_ms),
             "rows/s, all cores": _figure(
                 variant.throughput.rows_per_s.value if variant.throughput else None

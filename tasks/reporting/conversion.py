@@ -1,13 +1,12 @@
-"""What a conversion chose and what it costs: goals, prices, operators, pictures of the trade."""
+"""What a conversion chose and what it costs: goals, prices, pictures of the trade."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.contracts.conversion import OperatorProfile
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
-from tasks.reporting.quantities import is_shown, milliseconds, percent, significant
+from tasks.reporting.quantities import is_shown, milliseconds, significant
 
 NOBODY = "no variant"
 
@@ -49,7 +48,6 @@ class Cost:
     streams: str
     core_seconds: str
     price: str
-    memory_bytes: int | None
     core_ms: tuple[str, ...]
 
 
@@ -68,38 +66,12 @@ def _cost(variant: ModelVariant) -> Cost:
         streams=f"{through.streams} x {through.batch_rows} rows" if through else "",
         core_seconds=significant(through.cpu_s_per_million if through else None),
         price=f"{significant(price.per_million)} {price.currency}" if price else "",
-        memory_bytes=variant.memory_bytes,
         core_ms=tuple(
             f"batch {at.batch_rows:,}: {milliseconds(at.cpu_ms)}"
             for at in variant.latencies
             if is_shown(at.cpu_ms)
         ),
     )
-
-
-@dataclass(frozen=True)
-class OperatorRow:
-    """Where the time of one form goes, in words."""
-
-    name: str
-    total: str
-    operators: str
-
-
-def operators(record: RunRecord) -> list[OperatorRow]:
-    """Top operators of PyTorch eager, before, and of every variant that was profiled, after."""
-    profiled = [v for v in record.variants if v.profile is not None]
-    source = next((v.source_profile for v in profiled if v.source_profile is not None), None)
-    rows = [_operators("PyTorch eager, before", source)] if source else []
-    return rows + [_operators(v.name, v.profile) for v in profiled if v.profile is not None]
-
-
-def _operators(name: str, profile: OperatorProfile) -> OperatorRow:
-    told = ", ".join(
-        f"{one.operator} {percent(one.share, 0)} ({one.calls} x)" for one in profile.operators
-    )
-    total = f"{milliseconds(profile.total_ms)} in a call of {profile.batch_rows:,} rows"
-    return OperatorRow(name, total, told)
 
 
 def priced(record: RunRecord) -> str:

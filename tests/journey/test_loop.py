@@ -346,7 +346,7 @@ def test_the_champion_is_converted_again_into_other_forms(
     monkeypatch.setenv("FALAJ_HOME", str(home))
     monkeypatch.setenv("FALAJ_FEATURE_REPO", str(loop.repository.path))
     config = read_pipeline_config(loop.repository.path)
-    quick = {"formats": ["onnx-fp32", "openvino-weights-int8"], "measurement": "quick"}
+    quick = {"formats": ["onnx-fp32", "openvino-int8"], "measurement": "quick"}
     again = config.model_copy(update={"conversion": ConversionConfig.model_validate(quick)})
     champion = champion_of(home, config.registry.model_name)
     snapshots = sorted((home / "artifacts" / "snapshots").iterdir())

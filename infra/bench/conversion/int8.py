@@ -103,7 +103,7 @@ def _onnx(
 def _openvino(
     source: Path, folder: Path, sample: Batches, config: ConversionConfig, is_bert: bool, bits: int
 ) -> None:
-    save_ir(quantize(read_ir(source), sample, config.quantized_layers, is_bert, bits), folder, {})
+    save_ir(quantize(read_ir(source), sample, is_bert, bits), folder, {})
 
 
 def _exact(like: LoadedModel, folder: Path) -> LoadedModel:

@@ -23,9 +23,8 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.data import TaskKind
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound, TritonConfig
+from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.targets.interface import SEED, Batches, Distances, ModelInputs, Scores
-from tasks.conversion.triton.model import TritonModel
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import LEVELS, number_days
@@ -81,13 +80,6 @@ class ModelKind:
         [RegisteredProgram, ConversionRows, ConversionConfig, ArtifactStore], JudgedRows
     ]
     """Rows to judge on. Raises `DataContractError` where they cannot judge."""
-    front: (
-        Callable[
-            [RegisteredProgram, ConversionRows, TritonConfig, ArtifactStore], TritonModel | None
-        ]
-        | None
-    ) = None
-    """Where Triton serves it: what makes the program's inputs of what clients have."""
     is_transformer: bool = False
     """Quantisers then keep what attention needs in floats."""
 

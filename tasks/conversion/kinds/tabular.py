@@ -190,7 +190,6 @@ BOUNDS = {
     "fp32": QualityBound(max_gap=1e-4, mean_gap=1e-5, quality_drop=1e-4),
     "fp16": QualityBound(max_gap=0.005, mean_gap=0.0005, quality_drop=0.0005),
     "bf16": QualityBound(max_gap=0.02, mean_gap=0.002, quality_drop=0.001),
-    "weights-int8": QualityBound(max_gap=0.05, mean_gap=0.005, quality_drop=0.001),
     "int8": QualityBound(max_gap=0.05, mean_gap=0.005, quality_drop=0.001),
 }
 

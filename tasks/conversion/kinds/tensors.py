@@ -190,7 +190,6 @@ BOUNDS = {
     "fp32": QualityBound(max_gap=0.001, mean_gap=1e-4, quality_drop=0.002),
     "fp16": QualityBound(max_gap=0.02, mean_gap=0.002, quality_drop=0.005),
     "bf16": QualityBound(max_gap=0.1, mean_gap=0.01, quality_drop=0.01),
-    "weights-int8": QualityBound(max_gap=0.25, mean_gap=0.025, edge_gap=0.5, quality_drop=0.01),
     "int8": QualityBound(max_gap=0.5, mean_gap=0.05, edge_gap=1.0, quality_drop=0.02),
 }
 

@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, PreparedRows
+from tasks.contracts.conversion import ConversionRows, PreparedRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound, TritonConfig
+from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording, mean_interval
 from tasks.conversion.targets.interface import SEED, Batches, FloatArray, ModelInputs, Scores
-from tasks.conversion.triton.model import BACKENDS, TEXT_TYPE, Tensor, TritonModel, tensors_of
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -23,7 +22,6 @@ NEIGHBOURS = 5
 IDS, MASK = "input_ids", "attention_mask"
 SEQUENCE_AXIS = "seq"
 SCORED_TEXTS = 32  # a call
-LENGTH_STEP = 16  # of padded texts: requests of one length are executed together in Triton
 CALIBRATION_TEXTS = 8  # a call, so that a range is not that of a single text
 REPEATS = 40
 EDGE_SHAPES = ((1, 1), (1, 2), (2, 7), (7, 33), (32, 16))
@@ -40,7 +38,6 @@ BOUNDS = {
     "fp32": QualityBound(max_gap=1e-5, mean_gap=1e-6, quality_drop=0.005),
     "fp16": QualityBound(max_gap=1e-3, mean_gap=1e-4, quality_drop=0.02),
     "bf16": QualityBound(max_gap=1e-3, mean_gap=1e-4, quality_drop=0.02),
-    "weights-int8": QualityBound(max_gap=0.005, mean_gap=0.001, edge_gap=0.02, quality_drop=0.04),
     "int8": QualityBound(max_gap=0.02, mean_gap=0.003, edge_gap=0.1, quality_drop=0.08),
 }
 
@@ -209,32 +206,6 @@ def _read_judged(
     )
 
 
-def _front(
-    program: RegisteredProgram, rows: ConversionRows, config: TritonConfig, store: ArtifactStore
-) -> TritonModel | None:
-    """The tokenizer that made the rows; None for rows that came as token ids, without one."""
-    if not isinstance(rows, PreparedRows) or rows.tokenizer is None:
-        return None
-    most = program.signature.largest.get(SEQUENCE_AXIS)
-    if most is None:
-        raise ConversionError(
-            f"nothing says how many tokens {program.version.name} takes, so no tokenizer can cut "
-            f"texts for it; say so in the signature's `largest`, as {SEQUENCE_AXIS}"
-        )
-    return TritonModel(
-        name=f"{program.version.name}-tokenizer",
-        backend="python",
-        inputs=(Tensor("text", TEXT_TYPE, (1,)),),
-        outputs=tensors_of(program.signature)[0],
-        max_batch_rows=program.signature.largest.get(BATCH_AXIS, config.max_batch_rows),
-        files={
-            "model.py": BACKENDS / "tokenizer_backend.py",
-            "tokenizer.json": store.path(rows.tokenizer),
-        },
-        parameters={"max_tokens": str(most), "length_step": str(LENGTH_STEP)},
-    )
-
-
 def _longest(program: RegisteredProgram, texts: Tokens) -> int:
     return program.signature.largest.get(SEQUENCE_AXIS, max(len(text) for text in texts))
 
@@ -282,6 +253,5 @@ TEXT_EMBEDDING = ModelKind(
     bounds=BOUNDS,
     read_calibration=_read_calibration,
     read_judged=_read_judged,
-    front=_front,
     is_transformer=True,
 )

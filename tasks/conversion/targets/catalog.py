@@ -47,17 +47,11 @@ FORMATS = (
         made_from=("onnx-fp32",),
         packages=("openvino",),
     ),
-    Format("litert-fp32", "litert", "fp32", ("cpu",)),
     # The file holds 32-bit weights; OpenVINO rounds them when it loads it.
     Format(
         *("openvino-bf16", "openvino", "bf16", ("cpu",)),
         made_from=("onnx-fp32",),
         packages=("openvino",),
-    ),
-    Format(
-        *("openvino-weights-int8", "openvino", "weights-int8", ("cpu",)),
-        made_from=("openvino-fp32",),
-        packages=("openvino", "nncf"),
     ),
     Format(
         *("onnx-int8", "onnx", "int8", ("cpu", "gpu")),
@@ -70,10 +64,9 @@ FORMATS = (
         *("openvino-int8", "openvino", "int8", ("cpu",)),
         made_from=("openvino-fp32",),
         needs_calibration=True,
-        settings=(*_CALIBRATED, "quantized_layers"),
+        settings=_CALIBRATED,
         packages=("openvino", "nncf"),
     ),
-    # On processors ONNX Runtime computes 16-bit floats in 32 bits.
     Format(
         *("onnx-fp16", "onnx", "fp16", ("gpu",)),
         made_from=("onnx-fp32",),

@@ -92,9 +92,6 @@ PROVENANCE_FILE = "stamp.json"
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+:\d+ .*?\) (?=\w)")
 Float32Array = NDArray[np.float32]
 Score = Callable[[dict[str, Array]], Float32Array]
-Totals = dict[str, tuple[float, float]]
-"""Milliseconds and runs of each kind of operator, in one call."""
-Profiler = Callable[[Mapping[str, Array]], Totals]
 
 
 @dataclass(frozen=True)
@@ -141,8 +138,6 @@ class Runtime:
     threads: int = 1
     """Within one call."""
     hardware_class: str = "cpu"
-    profiled: bool = False
-    """Loaded to measure the time of each operator; slower than without."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +148,6 @@ class LoadedModel:
     signature: Signature
     settings: dict[str, str]
     load_ms: float
-    profiler: Profiler | None = None
-    """Measures each operator; None where it was not asked for, or the runtime cannot."""
     refusals: tuple[type[Exception], ...] = (RuntimeError,)
     """What the runtime raises where it cannot answer."""
 
@@ -217,7 +210,6 @@ def loaded(
     signature: Signature,
     settings: dict[str, str],
     wanted: Mapping[str, str],
-    profiler: Profiler | None = None,
     refusals: tuple[type[Exception], ...] = (RuntimeError,),
 ) -> LoadedModel:
     """A model whose runtime took the wanted settings, as they were read back from it.
@@ -233,7 +225,7 @@ def loaded(
                 "runtime version that override it"
             )
     load_ms = (time.perf_counter() - start) * 1e3
-    return LoadedModel(score, signature, settings, load_ms, profiler, refusals)
+    return LoadedModel(score, signature, settings, load_ms, refusals)
 
 
 def in_calls(score: Score, arrays: dict[str, Array], most_rows: int) -> Float32Array:
@@ -309,7 +301,6 @@ class Converter(Protocol):
 CONVERTERS = {
     "onnx": "tasks.conversion.targets.onnx",
     "openvino": "tasks.conversion.targets.openvino",
-    "litert": "tasks.conversion.targets.litert",
     "tensorrt": "tasks.conversion.targets.tensorrt",
 }
 """File format to its module, imported with its libraries when it is used."""

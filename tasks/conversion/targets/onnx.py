@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from tasks.contracts.conversion import Signature, TensorSpec
-from tasks.conversion.provenance import processor_equipment, this_processor
+from tasks.conversion.provenance import processor_equipment, weight_bits
 from tasks.conversion.targets.catalog import Format
 from tasks.conversion.targets.interface import (
     PROVENANCE_PREFIX,
@@ -37,7 +37,6 @@ from tasks.conversion.targets.interface import (
     first_line_of,
     loaded,
 )
-from tasks.conversion.targets.profiles import profile_onnx
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.scratch import scratch_folder
 
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 MATRIX_PRODUCTS = ("MatMul", "Gemm")
 LARGEST = 65504.0  # that 16 bits hold
-SMALLEST_INFINITY = 65520.0  # is rounded to infinity
-_BEYOND, _INFINITY = "falaj_beyond_half", "falaj_infinity"
 # Operators that ONNX or its runtimes do not have for 16-bit floats.
 IN_32_BITS = ("CumSum", "NonMaxSuppression", "Range", "Resize", "TopK", "Upsample")
 _FLOAT, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -68,44 +65,6 @@ def halve(model: onnx.ModelProto) -> onnx.ModelProto:
     halved.CopyFrom(model)
     _Halving(halved).run()
     return halved
-
-
-def with_overflows(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with infinity wherever a 16-bit float cannot hold a value.
-
-    On processors ONNX Runtime computes such a model in 32 bits, at any level of optimisation, and
-    gives numbers where a graphics processor gives infinity. With these nodes both overflow alike.
-    """
-    checked = onnx.ModelProto()
-    checked.CopyFrom(model)
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    halves = {v.name for v in inferred.value_info if v.type.tensor_type.elem_type == _HALF}
-    nodes = []
-    for node in checked.graph.node:
-        nodes.append(node)
-        for position, name in enumerate(node.output):
-            if name in halves:
-                node.output[position] = f"{name}__unbounded"
-                nodes += _overflowing(f"{name}__unbounded", name)
-    del checked.graph.node[:]
-    checked.graph.node.extend(nodes)
-    for name, value in ((_BEYOND, SMALLEST_INFINITY), (_INFINITY, np.inf)):
-        checked.graph.initializer.append(numpy_helper.from_array(np.float32(value), name))
-    return checked
-
-
-def _overflowing(source: str, target: str) -> list[onnx.NodeProto]:
-    """Nodes that give `source`, and infinity where its size is beyond 16 bits."""
-    whole, size, beyond, bounded = (
-        f"{target}__{k}" for k in ("whole", "size", "beyond", "bounded")
-    )
-    return [
-        helper.make_node("Cast", [source], [whole], to=_FLOAT),
-        helper.make_node("Abs", [whole], [size]),
-        helper.make_node("GreaterOrEqual", [size, _BEYOND], [beyond]),
-        helper.make_node("Where", [beyond, _INFINITY, whole], [bounded]),
-        helper.make_node("Cast", [bounded], [target], to=_HALF),
-    ]
 
 
 class _Halving:
@@ -225,7 +184,7 @@ _REFUSALS = (
 
 def equipment(made: Format) -> dict[str, str]:
     """What of the processor decides an 8-bit file."""
-    return processor_equipment(made.precision)
+    return processor_equipment(made)
 
 
 def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
@@ -244,7 +203,7 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
         if made.precision == "fp16":
             model, how = halve(onnx.load(path)), {"kept_in_fp32": "encoding of raw values"}
         else:
-            model = quantize_onnx(path, request.sample, this_processor().weight_bits)
+            model = quantize_onnx(path, request.sample, weight_bits())
             rows = sum(batch.num_rows for batch in request.sample)
             how = {"calibration_rows": str(rows), "quantized_layers": ", ".join(MATRIX_PRODUCTS)}
         how = {"made_from": source, **how}
@@ -413,10 +372,10 @@ def _tensor(value: onnx.ValueInfoProto) -> tuple[str, str, list[object]]:
     return value.name, dtype, [d.dim_param or d.dim_value for d in tensor.shape.dim]
 
 
-def quantize_onnx(path: Path, sample: Batches, weight_bits: int = 8) -> onnx.ModelProto:
+def quantize_onnx(path: Path, sample: Batches, bits: int = 8) -> onnx.ModelProto:
     """The model of a file with its matrix products in 8 bits, a scale for each column of weights.
 
-    With `weight_bits` 7 the weights take half of their range, so that no sum of products saturates.
+    With `bits` 7 the weights take half of their range, so that no sum of products saturates.
 
     Raises:
         ConversionError: the sample is empty, the model has no matrix product, or ONNX Runtime
@@ -445,7 +404,7 @@ def quantize_onnx(path: Path, sample: Batches, weight_bits: int = 8) -> onnx.Mod
                 _Reader(sample),
                 op_types_to_quantize=list(MATRIX_PRODUCTS),
                 per_channel=True,
-                reduce_range=weight_bits == 7,
+                reduce_range=bits == 7,
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
                 extra_options=dict(_QUANTIZED),
@@ -473,9 +432,6 @@ class _Reader:
 def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
     """Load a file into ONNX Runtime, on the hardware it is asked for and no other.
 
-    A file of 16 bits is computed in 32 on processors, and overflows there as it does elsewhere: see
-    `with_overflows`.
-
     Raises:
         ConversionError: ONNX Runtime refuses the file, or runs with other settings.
     """
@@ -486,11 +442,8 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
     options.intra_op_num_threads = runtime.threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    model: Path | bytes = folder / MODEL_FILE
     try:
-        if made.precision == "fp16" and not is_gpu:
-            model = with_overflows(onnx.load(model)).SerializeToString()
-        session = ort.InferenceSession(model, options, providers=[provider])
+        session = ort.InferenceSession(folder / MODEL_FILE, options, providers=[provider])
     except _REFUSALS as exc:
         raise ConversionError(f"ONNX Runtime cannot load the model: {first_line_of(exc)}") from exc
     outputs = [signature.output.name]
@@ -507,5 +460,4 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
         "provider": session.get_providers()[0],  # without a GPU it silently falls back
     }
     wanted = {"threads": str(runtime.threads), "spinning": "0", "provider": provider}
-    profiled = profile_onnx(folder / MODEL_FILE, options, [provider]) if runtime.profiled else None
-    return loaded(start, score, signature, settings, wanted, profiled, _REFUSALS)
+    return loaded(start, score, signature, settings, wanted, _REFUSALS)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.contracts.conversion import Signature
 from tasks.conversion.kinds.interface import kind_of
-from tasks.conversion.provenance import processor_equipment, this_processor
+from tasks.conversion.provenance import processor_equipment, weight_bits
 from tasks.conversion.targets.catalog import Format
 from tasks.conversion.targets.interface import (
     PROVENANCE_PREFIX,
@@ -29,12 +29,13 @@ from tasks.conversion.targets.interface import (
     loaded,
 )
 from tasks.conversion.targets.onnx import MODEL_FILE as ONNX_FILE
-from tasks.conversion.targets.profiles import profile_openvino
 from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
 
 MODEL_FILE = "model.xml"
 MODEL_NAME = "falaj"
 DEVICE = "CPU"
+LAYERS = ("MatMul", "Convolution")
+"""OpenVINO operations to quantise; all others, as the encoding of raw numbers, stay in floats."""
 _COUNTED_NAME = re.compile(r"[A-Za-z]+_\d+")
 _FRONTEND_FAILURES = (
     "GeneralFailure",
@@ -66,11 +67,11 @@ def equipment(made: Format) -> dict[str, str]:
     Raises:
         ConversionError: it computes no bfloat16, and the format is of that precision.
     """
-    return processor_equipment(made.precision)
+    return processor_equipment(made)
 
 
 def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
-    """Convert the ONNX variant, or put the weights or products of the 32-bit IR in 8 bits.
+    """Convert the ONNX variant, or put the products of the 32-bit IR in 8 bits.
 
     From ONNX and not from PyTorch, because only that way keeps input names and shapes.
 
@@ -82,14 +83,10 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     (source,) = made.made_from
     path, how = request.source_folder(source), {"made_from": source}
     if made.precision == "int8":
-        layers = request.config.quantized_layers
         is_transformer = kind_of(request.program).is_transformer
-        bits = this_processor().weight_bits
-        model = quantize(read_ir(path), request.sample, layers, is_transformer, bits)
+        model = quantize(read_ir(path), request.sample, is_transformer, weight_bits())
         rows = sum(batch.num_rows for batch in request.sample)
-        how |= {"calibration_rows": str(rows), "quantized_layers": ", ".join(layers)}
-    elif made.precision == "weights-int8":
-        model = compress(read_ir(path))
+        how |= {"calibration_rows": str(rows), "quantized_layers": ", ".join(LAYERS)}
     else:
         model = convert_onnx(path / ONNX_FILE)
     save_ir(model, folder, request.provenance)
@@ -162,56 +159,44 @@ def read_provenance(folder: Path) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def compress(model: Any) -> Any:
-    """An `openvino.Model` whose weights are 8-bit integers, with a scale for each channel.
-
-    Raises:
-        ConversionError: NNCF refuses it.
-    """
-    nncf = without_reporting("nncf")
-    with _quiet_nncf("compress the weights"):
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
-
-
 def quantize(
     model: Any,
     sample: Batches,
-    layers: tuple[str, ...],
     is_transformer: bool = False,
-    weight_bits: int = 8,
+    bits: int = 8,
 ) -> Any:
-    """A copy of an `openvino.Model` whose `layers` take and hold 8-bit integers.
+    """A copy of an `openvino.Model` whose `LAYERS` take and hold 8-bit integers.
 
     Everything else is left in floats on purpose. Raw numbers have heavy tails, and one scale for
     all columns crushes most of them; what enters the first matrix product is encoded, in 0 to 1.
-    With `weight_bits` 7 the weights take half of their range, so that no sum of products saturates.
+    With `bits` 7 the weights take half of their range, so that no sum of products saturates.
 
     Raises:
         ConversionError: the sample is empty, the model has none of the layers, or NNCF refuses it.
     """
     nncf = without_reporting("nncf")
     present = {operation.get_type_name() for operation in model.get_ops()}
-    if not present & set(layers):
+    if not present & set(LAYERS):
         raise ConversionError(
-            f"the model has no {' or '.join(layers)} to quantise, only {', '.join(sorted(present))}"
+            f"the model has no {' or '.join(LAYERS)} to quantise, only {', '.join(sorted(present))}"
         )
     if not sample:
         raise ConversionError("the calibration sample is empty; give INT8 at least one row")
-    fix = nncf.OverflowFix.ENABLE if weight_bits == 7 else nncf.OverflowFix.DISABLE
-    with _quiet_nncf("quantise the model"):
+    fix = nncf.OverflowFix.ENABLE if bits == 7 else nncf.OverflowFix.DISABLE
+    with _quiet_nncf():
         return nncf.quantize(
             model,
             nncf.Dataset([dict(batch) for batch in sample]),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(sample),
-            ignored_scope=nncf.IgnoredScope(types=sorted(present - set(layers)), validate=False),
+            ignored_scope=nncf.IgnoredScope(types=sorted(present - set(LAYERS)), validate=False),
             model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
             advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=fix),
         )
 
 
 @contextlib.contextmanager
-def _quiet_nncf(what: str) -> Iterator[None]:
+def _quiet_nncf() -> Iterator[None]:
     """Without the progress bars that NNCF draws on standard output, and with errors of ours."""
     nncf = without_reporting("nncf")
     nncf.set_log_level(logging.ERROR)
@@ -219,7 +204,7 @@ def _quiet_nncf(what: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except (RuntimeError, nncf.ValidationError, nncf.InternalError) as exc:
-        raise ConversionError(f"NNCF cannot {what}: {first_line_of(exc)}") from exc
+        raise ConversionError(f"NNCF cannot quantise the model: {first_line_of(exc)}") from exc
 
 
 def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:
@@ -238,7 +223,6 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
         "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": str(runtime.threads),
         "NUM_STREAMS": "1",
-        "PERF_COUNT": runtime.profiled,
     }
     try:
         compiled = ov.Core().compile_model(folder / MODEL_FILE, DEVICE, hints)
@@ -258,5 +242,4 @@ def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> 
         "device": ",".join(compiled.get_property("EXECUTION_DEVICES")),
     }
     wanted = {"threads": str(runtime.threads), "precision": precision, "device": DEVICE}
-    profiler = profile_openvino(request) if runtime.profiled else None
-    return loaded(start, score, signature, settings, wanted, profiler)
+    return loaded(start, score, signature, settings, wanted)

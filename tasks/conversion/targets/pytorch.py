@@ -17,7 +17,6 @@ from torch.export import ExportedProgram
 
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.conversion.targets.interface import Array, Float32Array, LoadedModel, Runtime, loaded
-from tasks.conversion.targets.profiles import profile_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 
 
@@ -137,8 +136,7 @@ def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedMo
         "precision": torch.get_float32_matmul_precision(),
     }
     wanted = {"threads": str(runtime.threads), "precision": "highest"}
-    profiler = profile_pytorch(lambda inputs: score(dict(inputs))) if runtime.profiled else None
-    return loaded(start, score, signature, settings, wanted, profiler)
+    return loaded(start, score, signature, settings, wanted)
 
 
 @contextmanager

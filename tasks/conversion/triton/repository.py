@@ -1,36 +1,36 @@
-"""A model repository for Triton: folders, configurations, warm-up rows, and what stands before."""
+"""A model repository for Triton: one folder with its configuration, a row to warm up, the model."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
+import jinja2
 import numpy as np
 
 from tasks.contracts.conversion import BATCH_AXIS, ConversionRows
 from tasks.contracts.release import ModelVariant, RegisteredProgram, TritonRepository
 from tasks.conversion.config import TRITON_FILES, ConversionConfig, TritonConfig
 from tasks.conversion.kinds.interface import kind_of
-from tasks.conversion.targets.interface import ModelInputs
-from tasks.conversion.triton.model import (
-    BACKEND_MODULES,
-    BACKENDS,
-    CONFIG_FILE,
-    WARMUP_FOLDER,
-    Step,
-    TritonModel,
-    as_text,
-    check_schema,
-    tensors_of,
-)
-from tasks.conversion.variants import check_files
+from tasks.conversion.variants import check_files, files_of
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
-KIND = "triton"
-FOLDER = "models"
-GPU, CPU = "KIND_GPU", "KIND_CPU"
+KIND, FOLDER = "triton", "models"
+CONFIG_FILE, WARMUP_FOLDER = "config.pbtxt", "warmup"
+TEMPLATE = Path(__file__).with_name("config.pbtxt.j2")
+PYTHON_BACKEND = Path(__file__).with_name("onnx_backend.py")
+"""Copied into a repository, not imported."""
+TYPES = {
+    "bool": "TYPE_BOOL",
+    "uint8": "TYPE_UINT8",
+    "int32": "TYPE_INT32",
+    "int64": "TYPE_INT64",
+    "float32": "TYPE_FP32",
+}
+WARMUP_ROWS = (1, 32)
+"""Of the executions before a model is ready: a single request and a dynamic batch."""
 
 
 def with_repository(
@@ -65,9 +65,6 @@ def write_repository(
 ) -> TritonRepository:
     """Write the repository that serves a variant, or return the one that was written from the same.
 
-    A program that takes what clients have is one model. Where its kind puts something before it,
-    such as a tokenizer, its name is that of an ensemble, and the program is the model behind.
-
     Args:
         program: the version that the variant is of; its number names the folder of the version.
         variant: an accepted one, of a format that Triton serves.
@@ -81,101 +78,94 @@ def write_repository(
         StorageError: the disk refused a write.
     """
     assert config.triton is not None
-    served = config.triton
-    assert variant.files is not None
+    name, served = program.version.name, config.triton
     key = content_key(
         KIND,
-        code_digest(__file__, *BACKEND_MODULES),
-        variant.files,
+        code_digest(__file__),
+        [file.read_text(encoding="utf-8") for file in (TEMPLATE, PYTHON_BACKEND)],
+        files_of(variant),
         program,
         rows,
         served,
         config.threads,
     )
-    version = program.version.version
 
     def build(folder: StagedFolder) -> TritonRepository:
-        models = _models(program, variant, rows, config, store)
-        kind = GPU if variant.hardware_class.startswith("gpu") else CPU
-        path = folder.path / FOLDER
-        schemas = {_write(model, version, kind, served, path) for model in models}
-        return TritonRepository(
-            files=folder.artifact(FOLDER),
-            model=models[-1].name,
-            models=tuple(model.name for model in models),
-            schema_of=", ".join(schemas),
-        )
+        typical = kind_of(program).read_judged(program, rows, config, store).timing_batch(1)
+        warmup = {
+            spec.name: np.ascontiguousarray(typical[spec.name], spec.dtype)
+            for spec in program.signature.inputs
+        }
+        home = folder.path / FOLDER / name
+        _copy_model(program, variant, served, store, home)
+        text = _config_of(program, variant, config, warmup)
+        (home / CONFIG_FILE).write_text(text, encoding="utf-8")
+        (home / WARMUP_FOLDER).mkdir()
+        for input_name, row in warmup.items():
+            (home / WARMUP_FOLDER / input_name).write_bytes(row.tobytes())
+        files = folder.artifact(FOLDER)
+        return TritonRepository(files=files, model=name, models=(name,))
 
     return store.build_once(KIND, key, TritonRepository, build)
 
 
-def _models(
+def _copy_model(
     program: RegisteredProgram,
     variant: ModelVariant,
-    rows: ConversionRows,
-    config: ConversionConfig,
+    served: TritonConfig,
     store: ArtifactStore,
-) -> tuple[TritonModel, ...]:
-    """All models of a repository; the last one is what clients ask."""
-    assert config.triton is not None
-    kind = kind_of(program)
-    typical = kind.read_judged(program, rows, config, store).timing_batch(1)
-    name, version = program.version.name, program.version.version
-    front = kind.front(program, rows, config.triton, store) if kind.front else None
-    if front is None:
-        return (_served(name, program, variant, typical, config, store),)
-    behind = _served(f"{name}-model", program, variant, typical, config, store)
-    ensemble = TritonModel(
-        name=name,
-        backend="",
-        inputs=front.inputs,
-        outputs=behind.outputs,
-        max_batch_rows=behind.max_batch_rows,
-        parameters=behind.parameters,
-        steps=(Step(front, version), Step(behind, version)),
-    )
-    return front, behind, ensemble
-
-
-def _served(
-    name: str,
-    program: RegisteredProgram,
-    variant: ModelVariant,
-    typical: ModelInputs,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> TritonModel:
-    """The model that runs the variant's file."""
-    assert variant.files is not None
-    assert config.triton is not None
-    folder = store.path(variant.files, verify=False)
+    home: Path,
+) -> None:
+    folder, file = store.path(files_of(variant), verify=False), TRITON_FILES[variant.format]
     check_files(folder, variant, program)
-    file = TRITON_FILES[variant.format]
-    backend, files = variant.format, {file: folder / file}
-    threads = {}
-    if variant.format == "onnx":
-        backend, threads = config.triton.onnx_backend, _threads(config)
-    if backend == "python":
+    versioned = home / str(program.version.version)
+    versioned.mkdir(parents=True)
+    shutil.copyfile(folder / file, versioned / file)
+    if _backend(variant, served) == "python":
         if variant.hardware_class.startswith("gpu"):
             raise ConversionError(
                 "ONNX in Triton's Python backend runs on processors alone, and the variant is for "
                 f"{variant.hardware_class}; set conversion.triton.onnx_backend to onnxruntime"
             )
-        files["model.py"] = BACKENDS / "onnx_backend.py"
-    inputs, outputs = tensors_of(program.signature)
-    rows = {
-        spec.name: np.ascontiguousarray(typical[spec.name], spec.dtype)
-        for spec in program.signature.inputs
-    }
-    return TritonModel(
-        name=name,
-        backend=backend,
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_rows=most_rows(program, variant, config.triton),
-        files=files,
-        parameters={**threads, **_origin(program, variant)},
-        warmup=rows,
+        shutil.copyfile(PYTHON_BACKEND, versioned / "model.py")
+
+
+def _backend(variant: ModelVariant, served: TritonConfig) -> str:
+    return served.onnx_backend if variant.format == "onnx" else variant.format
+
+
+def _config_of(
+    program: RegisteredProgram,
+    variant: ModelVariant,
+    config: ConversionConfig,
+    warmup: dict[str, np.ndarray],
+) -> str:
+    """The text that Triton reads."""
+    assert config.triton is not None
+    threads = str(config.threads)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False
+    )
+    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        model=program.version.name,
+        version=program.version.version,
+        backend=_backend(variant, config.triton),
+        kind="KIND_GPU" if variant.hardware_class.startswith("gpu") else "KIND_CPU",
+        most_rows=most_rows(program, variant, config.triton),
+        signature=program.signature,
+        served=config.triton,
+        types=TYPES,
+        warmup=warmup,
+        warmup_rows=WARMUP_ROWS,
+        parameters={
+            # For our model and for Triton's backend, which has names of its own.
+            **{"threads": threads, "intra_op_thread_count": threads, "inter_op_thread_count": "1"},
+            "falaj.variant": variant.name,
+            "falaj.variant_sha256": files_of(variant).sha256,
+            "falaj.program_sha256": program.program.sha256,
+            "falaj.snapshot_sha256": program.version.snapshot_sha256,
+        },
     )
 
 
@@ -185,38 +175,3 @@ def most_rows(program: RegisteredProgram, variant: ModelVariant, config: TritonC
     if engine_rows := variant.settings.get("engine_rows"):
         limits.append(int(engine_rows))
     return min(limit for limit in limits if limit is not None)
-
-
-def _threads(config: ConversionConfig) -> dict[str, str]:
-    """For our model and for Triton's backend, which has names of its own."""
-    threads = str(config.threads)
-    return {"threads": threads, "intra_op_thread_count": threads, "inter_op_thread_count": "1"}
-
-
-def _origin(program: RegisteredProgram, variant: ModelVariant) -> Mapping[str, str]:
-    assert variant.files is not None
-    return {
-        "falaj.variant": variant.name,
-        "falaj.variant_sha256": variant.files.sha256,
-        "falaj.program_sha256": program.program.sha256,
-        "falaj.snapshot_sha256": program.version.snapshot_sha256,
-    }
-
-
-def _write(
-    model: TritonModel, version: int, kind: str, config: TritonConfig, repository: Path
-) -> str:
-    home = repository / model.name
-    versioned = home / str(version)
-    versioned.mkdir(parents=True)
-    # Devices are the model's; what stands before it computes nothing that these are for.
-    text = as_text(model.config(version, CPU if model.backend == "python" else kind, config))
-    schema = check_schema(text, model.name)
-    (home / CONFIG_FILE).write_text(text, encoding="utf-8")
-    for name, source in model.files.items():
-        shutil.copyfile(source, versioned / name)
-    if model.warmup:
-        (home / WARMUP_FOLDER).mkdir()
-    for name, row in model.warmup.items():
-        (home / WARMUP_FOLDER / name).write_bytes(row.tobytes())
-    return schema

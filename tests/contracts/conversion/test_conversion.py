@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, TritonConfig
 from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
-from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import Settings
 from tests.support.conversion.programs import SmallNetwork, exported, kept, registered
 from tests.support.data.builders import dataset, splits
@@ -84,8 +82,7 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     assert [row["decision"] for row in table] == [
         "accepted" if v.accepted else "dropped" for v in first
     ]
-    assert {"ms at batch 1 (of PyTorch's), core", "memory, MB", "serves"} <= set(table[0])
-    assert all(variant.memory_bytes is not None for variant in first)
+    assert {"ms at batch 1 (of PyTorch's), core", "serves"} <= set(table[0])
 
     told.clear()
     assert list(convert(program, rows, splits())) == list(first)
@@ -104,28 +101,6 @@ def build(
     program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
 ) -> tuple[BuiltVariant, ...]:
     return build_variants(program, SnapshotRows(dataset=rows, splits=windows), CONFIG)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("on_prefect")
-def test_a_full_disk_for_one_target_fails_the_stage_and_leaves_the_others_standing(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("the disk refused a write (No space left on device)")
-
-    rows = dataset(settings.store)
-    program = registered(settings.store, rows, exported(SmallNetwork(seed=3)))
-    # Imported while the disk is full, it would keep the full disk for all later tests.
-    importlib.import_module("tasks.conversion.targets.openvino")
-    with monkeypatch.context() as patched:
-        patched.setattr("tasks.conversion.targets.openvino.save_ir", full)
-        with pytest.raises(StorageError, match="No space left on device"):
-            build(program, rows, splits())
-    (there,) = settings.store.root.glob("variants/*/*/model.onnx")
-    written = there.stat().st_mtime_ns
-    assert all(one.failure is None for one in build(program, rows, splits()))
-    assert there.stat().st_mtime_ns == written
 
 
 @flow(name="serving-under-test")

@@ -15,7 +15,7 @@ import pytest
 from infra.provision.checkout import Checkout, mark_complete, wanted_digest
 
 ROOT = Path(__file__).resolve().parents[3]
-TOOLS = ("tensorrt-rtx", "triton", "serving-clients")
+TOOLS = ("triton", "serving-clients")
 """Have environments of their own, which `make test-slow` makes."""
 ENVIRONMENTS = (*TOOLS, "mlserver", "kserve")
 """With those of the servers that `make bench` measures beside its own."""
@@ -86,7 +86,7 @@ def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
     tests = "test test-slow tools drills mutants test-cluster test-horovod"
-    aside = "test-tensorrt-rtx test-triton test-serving-clients test-litert"
+    aside = "test-triton test-serving-clients"
     platform = "serve gateway up down status doctor"
     assert listed == set(
         f"help setup run {platform} {tests} {aside} bench lint format lock clean".split()

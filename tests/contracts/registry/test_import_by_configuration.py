@@ -117,7 +117,6 @@ def test_a_classifier_of_pictures_goes_through_by_configuration_alone(
         },
         conversion={
             "formats": ["onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-int8"],
-            "quantized_layers": ["MatMul", "Convolution"],
         },
     )
     assert [variant.quality_name for variant in result.variants] == ["accuracy"] * 4

@@ -9,7 +9,7 @@ import numpy as np
 from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.provenance import this_processor
+from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import Runtime, load_files
 from tasks.conversion.targets.pytorch import load_pytorch
@@ -21,7 +21,7 @@ NAMES = tuple(
     target.name
     for target in FORMATS
     if target.file_format in ("onnx", "openvino")
-    and (target.precision != "bf16" or this_processor().computes_bf16)
+    and (target.precision != "bf16" or computes_bf16())
 )
 """Targets that need no more than the project's own packages and this processor."""
 

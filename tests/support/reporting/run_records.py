@@ -12,8 +12,6 @@ import pandas as pd
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import (
     GoalStanding,
-    OperatorProfile,
-    OperatorTime,
     VariantLatency,
     VariantPrice,
     VariantThroughput,
@@ -323,10 +321,6 @@ def latency(batch: int, p50: float, ratio: float) -> VariantLatency:
 
 def measured(rows_per_s: float, chosen: tuple[str, ...] = ()) -> dict[str, Any]:
     """What else is measured of a variant that got so far."""
-    operators = (
-        OperatorTime(operator="MatMul", ms=0.06, share=0.6, calls=3),
-        OperatorTime(operator="Gather", ms=0.04, share=0.4, calls=1),
-    )
     return {
         "throughput": VariantThroughput(
             batch_rows=32,
@@ -335,9 +329,6 @@ def measured(rows_per_s: float, chosen: tuple[str, ...] = ()) -> dict[str, Any]:
             cpu_s_per_million=2e6 / rows_per_s,
         ),
         "price": VariantPrice(per_million=22 / rows_per_s, per_core_hour=0.04, currency="USD"),
-        "memory_bytes": 3_400_000,
-        "profile": OperatorProfile(batch_rows=32, total_ms=0.1, operators=operators),
-        "source_profile": OperatorProfile(batch_rows=32, total_ms=0.3, operators=operators[:1]),
         "standings": tuple(
             GoalStanding(
                 goal=goal,

@@ -32,8 +32,6 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import (
-    ClashingNames,
-    NotANumber,
     SmallNetwork,
     built,
     exported,
@@ -127,28 +125,6 @@ def test_other_operator_sets_than_the_asked_one_are_refused(case: Case) -> None:
         check_opset(model)
 
 
-@pytest.mark.slow
-def test_names_that_clash_break_no_target(
-    store: ArtifactStore, rows: ValidatedDataset, everything: ConversionConfig
-) -> None:
-    program = registered(store, rows, exported(ClashingNames()))
-    assert [form.failure for form in built(program, rows, everything, store)] == [None] * len(NAMES)
-
-
-@pytest.mark.slow
-def test_a_program_that_lets_missing_numbers_through_is_told_so_and_nothing_is_kept(
-    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
-) -> None:
-    """Its calibrating rows hold nulls that reach the result."""
-    program = registered(store, rows, exported(NotANumber()))
-    forms = built(program, rows, quick, store)
-    case = Case(store, rows, program, quick, *forms)
-    variants = judge_variants(program, forms, case.rows, quick, store)
-    for variant in variants:
-        assert not variant.accepted
-        assert "the PyTorch program gives NaN or Inf" in variant.reason
-
-
 def _texts(store: ArtifactStore, ids: list[object]) -> PreparedRows:
     def build(folder: StagedFolder) -> PreparedRows:
         table = pa.table({"part": ["calibration"] * len(ids), "input_ids": ids})
@@ -178,18 +154,6 @@ def test_nulls_among_calibrating_texts_are_counted(
         TEXT_EMBEDDING.read_calibration(
             texts.program, _texts(texts.store, ids), texts.config, texts.store
         )
-
-
-def test_a_single_calibrating_text_is_refused_and_forms_without_calibration_stand(
-    texts: TextCase, tmp_path: Path
-) -> None:
-    one = _texts(texts.store, [[2, 5, 3]])
-    config = texts.config.model_copy(update={"formats": ("openvino-weights-int8", "openvino-int8")})
-    forms = {form.name: form for form in built(texts.program, one, config, texts.store)}
-    assert forms["openvino-weights-int8"].failure is None
-    failure = forms["openvino-int8"].failure
-    assert failure is not None
-    assert "rows calibrate it" in failure
 
 
 @pytest.fixture
@@ -311,13 +275,3 @@ def test_a_program_of_other_columns_is_refused(program_file: Path) -> None:
     fewer = DatasetSchema(**{**COLUMNS.model_dump(), "numeric": COLUMNS.numeric[:-1]})
     with pytest.raises(ConversionError, match=r"'numeric' is float32 \['any', 5\], .* 4\]"):
         check_program(load_program(program_file), tabular_signature(fewer))
-
-
-def test_a_program_with_other_input_names_is_refused() -> None:
-    class Renamed(torch.nn.Module):
-        def forward(self, codes: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
-            return numeric.sum(1) + codes.sum(1)
-
-    program = torch.export.export(Renamed(), (torch.zeros(2, 3), torch.zeros(2, 5)))
-    with pytest.raises(ConversionError, match="takes inputs \\('codes', 'numeric'\\)"):
-        check_program(program, tabular_signature(COLUMNS))

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from tasks.contracts.conversion import PreparedRows, SnapshotRows
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
+from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig, HardwareConversion, QualityBound
 from tasks.conversion.kinds.interface import KINDS, ModelKind, bound_of, kind_of
 from tasks.conversion.kinds.tabular import TABULAR
@@ -66,13 +66,6 @@ def test_what_a_format_is_made_from_comes_before_it_however_deep() -> None:
     assert names == ["onnx-fp32", "openvino-fp32", "openvino-int8", "onnx-fp16"]
 
 
-@pytest.mark.parametrize(
-    ("hardware_class", "fits"), [("gpu", True), ("gpu-h200", True), ("cpu", False)]
-)
-def test_a_hardware_class_may_be_more_specific(hardware_class: str, fits: bool) -> None:
-    assert format_of("onnx-fp16").is_for(hardware_class) is fits
-
-
 def test_unknown_formats_and_kinds_are_refused(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="onnx-fp8"):
         format_of("onnx-fp8")
@@ -89,13 +82,6 @@ def test_rows_of_another_kind_are_refused(case: Case) -> None:
             kind.read_judged(case.program, rows, case.config, case.store)
 
 
-def test_a_program_of_a_table_needs_no_signature_and_another_one_does(case: Case) -> None:
-    values = case.program.model_dump(exclude={"signature"})
-    assert RegisteredProgram.model_validate(values) == case.program
-    with pytest.raises(ValueError, match="needs its signature, or the columns"):
-        RegisteredProgram.model_validate(values | {"columns": None})
-
-
 def test_a_configuration_is_checked_without_any_runtime() -> None:
     program = """if True:
         import sys, tasks.conversion.config
@@ -103,11 +89,6 @@ def test_a_configuration_is_checked_without_any_runtime() -> None:
         assert not heavy, heavy
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=PROJECT_ROOT)
-
-
-def test_a_form_offers_the_formats_as_choices() -> None:
-    schema = ConversionConfig.model_json_schema()["properties"]["formats"]
-    assert schema["items"]["enum"] == [made.name for made in FORMATS]
 
 
 @pytest.mark.parametrize(
@@ -163,8 +144,3 @@ def test_the_deployment_on_the_gpu_pool_names_the_formats_that_are_for_it() -> N
     there = ConversionConfig().on(HardwareConversion.model_validate(hardware))
     assert set(there.formats) == {made.name for made in FORMATS if made.is_for("gpu")}
     assert there.triton is not None
-
-
-def test_a_precision_without_any_bound_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"conversion\.bounds\.int4"):
-        bound_of(TABULAR, "int4", ConversionConfig())

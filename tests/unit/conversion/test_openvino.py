@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.provenance import this_processor
+from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, save_ir
@@ -22,7 +21,7 @@ from tasks.kernel.errors import ArtifactError, StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, build_one, built, exported, registered
-from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
+from tests.support.data.builders import COLUMNS, dataset, frame, month
 
 
 @pytest.fixture
@@ -91,9 +90,7 @@ def _built(case: Case, name: str) -> BuiltVariant:
     return one
 
 
-needs_bf16 = pytest.mark.skipif(
-    not this_processor().computes_bf16, reason="this processor computes no bfloat16"
-)
+needs_bf16 = pytest.mark.skipif(not computes_bf16(), reason="this processor computes no bfloat16")
 
 
 @needs_bf16
@@ -106,14 +103,13 @@ def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     assert 1e-5 < gap < TABULAR.bounds["bf16"].max_gap
 
 
-@pytest.mark.parametrize("name", ["openvino-weights-int8", "openvino-int8"])
 def test_8_bits_stay_within_their_bound_and_halve_the_file(
-    case: Case, typical: ModelInputs, edges: ModelInputs, name: str
+    case: Case, typical: ModelInputs, edges: ModelInputs
 ) -> None:
-    one = _built(case, name)
+    one = case.int8
     model = case.load(one)
     assert model.settings["precision"] == "f32"
-    for inputs in (typical, edges) if name == "openvino-int8" else (typical,):
+    for inputs in (typical, edges):
         gap = np.abs(model(inputs) - case.load_source()(inputs)).max()
         assert 0 < gap < TABULAR.bounds[one.precision].max_gap
     assert one.files is not None
@@ -191,11 +187,9 @@ def test_what_cannot_calibrate_is_a_failure_with_the_reason(case: Case) -> None:
     later = dataset(case.store, data[data[COLUMNS.event_time] >= month(9).start])
     columns = COLUMNS.model_copy(update={"numeric": COLUMNS.numeric[::-1]})
     other = dataset(case.store, frame(50), columns=columns)
-    lacking = ConversionConfig(quantized_layers=("Convolution",))
     for rows, config, reason in (
         (later, case.config, "has no row in 2013-01-01T00:00Z to 2013-07-01T00:00Z"),
         (other, case.config, "has other columns than the model takes"),
-        (case.dataset, lacking, "the model has no Convolution to quantise, only"),
     ):
         int8 = _calibrated(case, rows, config).int8
         assert int8.files is None
@@ -212,11 +206,3 @@ def test_a_damaged_source_is_an_artifact_error(store: ArtifactStore, case: Case)
     given = case.onnx, case.openvino
     with pytest.raises(ArtifactError, match="changed or damaged"):
         build_one("openvino-int8", case.program, rows, case.config, store, *given)
-
-
-def test_another_window_gives_another_calibration(case: Case) -> None:
-    early = splits().model_copy(
-        update={"train": TimeWindow(start=month(1).start, end=month(1).end)}
-    )
-    int8 = _int8(case, SnapshotRows(dataset=case.dataset, splits=early), case.config)
-    assert int8.settings["calibration_window"] == "2013-01-01T00:00Z to 2013-02-01T00:00Z"

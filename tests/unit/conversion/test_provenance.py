@@ -18,8 +18,6 @@ from tasks.conversion.targets.interface import (
     ModelInputs,
     Runtime,
     converter_of,
-    read_beside,
-    write_beside,
 )
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, without_reporting
@@ -174,16 +172,6 @@ def test_a_variant_is_not_served_by_what_it_was_not_judged_with(
         ConversionError, match=f"was judged with {name} 'onnxruntime 0.1' and would"
     ):
         load_variant(elsewhere, case.program, Runtime(), case.store)
-
-
-def test_a_format_without_room_has_its_provenance_beside_it(tmp_path: Path, case: Case) -> None:
-    expected = case.onnx.provenance
-    assert read_beside(tmp_path) == {}
-    write_beside(tmp_path, expected)
-    assert read_beside(tmp_path) == expected
-    (tmp_path / "stamp.json").write_text("{")
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        read_beside(tmp_path)
 
 
 def test_every_value_and_the_order_of_calibrating_rows_count() -> None:

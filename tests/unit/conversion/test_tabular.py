@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 from tasks.contracts.data import TaskKind
 from tasks.contracts.evaluation import Metric
 from tasks.conversion.config import QualityBound
-from tasks.conversion.examine import ScoreGap, parity_failure, quality_failure, score_gap
+from tasks.conversion.examine import ScoreGap, parity_failure, score_gap
 from tasks.conversion.kinds.interface import LabelledRows, paired_change
 from tasks.conversion.kinds.tabular import (
     WORDING,
@@ -49,15 +49,6 @@ def test_a_row_at_the_end_of_a_window_is_outside(store: ArtifactStore) -> None:
     assert read_rows(dataset(store, data), COLUMNS, month(9), store).inputs.num_rows == 1
 
 
-def test_a_sample_is_seeded_and_smaller(store: ArtifactStore) -> None:
-    rows = dataset(store)
-    one, same = (
-        read_rows(rows, COLUMNS, month(1, 6), store, limit=100).inputs["numeric"] for _ in range(2)
-    )
-    assert len(one) == 100
-    np.testing.assert_array_equal(one, same)
-
-
 def test_a_window_without_rows_is_refused(store: ArtifactStore) -> None:
     rows = dataset(store, frame(50).iloc[:5])
     with pytest.raises(DataContractError, match="has no row in 2013-09-01"):
@@ -74,12 +65,6 @@ def test_edge_rows_hold_what_data_rarely_does_and_leave_the_typical_rows_alone()
     assert (edges["numeric"][2] < -1e29).all()
     assert not np.isin(edges["categorical"][4], typical["categorical"]).any()
     np.testing.assert_array_equal(typical["numeric"], before)
-
-
-def test_blocks_hold_every_row_once() -> None:
-    inputs = tabular_inputs(*COLUMNS.model_inputs(frame(70)))
-    assert [block.num_rows for block in inputs.blocks(32)] == [32, 32, 6]
-    assert inputs.repeated(150)["numeric"].shape == (150, 5)
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:
@@ -194,9 +179,3 @@ def test_gaps_are_in_standard_deviations_of_the_label() -> None:
     failure = parity_failure(gap, small, small, bound, WORDING["regression"])
     assert failure is not None
     assert "a prediction differs by 0.05 standard deviations" in failure
-
-
-def test_a_loss_of_r2_is_called_so() -> None:
-    failure = quality_failure(Metric(value=-0.01, low=-0.02, high=0.0), BOUND, "R²")
-    assert failure is not None
-    assert failure.startswith("R² changes by -0.01")
