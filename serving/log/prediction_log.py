@@ -37,8 +37,8 @@ from tasks.predictions.config import (
     UPKEEP_S,
     PredictionLogConfig,
 )
-from tasks.predictions.parts import PartWriter
-from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder, open_mask, unknown_names
+from tasks.predictions.schema import EVENT_TIME, SUBJECT, day_folder, open_mask
+from tasks.predictions.segments import SegmentWriter
 from tasks.predictions.upkeep import keep_up
 
 NICE = 10
@@ -140,7 +140,7 @@ class PredictionLog:
         self._stopping = threading.Event()
         self._cut_off = False
         self._thread: threading.Thread | None = None
-        self._writer: PartWriter | None = None
+        self._writer: SegmentWriter | None = None
         self._upkeep = threading.Thread(target=self._keep_up, name="prediction-upkeep", daemon=True)
 
     def check_names(
@@ -162,7 +162,7 @@ class PredictionLog:
         for keys in entity_keys.values():
             known.update(keys)
         for setting in ("masked", "left_out"):
-            unknown = unknown_names(getattr(self._config, setting), known)
+            unknown = sorted(set(getattr(self._config, setting)) - known)
             if unknown:
                 raise ConfigurationError(
                     f"log.{setting} names {', '.join(map(repr, unknown))}, which no served model "
@@ -178,7 +178,7 @@ class PredictionLog:
         """
         if not self._config.enabled:
             return
-        self._writer = PartWriter(self._home)
+        self._writer = SegmentWriter(self._home)
         self._thread = threading.Thread(target=self._run, name="prediction-log", daemon=True)
         self._thread.start()
         self._upkeep.start()
@@ -427,7 +427,7 @@ class PredictionLog:
         assert self._writer is not None
         model, _, day = key
         table = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
-        file = self._writer.write(table, day_folder(self._home, model, day))
+        file = self._writer.write(iter([table]), table.schema, day_folder(self._home, model, day))
         self._written_bytes += file.stat().st_size
 
     def _keep_up(self) -> None:
@@ -437,7 +437,7 @@ class PredictionLog:
         while not self._stopping.is_set():
             stops, now = self._stopping.is_set, datetime.now(UTC)
             try:
-                with PartWriter(self._home) as writer:
+                with SegmentWriter(self._home) as writer:
                     keep_up(self._home, writer, self._config, now, stops)
             except (OSError, FalajError, pa.ArrowException) as exc:  # it costs no prediction
                 logger.warning("the prediction log could not be seen to: %s", exc)

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 MAX_LABELS = 20_000_000
 """Labels of one kind that are held in memory while rows are joined."""
 TOLERANCE = timedelta(minutes=5)
+MICROSECOND = timedelta(microseconds=1)
+_AT, _ROW, _NUMBER = "at", "row", "number"
+_OF_REQUEST = [REQUEST_ID, REQUEST_ROW]
 
 
 @dataclass
@@ -42,8 +45,6 @@ class JoinTally:
     Attributes:
         rows: answered rows that were read.
         labelled: of them, rows with a label.
-        late: labelled rows whose label came later than it was expected.
-        not_yet_known: labels that became known after the moment in question, left out.
         corrected: labels that a later one replaced.
         conflicting: rows with two different labels of the same moment; they have none.
         unmatched: labels that met no row that was read; of those that name entities only such as
@@ -52,8 +53,6 @@ class JoinTally:
 
     rows: int = 0
     labelled: int = 0
-    late: int = 0
-    not_yet_known: int = 0
     corrected: int = 0
     conflicting: int = 0
     unmatched: int = 0
@@ -72,8 +71,6 @@ def labelled_rows(
     known_by: datetime,
     tally: JoinTally,
     read: ReadTally | None = None,
-    expected_within: timedelta | None = None,
-    tolerance: timedelta = TOLERANCE,
     shift: timedelta = timedelta(0),
 ) -> Iterator[pa.Table]:
     """Answered rows with the column `label`, null where none is known; all tracks told apart.
@@ -82,28 +79,21 @@ def labelled_rows(
         home: state folder.
         query: rows; each of them is kept, with a label or without.
         columns: wanted; keys are added where the join needs them, and taken out again.
-        known_by: labels that became known later are left out, and counted.
+        known_by: labels that became known later are left out.
         tally: is filled.
         read: likewise.
-        expected_within: a label that came later after its row's moment is counted as late.
-        tolerance: between a row's moment and that of an entity's label.
         shift: added to the moments of rows first, where labels are of recorded data that is played.
 
     Raises:
         DataContractError: more than `MAX_LABELS` labels, or an unknown column.
     """
-    join = LabelJoin(home, query, known_by, tally, tolerance, shift)
+    join = LabelJoin(home, query, known_by, tally, shift)
     join.load()
     for table in read_rows(home, query, list(dict.fromkeys([*columns, *join.columns])), tally=read):
-        found = join.find(table)
-        has = ~np.isnan(found.label)
+        label = join.find(table).label
         tally.rows += table.num_rows
-        tally.labelled += int(has.sum())
-        if expected_within is not None:
-            waited = found.known[has] - found.moments[has]
-            tally.late += int((waited > _us(expected_within)).sum())
-        label = pa.array(found.label, from_pandas=True)
-        yield table.select(list(columns)).append_column(LABEL, label)
+        tally.labelled += int((~np.isnan(label)).sum())
+        yield table.select(list(columns)).append_column(LABEL, pa.array(label, from_pandas=True))
     tally.unmatched += join.unmatched
 
 
@@ -138,7 +128,6 @@ class LabelJoin:
         query: LogQuery,
         known_by: datetime,
         tally: JoinTally,
-        tolerance: timedelta = TOLERANCE,
         shift: timedelta = timedelta(0),
     ) -> None:
         """See `labelled_rows`; nothing but the heads of files is read yet."""
@@ -146,11 +135,8 @@ class LabelJoin:
         self._by_request = sorted(folder.glob(f"{BY_REQUEST}-*.parquet"))
         self._by_entity = _by_keys(folder)
         self._keys = _logged_keys(self._by_entity, home, query)
-        self.query, self._known_by, self._tally = query, known_by, tally
-        self._tolerance, self._shift = tolerance, shift
-        self._near = _moved(query.window, shift, tolerance)
-        self._requests: list[_ByRequest] = []
-        self._entities: list[_ByEntity] = []
+        self.query, self._known_by, self._tally, self._shift = query, known_by, tally, shift
+        self._loaded: list[_Labels] = []
 
     @property
     def has_labels(self) -> bool:
@@ -160,12 +146,12 @@ class LabelJoin:
     @property
     def columns(self) -> list[str]:
         """Columns of rows that `find` needs."""
-        return [REQUEST_ID, REQUEST_ROW, EVENT_TIME, *self._keys]
+        return [*_OF_REQUEST, EVENT_TIME, *self._keys]
 
     @property
     def unmatched(self) -> int:
         """Labels that met no row."""
-        return sum(r.unmatched for r in self._requests) + sum(e.unmatched for e in self._entities)
+        return sum(int((~labels.met).sum()) for labels in self._loaded)
 
     def load(self, requests: pa.ChunkedArray | None = None) -> None:
         """Read the labels.
@@ -179,41 +165,43 @@ class LabelJoin:
         """
         wanted = None if requests is None else ds.field(REQUEST_ID).isin(requests.unique())
         if self._by_request:
-            labels = self._read(self._by_request, wanted)
-            self._requests = [_ByRequest(labels, self._tally)]
+            of_request = self._read(self._by_request, wanted)
+            self._loaded = [_Labels(of_request, _OF_REQUEST, self._tally, by_moment=False)]
+        near = _near(self.query.window, self._shift)
         for keys, files in self._by_entity.items():
-            labels = self._read(files, self._near)
-            self._entities.append(_ByEntity(labels, keys, self._tolerance, self._tally))
+            of_entity = self._read(files, near)
+            self._loaded.append(_Labels(of_entity, list(keys), self._tally, by_moment=True))
 
     def find(self, rows: pa.Table) -> Found:
         """What is known of rows that have at least the needed columns."""
         label = np.full(rows.num_rows, np.nan)
         known = np.full(rows.num_rows, np.iinfo(np.int64).min)
-        moments = np.asarray(rows.column(EVENT_TIME).cast(pa.int64())) + _us(self._shift)
-        for by_request in self._requests:
-            by_request.find(rows, label, known)
-        for by_entity in self._entities:
-            by_entity.find(rows, moments, label, known)
+        moments = np.asarray(rows.column(EVENT_TIME).cast(pa.int64())) + self._shift // MICROSECOND
+        for labels in self._loaded:
+            if set(labels.keys) <= set(rows.column_names):
+                frame = rows.select(labels.keys).to_pandas()
+                asked = frame.assign(**{_AT: moments, _ROW: np.arange(len(moments))})
+                labels.find(asked[np.isnan(label)].dropna(subset=labels.keys), label, known)
         return Found(label, known, moments)
 
     def _read(self, files: Sequence[Path], wanted: ds.Expression | None) -> pd.DataFrame:
         """Wanted labels of some tables that are known."""
         tables, rows = [], 0
         for file in files:
-            table = _read_labels(file, wanted)
-            rows += table.num_rows
+            try:
+                tables.append(pq.read_table(file, filters=wanted))
+            except (OSError, pa.ArrowException) as exc:
+                raise _damaged(file, exc) from exc
+            rows += tables[-1].num_rows
             if rows > MAX_LABELS:
                 raise DataContractError(
                     f"{file.parent} has more than {MAX_LABELS:,} labels for the rows in question; "
                     "expected no more at one time. Move files that are no longer needed out of it. "
                     "Nothing was joined"
                 )
-            tables.append(table)
         whole = pa.concat_tables(tables, promote_options="default")
         latest = pa.scalar(self._known_by.astimezone(UTC), MOMENT_TYPE)
-        known = pc.less_equal(whole.column(KNOWN_AT), latest)
-        self._tally.not_yet_known += whole.num_rows - (pc.sum(known).as_py() or 0)
-        frame: pd.DataFrame = whole.filter(known).to_pandas()
+        frame: pd.DataFrame = whole.filter(pc.field(KNOWN_AT) <= latest).to_pandas()
         return frame
 
 
@@ -245,87 +233,55 @@ def _logged_keys(tables: Iterable[tuple[str, ...]], home: Path, query: LogQuery)
     return [key for key in keys if key in logged]
 
 
-def _moved(
-    window: TimeWindow | None, shift: timedelta, tolerance: timedelta
-) -> ds.Expression | None:
+def _near(window: TimeWindow | None, shift: timedelta) -> ds.Expression | None:
     """Moments of the labels that rows of a window can meet."""
     if window is None:
         return None
     moment = ds.field(EVENT_TIME)
-    first, last = window.start + shift - tolerance, window.end + shift + tolerance
+    first, last = window.start + shift - TOLERANCE, window.end + shift + TOLERANCE
     return (moment >= pa.scalar(first, MOMENT_TYPE)) & (moment <= pa.scalar(last, MOMENT_TYPE))
 
 
-class _ByRequest:
-    """Labels by request and row."""
+class _Labels:
+    """Labels by request and row, or by entity keys and the nearest moment.
 
-    def __init__(self, labels: pd.DataFrame, tally: JoinTally) -> None:
-        labels = _of_each(labels, [REQUEST_ID, REQUEST_ROW], tally)
-        self._keys = _request_keys(pa.Table.from_pandas(labels, preserve_index=False))
-        self._label = labels[LABEL].to_numpy(np.float64)
-        self._known = _int_us(labels[KNOWN_AT])
-        self._met = np.zeros(len(labels), bool)
-
-    @property
-    def unmatched(self) -> int:
-        """Labels that met no row."""
-        return int((~self._met).sum())
-
-    def find(self, rows: pa.Table, label: NDArray[Any], known: NDArray[Any]) -> None:
-        """Fill in what is known of these rows."""
-        found = pc.index_in(_request_keys(rows), value_set=self._keys)
-        index = np.asarray(found.fill_null(-1))
-        hit = index >= 0
-        label[hit], known[hit] = self._label[index[hit]], self._known[index[hit]]
-        self._met[index[hit]] = True
-
-
-class _ByEntity:
-    """Labels by entity keys and moment."""
+    Attributes:
+        met: whether a row had the label, in the order of the labels.
+    """
 
     def __init__(
-        self, labels: pd.DataFrame, keys: Sequence[str], tolerance: timedelta, tally: JoinTally
+        self, labels: pd.DataFrame, keys: list[str], tally: JoinTally, *, by_moment: bool
     ) -> None:
-        self._keys = list(keys)
-        labels = _of_each(labels, [*keys, EVENT_TIME], tally)
-        labels = labels.assign(at=_int_us(labels[EVENT_TIME]), number=np.arange(len(labels)))
-        self._labels = labels.sort_values("at", kind="stable")
+        labels = _one_of_each(labels, [*keys, EVENT_TIME] if by_moment else keys, tally)
+        self.keys, self.met = keys, np.zeros(len(labels), bool)
         self._label = labels[LABEL].to_numpy(np.float64)
         self._known = _int_us(labels[KNOWN_AT])
-        self._met = np.zeros(len(labels), bool)
-        self._tolerance = _us(tolerance)
+        self._index: pd.MultiIndex | None = None
+        if by_moment:
+            timed = {_AT: _int_us(labels[EVENT_TIME]), _NUMBER: np.arange(len(labels))}
+            named = labels[keys].assign(**timed)
+            self._timed = named.sort_values(_AT, kind="stable")
+        else:
+            self._index = pd.MultiIndex.from_frame(labels[keys])
 
-    @property
-    def unmatched(self) -> int:
-        """Labels that met no row."""
-        return int((~self._met).sum())
-
-    def find(
-        self, rows: pa.Table, moments: NDArray[Any], label: NDArray[Any], known: NDArray[Any]
-    ) -> None:
-        """Fill in what is known of these rows and was not known yet; nothing without the keys."""
-        if not set(self._keys) <= set(rows.column_names):
-            return
-        asked = rows.select(self._keys).to_pandas().assign(at=moments, row=np.arange(len(moments)))
-        asked = asked[np.isnan(label)].dropna(subset=self._keys).sort_values("at", kind="stable")
-        found = pd.merge_asof(
-            asked,
-            self._labels[[*self._keys, "at", "number"]],
-            on="at",
-            by=self._keys,
-            direction="nearest",
-            tolerance=self._tolerance,
-        ).dropna(subset=["number"])
-        at, number = found["row"].to_numpy(np.intp), found["number"].to_numpy(np.intp)
-        label[at], known[at] = self._label[number], self._known[number]
-        self._met[number] = True
-
-
-def _read_labels(file: Path, wanted: ds.Expression | None) -> pa.Table:
-    try:
-        return pq.read_table(file, filters=wanted)
-    except (OSError, pa.ArrowException) as exc:
-        raise _damaged(file, exc) from exc
+    def find(self, asked: pd.DataFrame, label: NDArray[Any], known: NDArray[Any]) -> None:
+        """Fill in what is known of these rows."""
+        if self._index is not None:
+            number = self._index.get_indexer(pd.MultiIndex.from_frame(asked[self.keys]))
+            row = asked[_ROW].to_numpy()[number >= 0]
+            number = number[number >= 0]
+        else:
+            found = pd.merge_asof(
+                asked.sort_values(_AT, kind="stable"),
+                self._timed,
+                on=_AT,
+                by=self.keys,
+                direction="nearest",
+                tolerance=TOLERANCE // MICROSECOND,
+            ).dropna(subset=[_NUMBER])
+            row, number = found[_ROW].to_numpy(np.intp), found[_NUMBER].to_numpy(np.intp)
+        label[row], known[row] = self._label[number], self._known[number]
+        self.met[number] = True
 
 
 def _damaged(file: Path, exc: Exception) -> DataContractError:
@@ -335,7 +291,7 @@ def _damaged(file: Path, exc: Exception) -> DataContractError:
     )
 
 
-def _of_each(labels: pd.DataFrame, keys: list[str], tally: JoinTally) -> pd.DataFrame:
+def _one_of_each(labels: pd.DataFrame, keys: list[str], tally: JoinTally) -> pd.DataFrame:
     """One label of each key: the one that became known last, and none where two of those differ."""
     labels = labels.drop_duplicates([*keys, LABEL, KNOWN_AT]).sort_values(KNOWN_AT, kind="stable")
     newest = labels.groupby(keys)[KNOWN_AT].transform("max")
@@ -346,20 +302,9 @@ def _of_each(labels: pd.DataFrame, keys: list[str], tally: JoinTally) -> pd.Data
     return last[~clash].reset_index(drop=True)
 
 
-def _request_keys(rows: pa.Table) -> pa.Array:
-    number = pc.cast(rows.column(REQUEST_ROW), pa.string())
-    ids = pc.cast(rows.column(REQUEST_ID), pa.string())  # no rows at all have no type
-    made = pc.binary_join_element_wise(number, ids, ":")
-    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-
-
 def _int_us(moments: pd.Series) -> NDArray[np.int64]:
     whole: NDArray[np.int64] = moments.dt.as_unit("us").astype("int64").to_numpy()
     return whole
-
-
-def _us(span: timedelta) -> int:
-    return span // timedelta(microseconds=1)
 
 
 def labels_of_requests(home: Path, join: LabelJoin, seen_after: timedelta) -> pd.DataFrame:
@@ -382,39 +327,24 @@ def labels_of_requests(home: Path, join: LabelJoin, seen_after: timedelta) -> pd
         DataContractError: a table is damaged, or there are too many labels.
     """
     tables = list(read_rows(home, join.query, join.columns)) if join.has_labels else []
-    if not tables:
-        return _labels_table([], [], [], [])
-    rows = _first_of_each(pa.concat_tables(tables))
-    join.load(rows.column(REQUEST_ID))
-    found = join.find(rows)
-    has = ~np.isnan(found.label)
-    since = np.maximum(found.known, found.moments + seen_after // timedelta(microseconds=1))
-    named = rows.filter(pa.array(has))
-    ids, numbers = (named.column(name).to_numpy() for name in (REQUEST_ID, REQUEST_ROW))
-    return _labels_table(ids, numbers, found.label[has], since[has])
-
-
-def _labels_table(ids: Any, numbers: Any, labels: Any, known: Any) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            REQUEST_ID: pd.Series(ids, dtype=str),
-            REQUEST_ROW: pd.Series(numbers, dtype="int32"),
-            LABEL: pd.Series(labels, dtype=float),
-            KNOWN_AT: pd.to_datetime(pd.Series(known, dtype="int64"), unit="us", utc=True),
-        }
-    )
+    rows = pa.schema([(REQUEST_ID, pa.string()), (REQUEST_ROW, pa.int32())]).empty_table()
+    label, since = np.empty(0), np.empty(0, np.int64)
+    if tables:
+        rows = _first_of_each(pa.concat_tables(tables))
+        join.load(rows.column(REQUEST_ID))
+        found = join.find(rows)
+        has = ~np.isnan(found.label)
+        rows, label = rows.filter(pa.array(has)), found.label[has]
+        since = np.maximum(found.known, found.moments + seen_after // MICROSECOND)[has]
+    frame: pd.DataFrame = rows.select(_OF_REQUEST).to_pandas()
+    frame[LABEL] = label
+    frame[KNOWN_AT] = pd.to_datetime(pd.Series(since), unit="us", utc=True)
+    return frame
 
 
 def _first_of_each(rows: pa.Table) -> pa.Table:
-    """Of each row of a request the one that arrived first."""
-    order = np.argsort(rows.column(EVENT_TIME).cast(pa.int64()).to_numpy(), kind="stable")
-    ids = rows.column(REQUEST_ID).to_numpy()
-    keys = pd.DataFrame(  # 64 bits are told apart much faster than ids
-        {
-            REQUEST_ID: pd.util.hash_array(ids, categorize=False),
-            REQUEST_ROW: rows.column(REQUEST_ROW).to_numpy(),
-        }
-    )
-    is_first = np.empty(rows.num_rows, bool)
-    is_first[order] = ~keys.iloc[order].duplicated().to_numpy()
-    return rows.filter(pa.array(is_first))
+    """Of each row of a request the one that arrived first, in the order of the rows."""
+    frame = rows.select([*_OF_REQUEST, EVENT_TIME]).to_pandas()
+    arrived = frame.sort_values(EVENT_TIME, kind="stable")
+    first = arrived.drop_duplicates(_OF_REQUEST).index.sort_values()
+    return rows.take(pa.array(first.to_numpy()))

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.kernel.errors import DataContractError, refused_writes_explained
+from tasks.kernel.errors import DataContractError
 from tasks.kernel.files import private_folder, write_atomically
 from tasks.predictions.schema import (
     ENTITY,
@@ -89,8 +89,13 @@ def import_labels(home: Path, model: str, source: Path, now: datetime) -> LabelI
     kind = BY_REQUEST if keys == [REQUEST_ID, REQUEST_ROW] else BY_ENTITY
     normal = _normal(table, keys, source, now)
     known = normal.filter(pc.is_valid(normal.column(LABEL)))
-    told = [n for n in normal.schema.names if n != KNOWN_AT or KNOWN_AT in table.schema.names]
-    file = _keep(known, told, labels_folder(home, model), kind)
+    given = [n for n in normal.schema.names if n != KNOWN_AT or KNOWN_AT in table.schema.names]
+    file = labels_folder(home, model) / f"{kind}-{_digest(known.select(given))}.parquet"
+    if not file.exists():
+        private_folder(log_root(home))
+        sink = pa.BufferOutputStream()
+        pq.write_table(known, sink, compression="zstd")
+        write_atomically(file, sink.getvalue().to_pybytes())
     return LabelImport(file, kind, known.num_rows, normal.num_rows - known.num_rows)
 
 
@@ -118,7 +123,9 @@ def _normal(table: pa.Table, keys: Sequence[str], source: Path, now: datetime) -
     try:
         for key in keys:
             if key == REQUEST_ROW:
-                columns[key] = _request_rows(table)
+                given = REQUEST_ROW in table.schema.names
+                rows = table.column(key) if given else pa.array(np.zeros(table.num_rows))
+                columns[key] = pc.cast(rows, pa.int32())
             elif key == EVENT_TIME:
                 columns[key] = pc.cast(table.column(key), MOMENT_TYPE)
             else:
@@ -148,31 +155,9 @@ def _normal(table: pa.Table, keys: Sequence[str], source: Path, now: datetime) -
     return normal
 
 
-def _request_rows(table: pa.Table) -> Any:
-    if REQUEST_ROW in table.schema.names:
-        return pc.cast(table.column(REQUEST_ROW), pa.int32())
-    return pa.array(np.zeros(table.num_rows, np.int32))
-
-
-def _keep(table: pa.Table, told: Sequence[str], folder: Path, kind: str) -> Path:
-    """Write labels under a digest of what the source told: imported again, they are there once."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    content = sink.getvalue().to_pybytes()
-    digest = hashlib.sha256(_content(table.select(told))).hexdigest()[:24]
-    file = folder / f"{kind}-{digest}.parquet"
-    with refused_writes_explained(folder):
-        private_folder(folder.parent.parent)
-        folder.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        write_atomically(file, content)
-    return file
-
-
-def _content(table: pa.Table) -> bytes:
-    """A table's rows as bytes that depend on nothing else."""
+def _digest(table: pa.Table) -> str:
+    """A digest of what the source said: labels that are imported again are there once."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table.combine_chunks())
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return hashlib.sha256(sink.getvalue()).hexdigest()[:24]

@@ -1,12 +1,12 @@
-"""The prediction log: its folders, its columns, and how a part of it is named.
+"""The prediction log: its folders, its columns, and how a segment of it is named.
 
 Said in one place, because servers write the log, and drift checks, releases and people read it. One
 row for each row of an answered request, and one for each request that was refused:
 
     <home>/predictions/model=<name>/day=<YYYY-MM-DD>/part-*.parquet
 
-The day is the UTC day of `event_timestamp`. Parts never change: what merges or rewrites parts puts
-a new one beside them that names, in its metadata, the ones that it replaces. So no reader of
+The day is the UTC day of `event_timestamp`. Segments never change: what merges or rewrites them
+puts a new one beside them that names, in its metadata, the ones that it replaces. So no reader of
 `tasks.predictions.reading` ever meets a row twice, whenever a process is killed.
 
 Masked fields: digests under a key that only this installation has (HMAC with SHA-256).
@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.files import private_folder
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import private_folder, write_atomically
 
 MOMENT_TYPE = pa.timestamp("us", tz="UTC")
 
@@ -66,9 +66,9 @@ of `batch_rows` rows.
 """
 
 REPLACES = b"falaj.replaces"
-"""Metadata of a part that was made of others: their names, a comma between them."""
+"""Metadata of a segment that was made of others: their names, a comma between them."""
 
-PARTS, MERGED, ASIDE = "part-", "merged-", ".aside-"
+WRITTEN, MERGED, ASIDE = "part-", "merged-", ".aside-"
 
 
 def log_root(home: Path) -> Path:
@@ -110,7 +110,7 @@ def typed(name: str) -> pa.DataType | None:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names of columns as a part holds them: fixed ones, keys, features, then ages and states."""
+    """Names of columns as a segment has them: fixed ones, keys, features, then ages and states."""
     fixed = {name: position for position, name in enumerate(FIXED.names)}
     kinds = (ENTITY, FEATURE, AGE, STATE)
 
@@ -147,11 +147,12 @@ class Mask:
     def column(self, values: pa.Array) -> pa.Array:
         """The digests of a column, as strings; null stays null. Each distinct value costs once."""
         coded = values.dictionary_encode()
-        told = [None if v is None else self.text(spelled(v)) for v in coded.dictionary.to_pylist()]
-        return pc.take(pa.array(told, pa.string()), coded.indices)
+        values = coded.dictionary.to_pylist()
+        masked = [None if v is None else self.text(_spelled(v)) for v in values]
+        return pc.take(pa.array(masked, pa.string()), coded.indices)
 
 
-def spelled(value: object) -> str:
+def _spelled(value: object) -> str:
     """How a value is written before it is masked: a float32 is the shortest text that gives it."""
     if isinstance(value, float):
         return "nan" if value != value else repr(float(np.float32(value)))
@@ -187,7 +188,7 @@ def open_mask(home: Path) -> Mask:
 
 
 def mask_key_file(home: Path) -> Path:
-    """Where the key lies: beside the log, so that a copy of the log's parts lacks it."""
+    """Where the key lies: beside the log, so that a copy of the log's segments lacks it."""
     return log_root(home) / "secrets" / "mask-key"
 
 
@@ -195,22 +196,12 @@ def _make_key(file: Path) -> None:
     """Write a new key aside and link it into place: the first of several processes wins."""
     private_folder(file.parent.parent)
     private_folder(file.parent)
-    aside = file.with_name(f".{file.name}-{os.getpid()}-{secrets.token_hex(4)}")
-    with refused_writes_explained(file):
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, secrets.token_hex(KEY_BYTES).encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
-            os.link(aside, file)
-        except FileExistsError:
-            pass
-        finally:
-            aside.unlink()
-
-
-def unknown_names(hidden: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Names that are to be hidden and that nothing bears."""
-    return sorted(set(hidden) - set(known))
+    aside = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
+    write_atomically(aside, secrets.token_hex(KEY_BYTES))
+    aside.chmod(0o600)
+    try:
+        os.link(aside, file)
+    except FileExistsError:
+        pass  # the other one holds
+    finally:
+        aside.unlink()

@@ -1,4 +1,4 @@
-"""Upkeep of the log: old days are removed, small parts become one, damage is set aside.
+"""Upkeep of the log: old days are removed, small segments become one, damage is set aside.
 
 Any number of processes may do it; the one that holds a model's folder works, the others pass by.
 """
@@ -21,18 +21,10 @@ from tasks.kernel.errors import StorageError
 from tasks.kernel.files import private_folder, write_atomically
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.labels import BY_REQUEST, labels_folder
-from tasks.predictions.parts import (
-    ROW_GROUP_ROWS,
-    PartWriter,
-    locked,
-    remove_replaced,
-    replace_parts,
-    visible_parts,
-)
 from tasks.predictions.schema import (
-    PARTS,
     REQUEST_ID,
     SUBJECT,
+    WRITTEN,
     day_of,
     log_root,
     logged_models,
@@ -40,26 +32,34 @@ from tasks.predictions.schema import (
     model_folder,
     open_mask,
 )
+from tasks.predictions.segments import (
+    ROW_GROUP_ROWS,
+    SegmentWriter,
+    folder_held,
+    remove_replaced,
+    replace_segments,
+    visible_segments,
+)
 
 logger = logging.getLogger(__name__)
 
-COMPACT_PARTS = 120
-"""Parts of the current day from which they are merged; those of a finished day always are."""
+COMPACT_SEGMENTS = 120
+"""Segments of the current day from which they are merged; those of a finished day always are."""
 SETTLED_H = 1
 """A day is finished so long after its end: what arrived at midnight is written by then."""
 
 
 def keep_up(
     home: Path,
-    writer: PartWriter,
+    writer: SegmentWriter,
     config: PredictionLogConfig,
     now: datetime,
     stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """See to every model's folder that nobody else holds.
 
-    Each row is rewritten twice at most: when its part is one of many of its day, and when the day
-    has ended.
+    Each row is rewritten twice at most: when its segment is one of many of its day, and when the
+    day has ended.
 
     Args:
         home: state folder.
@@ -71,83 +71,62 @@ def keep_up(
     Raises:
         StorageError: the disk refused; what was there is unchanged.
     """
-    oldest = (now - timedelta(days=config.retention_days)).date()
+    kept_from = now - timedelta(days=config.retention_days)
     finished_before = (now - timedelta(hours=SETTLED_H)).date()
     for folder in sorted(log_root(home).glob("model=*")):
-        with locked(folder, exclusive=True, wait=False) as held:
-            if not held:
-                continue
-            for day_folder in sorted(folder.glob("day=*")):
+        with folder_held(folder, exclusive=True, wait=False) as held:
+            for day_folder in sorted(folder.glob("day=*")) if held else ():
                 day = day_of(day_folder)
-                if day is None:
-                    continue
                 if stopping():
                     return
-                if day < oldest:
+                if day is not None and day < kept_from.date():
                     _remove(day_folder)
-                    continue
-                _keep_day(home, day_folder, writer, is_finished=day < finished_before)
-    _remove_files(home, now - timedelta(days=config.retention_days))
+                elif day is not None:
+                    _keep_day(home, day_folder, writer, is_finished=day < finished_before)
+    _remove_files(home, kept_from)
 
 
-def set_aside(home: Path, part: Path) -> Path:
-    """Move a damaged part out of the log, where nobody reads it; its new place."""
-    folder = private_folder(log_root(home) / "damaged")
-    place = folder / f"{part.parent.parent.name}.{part.parent.name}.{part.name}"
-    part.rename(place)
-    return place
-
-
-def damage_of(part: Path) -> str | None:
-    """A sentence about a part that cannot be read; None where its rows and digests are whole."""
-    try:
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
-            for number in range(file.num_row_groups):
-                file.read_row_group(number, use_threads=False)
-    except (OSError, pa.ArrowException) as exc:
-        return damaged(part, exc)
-    return None
-
-
-def damaged(part: Path, exc: Exception) -> str:
-    """The sentence about a damaged part."""
+def damaged(segment: Path, exc: Exception) -> str:
+    """The sentence about a damaged segment."""
     return (
-        f"{part} is damaged ({str(exc).splitlines()[0]}); expected a whole Parquet file. Its rows "
-        "are left out and the next upkeep moves it to predictions/damaged; put it back from a copy"
+        f"{segment} is damaged ({str(exc).splitlines()[0]}); expected a whole Parquet file. Its "
+        "rows are left out and the next upkeep moves it to predictions/damaged; put it back from a "
+        "copy"
     )
 
 
-def merge_parts(writer: PartWriter, folder: Path, parts: Sequence[Path]) -> int:
-    """Merge parts of a day whose columns agree in type; how many parts are left of them.
-
-    To be called with the model's folder held alone.
-    """
-    left = 0
-    for schema, some in _agreeing(parts):
-        if len(some) > 1:
-            replace_parts(writer, folder, some, _tables(some, schema), schema)
-        left += 1
-    return left
-
-
-def _keep_day(home: Path, folder: Path, writer: PartWriter, *, is_finished: bool) -> None:
+def _keep_day(home: Path, folder: Path, writer: SegmentWriter, *, is_finished: bool) -> None:
+    """Merge segments of a day whose columns agree in type."""
     remove_replaced(folder)
-    parts, least = visible_parts(folder), 2
+    segments, least = visible_segments(folder), 2
     if not is_finished:
-        parts = [part for part in parts if part.name.startswith(PARTS)]
-        least = COMPACT_PARTS
-    if len(parts) < least:
+        segments = [file for file in segments if file.name.startswith(WRITTEN)]
+        least = COMPACT_SEGMENTS
+    if len(segments) < least:
         return
-    whole = []
-    for part in parts:
-        sentence = damage_of(part)
-        if sentence is None:
-            whole.append(part)
-        else:
-            logger.error("%s", sentence)
-            set_aside(home, part)
-    if len(whole) > 1:
-        merge_parts(writer, folder, whole)
+    undamaged = [file for file in segments if _is_whole(home, file)]
+    if len(undamaged) < 2:
+        return
+    try:
+        schema = pa.unify_schemas([pq.read_schema(f).remove_metadata() for f in undamaged])
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return  # a field was masked from some moment of this day on, and has another type since
+    replace_segments(writer, folder, undamaged, _tables(undamaged, schema), schema)
+
+
+def _is_whole(home: Path, segment: Path) -> bool:
+    """Read all of a segment; a damaged one is moved out of the log, where nobody reads it."""
+    try:
+        with pq.ParquetFile(segment, page_checksum_verification=True) as file:
+            for number in range(file.num_row_groups):
+                file.read_row_group(number, use_threads=False)
+    except (OSError, pa.ArrowException) as exc:
+        logger.error("%s", damaged(segment, exc))
+        aside = private_folder(log_root(home) / "damaged")
+        day = segment.parent
+        segment.rename(aside / f"{day.parent.name}.{day.name}.{segment.name}")
+        return False
+    return True
 
 
 def _remove(folder: Path) -> None:
@@ -160,7 +139,7 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_files(home: Path, before: datetime) -> None:
-    """Remove damaged parts and tables of labels that are older than the retention.
+    """Remove damaged segments and tables of labels that are older than the retention.
 
     Labels that came so long ago are of rows that are gone.
     """
@@ -173,36 +152,16 @@ def _remove_files(home: Path, before: datetime) -> None:
             continue  # another process was first
 
 
-def _agreeing(parts: Sequence[Path]) -> Iterator[tuple[pa.Schema, list[Path]]]:
-    """Parts in groups that one schema fits: a field that was masked since has another type."""
-    groups: list[tuple[pa.Schema, list[Path]]] = []
-    for part in parts:
-        schema = pq.read_schema(part).remove_metadata()
-        for number, (common, some) in enumerate(groups):
-            try:
-                unified = pa.unify_schemas([common, schema])
-            except (pa.ArrowInvalid, pa.ArrowTypeError):
-                continue
-            groups[number] = (unified, [*some, part])
-            break
-        else:
-            groups.append((schema, [part]))
-    yield from groups
-
-
-def _tables(parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Rows of all parts in tables of about a row group, at most two of them in memory."""
+def _tables(segments: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Rows of all segments in tables of about a row group, at most two of them in memory."""
     waiting: list[pa.Table] = []
-    rows = 0
-    for part in parts:
-        with pq.ParquetFile(part) as file:
+    for segment in segments:
+        with pq.ParquetFile(segment) as file:
             for number in range(file.num_row_groups):
-                table = fitted(file.read_row_group(number, use_threads=False), schema)
-                waiting.append(table)
-                rows += table.num_rows
-                if rows >= ROW_GROUP_ROWS:
+                waiting.append(fitted(file.read_row_group(number, use_threads=False), schema))
+                if sum(table.num_rows for table in waiting) >= ROW_GROUP_ROWS:
                     yield pa.concat_tables(waiting)
-                    waiting, rows = [], 0
+                    waiting = []
     if waiting:
         yield pa.concat_tables(waiting)
 
@@ -222,9 +181,9 @@ class Erasure:
 
     Attributes:
         rows: of the subject, that are gone.
-        parts: that were rewritten or removed.
+        parts: files that were rewritten or removed.
         labels: of the subject's requests, that are gone.
-        unread: sentences about parts that could not be looked through: damaged, or set aside.
+        unread: sentences about files that could not be looked through: damaged, or set aside.
     """
 
     rows: int = 0
@@ -234,11 +193,11 @@ class Erasure:
 
 
 def erase_subject(home: Path, subject: str, model: str | None = None) -> Erasure:
-    """Rewrite every part that has rows of a subject, as written openly or masked.
+    """Rewrite every segment that has rows of a subject, as written openly or masked.
 
-    A part is replaced whole, so a kill in between leaves it as it was or as it is to be; run again.
-    Servers go on meanwhile: what they answered this subject in the last seconds may still be on its
-    way to the disk.
+    A segment is replaced whole, so a kill in between leaves it as it was or as it is to be; run
+    again. Servers go on meanwhile: what they answered this subject in the last seconds may still be
+    on its way to the disk.
 
     Args:
         home: state folder.
@@ -246,54 +205,56 @@ def erase_subject(home: Path, subject: str, model: str | None = None) -> Erasure
         model: of this model only; None for all.
 
     Raises:
-        StorageError: the disk refused a write; parts done before stay done.
+        StorageError: the disk refused a write; segments done before stay done.
     """
     names = [subject]
     if mask_key_file(home).exists():
         names.append(open_mask(home).text(subject))
     erasure = Erasure()
-    with PartWriter(home) as writer:
+    with SegmentWriter(home) as writer:
         for name in [model] if model is not None else logged_models(home):
             folder = model_folder(home, name)
             requests: set[str] = set()
-            with locked(folder, exclusive=True):
+            with folder_held(folder, exclusive=True):
                 for day_folder in sorted(folder.glob("day=*")):
                     remove_replaced(day_folder)
-                    for part in visible_parts(day_folder):
-                        _erase_from(part, names, writer, requests, erasure)
+                    for segment in visible_segments(day_folder):
+                        requests |= _erase_from(segment, names, writer, erasure)
             _erase_labels(labels_folder(home, name), requests, erasure)
-    aside = sorted((log_root(home) / "damaged").glob("*.parquet"))
     erasure.unread += [
-        f"{file} was set aside as damaged; look through it, or remove it" for file in aside
+        f"{file} was set aside as damaged; look through it, or remove it"
+        for file in sorted((log_root(home) / "damaged").glob("*.parquet"))
     ]
     return erasure
 
 
 def _erase_from(
-    part: Path, names: list[str], writer: PartWriter, requests: set[str], erasure: Erasure
-) -> None:
+    segment: Path, names: list[str], writer: SegmentWriter, erasure: Erasure
+) -> set[str]:
+    """Take the rows of a subject out; ids of their requests."""
     try:
-        data = ds.dataset(part, format="parquet")
+        data = ds.dataset(segment, format="parquet")
         theirs = data.to_table([REQUEST_ID], filter=ds.field(SUBJECT).isin(names))
         total = data.count_rows()
     except (OSError, pa.ArrowException) as exc:
-        erasure.unread.append(damaged(part, exc))
-        return
+        erasure.unread.append(damaged(segment, exc))
+        return set()
     if not theirs.num_rows:
-        return
+        return set()
     if theirs.num_rows == total:
-        part.unlink()
+        segment.unlink()
     else:
-        schema = pq.read_schema(part).remove_metadata()
-        replace_parts(writer, part.parent, [part], _others(part, names), schema)
-    requests.update(theirs.column(0).to_pylist())
+        schema = pq.read_schema(segment).remove_metadata()
+        others = _others(segment, names)
+        replace_segments(writer, segment.parent, [segment], others, schema)
     erasure.rows += theirs.num_rows
     erasure.parts += 1
+    return set(theirs.column(0).to_pylist())
 
 
-def _others(part: Path, names: list[str]) -> Iterator[pa.Table]:
+def _others(segment: Path, names: list[str]) -> Iterator[pa.Table]:
     """The rows of everybody else, one row group at a time."""
-    with pq.ParquetFile(part) as file:
+    with pq.ParquetFile(segment) as file:
         for number in range(file.num_row_groups):
             table = file.read_row_group(number)
             theirs = pc.is_in(table.column(SUBJECT), value_set=pa.array(names))
@@ -313,10 +274,9 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure) -> None:
                 f"{file} is damaged ({str(exc).splitlines()[0]}): its labels could not be looked "
                 "through. Remove it, import the labels again, and run the erasure again"
             ) from exc
-        theirs = pc.is_in(table.column(REQUEST_ID), value_set=ids)
-        count = pc.sum(theirs).as_py() or 0
-        if count:
+        left = table.filter(pc.invert(pc.is_in(table.column(REQUEST_ID), value_set=ids)))
+        if left.num_rows < table.num_rows:
             sink = pa.BufferOutputStream()
-            pq.write_table(table.filter(pc.invert(theirs)), sink, compression="zstd")
+            pq.write_table(left, sink, compression="zstd")
             write_atomically(file, sink.getvalue().to_pybytes())
-            erasure.labels += count
+            erasure.labels += table.num_rows - left.num_rows

@@ -10,18 +10,17 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.parts import PartWriter
-from tasks.predictions.reading import LogQuery, ReadTally, read_table
+from tasks.predictions.reading import ReadTally
 from tasks.predictions.schema import ASIDE, model_folder
+from tasks.predictions.segments import SegmentWriter
 from tasks.predictions.upkeep import keep_up
 from tests.support.host.disks import small_disk
 from tests.support.serving.prediction_writer import MODEL, batch
-from tests.support.serving.served_rows import open_log
+from tests.support.serving.served_rows import open_log, rows_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,11 +43,7 @@ def kill(process: subprocess.Popen[str]) -> int:
     return int(lines[-1]) if lines else 0
 
 
-def rows_of(home: Path, tally: ReadTally | None = None) -> pd.DataFrame:
-    wanted = ["request_id", "score", "f:temp"]
-    table = read_table(home, LogQuery(MODEL), wanted, max_rows=10**7, tally=tally)
-    rows: pd.DataFrame = table.to_pandas()
-    return rows
+WANTED = ["request_id", "score", "f:temp"]
 
 
 def test_two_writers_killed_at_any_moment_leave_whole_parts_and_no_row_twice(
@@ -66,7 +61,7 @@ def test_two_writers_killed_at_any_moment_leave_whole_parts_and_no_row_twice(
             told[name] = kill(writer)
 
     tally = ReadTally()
-    rows = rows_of(tmp_path, tally)
+    rows = rows_of(tmp_path, WANTED, tally)
     assert tally.damaged == []
     assert not rows["request_id"].duplicated().any()
     for name, least in told.items():
@@ -76,12 +71,12 @@ def test_two_writers_killed_at_any_moment_leave_whole_parts_and_no_row_twice(
         assert len(numbers) >= least
         assert (mine["score"] == mine["f:temp"]).all()
 
-    with PartWriter(tmp_path) as writer:  # what the next server does at its start
+    with SegmentWriter(tmp_path) as writer:  # what the next server does at its start
         assert not list(tmp_path.rglob(f"{ASIDE}*"))
         keep_up(tmp_path, writer, PredictionLogConfig(), datetime.now(UTC) + timedelta(days=2))
     folder = model_folder(tmp_path, MODEL)
     assert len(list(folder.glob("day=*/*.parquet"))) == len(list(folder.glob("day=*")))
-    after = rows_of(tmp_path)
+    after = rows_of(tmp_path, WANTED)
     assert set(after["request_id"]) == set(rows["request_id"])
     assert len(after) == len(rows)
 
@@ -106,7 +101,7 @@ def test_a_full_disk_costs_no_row_that_memory_can_hold(tmp_path: Path) -> None:
         assert counters["dropped_rows"]["disk"] == 1600 - counters["logged_rows"]
         assert counters["logged_rows"] == 992
         assert counters["failing"] == 0
-        assert len(rows_of(home)) == 992
+        assert len(rows_of(home, WANTED)) == 992
 
 
 def test_rows_that_cannot_be_written_until_the_end_are_counted(tmp_path: Path) -> None:
@@ -131,12 +126,12 @@ def test_a_damaged_part_is_named_set_aside_and_costs_no_other(tmp_path: Path) ->
     second.write_bytes(second.read_bytes()[:-100])
 
     tally = ReadTally()
-    rows = rows_of(tmp_path, tally)
+    rows = rows_of(tmp_path, WANTED, tally)
     assert len(tally.damaged) >= 1
     assert any(str(second) in sentence and "is damaged" in sentence for sentence in tally.damaged)
     assert len(rows) in (16, 32)  # the first may be hurt in a column that was not asked for
 
-    with PartWriter(tmp_path) as writer:
+    with SegmentWriter(tmp_path) as writer:
         keep_up(tmp_path, writer, PredictionLogConfig(), datetime.now(UTC) + timedelta(days=2))
     assert len(list((tmp_path / "predictions" / "damaged").iterdir())) == 2
-    assert len(rows_of(tmp_path)) == 16
+    assert len(rows_of(tmp_path, WANTED)) == 16

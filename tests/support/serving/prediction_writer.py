@@ -44,7 +44,7 @@ def batch(name: str, first: int, size: int = SIZE) -> ServedBatch:
 
 def write(home: Path, name: str) -> None:
     """Serve and log for ever, with small parts that are merged very often."""
-    prediction_log.UPKEEP_S, upkeep.COMPACT_PARTS = 0.3, 3
+    prediction_log.UPKEEP_S, upkeep.COMPACT_SEGMENTS = 0.3, 3
     config = PredictionLogConfig(flush_s=0.05)
     signature = tabular_signature(COLUMNS)
     log = PredictionLog(config, home, lambda model, version: signature)

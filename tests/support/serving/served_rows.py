@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -19,6 +20,7 @@ from serving.interfaces import Call, Served, ServedBatch, Track
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.predictions.config import PredictionLogConfig
+from tasks.predictions.reading import LogQuery, ReadTally, read_rows
 from tests.support.data.builders import COLUMNS
 from tests.support.data.builders import frame as any_frame
 from tests.support.evaluation.programs import LateRate
@@ -96,6 +98,20 @@ def open_log(home: Path, **changes: Any) -> Iterator[PredictionLog]:
         yield log
     finally:
         log.stop()
+
+
+def rows_of(
+    home: Path,
+    columns: Sequence[str] | None = None,
+    tally: ReadTally | None = None,
+    model: str = MODEL,
+    **query: Any,
+) -> pd.DataFrame:
+    """What the log holds, refused requests too where nothing else is said."""
+    wanted = LogQuery(model, **{"answered": None, **query})
+    tables = list(read_rows(home, wanted, columns, tally=tally))
+    rows: pd.DataFrame = pa.concat_tables(tables).to_pandas() if tables else pd.DataFrame()
+    return rows
 
 
 def log_frame(

@@ -13,25 +13,25 @@ import pytest
 
 from falaj.context import Context
 from falaj.predictions import app
+from serving.errors import OverloadedError
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.parts import PartWriter, locked, visible_parts
+from tasks.predictions.labels import import_labels
 from tasks.predictions.reading import (
     LogQuery,
     ReadTally,
     count_by_version,
-    count_rows,
     read_rows,
-    read_table,
     write_window,
 )
 from tasks.predictions.schema import log_root, mask_key_file, model_folder, open_mask
+from tasks.predictions.segments import SegmentWriter, folder_held, visible_segments
 from tasks.predictions.upkeep import erase_subject, keep_up
 from tests.support.data.builders import frame
-from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, served
+from tests.support.serving.served_rows import MODEL, NOW, batch_of, call, open_log, rows_of, served
 
 FRAME = frame(100)
 DAY = timedelta(days=1)
@@ -53,7 +53,7 @@ def three_days(home: Path) -> None:
 
 
 def upkeep(home: Path, now: datetime = NOW + 10 * DAY, **config: Any) -> None:
-    with PartWriter(home) as writer:
+    with SegmentWriter(home) as writer:
         keep_up(home, writer, PredictionLogConfig(**config), now)
 
 
@@ -65,33 +65,31 @@ def test_a_window_of_a_version_is_read_and_nothing_else_is_opened(tmp_path: Path
     three_days(tmp_path)
     window = TimeWindow(start=NOW + DAY, end=NOW + 2 * DAY)
     tally = ReadTally()
-    query = LogQuery(MODEL, window, versions=["2"], tracks=["candidate"])
-    table = read_table(tmp_path, query, ["request_id", "f:temp"], max_rows=10, tally=tally)
-    assert table.column("request_id").to_pylist() == [f"1-2-{n}" for n in range(5)]
+    wanted = {"window": window, "versions": ["2"], "tracks": ["candidate"]}
+    rows = rows_of(tmp_path, ["request_id", "f:temp"], tally, **wanted)
+    assert rows["request_id"].tolist() == [f"1-2-{n}" for n in range(5)]
     assert tally.parts == 4  # of the two days that the window meets
-    assert count_rows(tmp_path, LogQuery(MODEL)) == 30
-    assert count_rows(tmp_path, LogQuery("other")) == 0
-    assert read_table(tmp_path, LogQuery("other"), max_rows=1).num_rows == 0
+    assert len(rows_of(tmp_path)) == 30
+    assert rows_of(tmp_path, model="other").empty
 
 
-def test_rows_are_read_in_tables_of_bounded_size(tmp_path: Path) -> None:
+def test_rows_are_read_in_tables_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.predictions.reading.BATCH_ROWS", 30)
     log(tmp_path, batch_of(FRAME, [f"{n}" for n in range(100)]))
-    sizes = [t.num_rows for t in read_rows(tmp_path, LogQuery(MODEL), batch_rows=30)]
+    sizes = [t.num_rows for t in read_rows(tmp_path, LogQuery(MODEL))]
     assert sum(sizes) == 100
     assert max(sizes) <= 30
-    with pytest.raises(DataContractError, match="more than 99 rows"):
-        read_table(tmp_path, LogQuery(MODEL), max_rows=99)
 
 
 def test_a_column_that_no_part_has_is_a_sentence(tmp_path: Path) -> None:
     log(tmp_path, batch_of(FRAME.head(1), ["a"]))
-    with pytest.raises(DataContractError, match="no part of the log of flight-delay has f:made_up"):
+    with pytest.raises(DataContractError, match="has no column f:made_up"):
         list(read_rows(tmp_path, LogQuery(MODEL), ["f:made_up"]))
 
 
 def test_counts_tell_versions_and_refusals_apart(tmp_path: Path) -> None:
-    from serving.errors import OverloadedError
-
     three_days(tmp_path)
     with open_log(tmp_path) as opened:
         opened.refused(call(1, "r"), OverloadedError("full"))
@@ -103,10 +101,10 @@ def test_counts_tell_versions_and_refusals_apart(tmp_path: Path) -> None:
 
 def test_finished_days_become_one_part_and_old_ones_go(tmp_path: Path) -> None:
     three_days(tmp_path)
-    before = read_table(tmp_path, LogQuery(MODEL), max_rows=100).to_pandas()
+    before = rows_of(tmp_path)
     upkeep(tmp_path)
     assert len(parts(tmp_path)) == 3
-    after = read_table(tmp_path, LogQuery(MODEL), max_rows=100).to_pandas()
+    after = rows_of(tmp_path)
     pd.testing.assert_frame_equal(
         *(f.sort_values("request_id").reset_index(drop=True) for f in (before, after))
     )
@@ -138,7 +136,7 @@ def test_the_present_day_is_merged_only_when_it_has_many_parts(
     three_days(tmp_path)
     upkeep(tmp_path, now=NOW + timedelta(hours=1))
     assert len(parts(tmp_path)) == 6
-    monkeypatch.setattr("tasks.predictions.upkeep.COMPACT_PARTS", 2)
+    monkeypatch.setattr("tasks.predictions.upkeep.COMPACT_SEGMENTS", 2)
     upkeep(tmp_path, now=NOW + timedelta(hours=1))
     assert len(parts(tmp_path)) == 3
 
@@ -149,12 +147,12 @@ def test_a_replaced_part_that_a_kill_left_counts_once_and_goes(tmp_path: Path) -
     upkeep(tmp_path)
     for part, content in old.items():
         part.write_bytes(content)
-    assert count_rows(tmp_path, LogQuery(MODEL)) == 30
-    assert len(visible_parts(parts(tmp_path)[0].parent)) == 1
+    assert len(rows_of(tmp_path)) == 30
+    assert len(visible_segments(parts(tmp_path)[0].parent)) == 1
     three_days(tmp_path)
     upkeep(tmp_path)
     assert len(parts(tmp_path)) == 3
-    assert count_rows(tmp_path, LogQuery(MODEL)) == 60
+    assert len(rows_of(tmp_path)) == 60
 
 
 def test_parts_are_not_merged_while_somebody_reads(tmp_path: Path) -> None:
@@ -164,28 +162,22 @@ def test_parts_are_not_merged_while_somebody_reads(tmp_path: Path) -> None:
     upkeep(tmp_path)
     assert len(parts(tmp_path)) == 6
     assert sum(table.num_rows for table in rows) == 25
-    with locked(model_folder(tmp_path, MODEL), exclusive=True, wait=False) as held:
+    with folder_held(model_folder(tmp_path, MODEL), exclusive=True, wait=False) as held:
         assert held
 
 
 def test_a_field_that_was_masked_later_does_not_keep_parts_from_being_read(tmp_path: Path) -> None:
     log(tmp_path, batch_of(FRAME.head(3), ["a", "b", "c"]))
     log(tmp_path, batch_of(FRAME.head(3), ["d", "e", "f"]), masked=("carrier",))
-    tally = ReadTally()
-    table = read_table(
-        tmp_path, LogQuery(MODEL), ["request_id", "f:carrier"], max_rows=10, tally=tally
-    )
-    assert table.column("f:carrier").null_count == 3
-    assert tally.absent["f:carrier"] == 3
+    rows = rows_of(tmp_path, ["request_id", "f:carrier"])
+    assert rows["f:carrier"].isna().sum() == 3
     upkeep(tmp_path)
     assert len(parts(tmp_path)) == 2  # their columns differ in type
-    assert count_rows(tmp_path, LogQuery(MODEL)) == 6
+    assert len(rows_of(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("masked", [(), ("subject",)])
 def test_a_person_is_erased_and_nobody_else(tmp_path: Path, masked: tuple[str, ...]) -> None:
-    from tasks.predictions.labels import import_labels
-
     mixed = batch_of(FRAME.head(4), ["a", "b", "c", "d"])
     for number, one in enumerate(mixed.calls):
         one.subject = "erin" if number % 2 else "frank"
@@ -198,8 +190,7 @@ def test_a_person_is_erased_and_nobody_else(tmp_path: Path, masked: tuple[str, .
     erasure = erase_subject(tmp_path, "erin")
     assert (erasure.rows, erasure.parts, erasure.labels) == (4, 2, 2)
     assert erasure.unread == []
-    left = read_table(tmp_path, LogQuery(MODEL), ["request_id", "score"], max_rows=10)
-    assert left.column("request_id").to_pylist() == ["a", "c"]
+    assert rows_of(tmp_path, ["request_id", "score"])["request_id"].tolist() == ["a", "c"]
     assert len(parts(tmp_path)) == 1
     assert erase_subject(tmp_path, "erin").rows == 0
 
@@ -235,24 +226,6 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     assert line.content["rows"] == 10
     assert "s0" not in line.content["subject_digest"]
     assert b'"s0"' not in line.text
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["export", MODEL, "out.xls"], "ends in .xls; expected .parquet or .csv"),
-        (["export", "flight-dely", "out.csv"], "nothing is logged of a model 'flight-dely'"),
-        (["counts", "--start", "2026-01-01T00:00Z"], "give both ends of the window"),
-    ],
-)
-def test_a_wrong_command_is_a_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
-        run(tmp_path, *words)
-
-
-def test_labels_of_no_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataContractError, match=r"there is no file no\.parquet"):
-        run(tmp_path, "label", MODEL, "no.parquet")
 
 
 def test_the_key_of_the_mask_is_its_owners_alone(tmp_path: Path) -> None:

@@ -148,5 +148,5 @@ def test_a_log_that_hides_everything_or_holds_no_scores_is_a_sentence(
         moment = rows[COLUMNS.event_time].iloc[0].to_pydatetime() + OFFSET
         scores = np.array([0.5, np.nan, 0.5, 0.5], np.float32)
         log.served(batch_of(rows, ["a", "b", "c", "d"], at=moment, scores=scores))
-    with pytest.raises(DataContractError, match=r"1 answers of version 1 .* no single finite"):
+    with pytest.raises(DataContractError, match="no single finite number"):
         take(tmp_path / "odd", reference, store)

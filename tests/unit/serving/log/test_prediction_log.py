@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from tasks.contracts.data import category_code
 from tasks.features.online.answer import LABELS
 from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.reading import LogQuery, read_table
 from tasks.predictions.schema import FIXED, log_root, mask_key_file, model_folder
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.serving.served_rows import (
@@ -33,19 +30,13 @@ from tests.support.serving.served_rows import (
     batch_of,
     call,
     open_log,
+    rows_of,
     served,
     signature_of,
 )
 from tests.support.suite.examples import examples
 
 FRAME = frame(400)
-
-
-def logged(home: Path, **query: Any) -> pd.DataFrame:
-    wanted = LogQuery(MODEL, **{"answered": None, **query})
-    table = read_table(home, wanted, max_rows=10**6)
-    rows: pd.DataFrame = table.to_pandas()
-    return rows
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -61,7 +52,7 @@ def test_a_batch_of_single_rows_is_logged_as_it_was_served(tmp_path: Path) -> No
     with open_log(tmp_path) as log:
         log.served(batch)
     assert log.counters()["logged_rows"] == 50
-    found = logged(tmp_path)
+    found = rows_of(tmp_path)
     assert found["request_id"].tolist() == [f"r{n}" for n in range(50)]
     assert set(found["request_row"]) == {0}
     np.testing.assert_array_equal(found["score"], batch.outputs["score"].astype(np.float64))
@@ -82,7 +73,7 @@ def test_a_batch_of_single_rows_is_logged_as_it_was_served(tmp_path: Path) -> No
 def test_rows_of_one_request_are_numbered(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.served(batch_of(FRAME.head(6), ["a", "b"], rows_each=3))
-    found = logged(tmp_path)
+    found = rows_of(tmp_path)
     assert found["request_id"].tolist() == ["a"] * 3 + ["b"] * 3
     assert found["request_row"].tolist() == [0, 1, 2, 0, 1, 2]
 
@@ -104,10 +95,10 @@ def test_answers_of_several_numbers_are_a_list_and_long_ones_are_left_out(tmp_pa
     with open_log(tmp_path) as log:
         log.served(batch_of(FRAME.head(3), ["a", "b", "c"], scores=few))
         log.served(batch_of(FRAME.head(2), ["d", "e"], scores=many, by=served("2")))
-    found = logged(tmp_path, versions=["1"])
+    found = rows_of(tmp_path, versions=["1"])
     assert [list(s) for s in found["scores"]] == few.tolist()
     assert found["score"].isna().all()
-    assert logged(tmp_path, versions=["2"])["scores"].isna().all()
+    assert rows_of(tmp_path, versions=["2"])["scores"].isna().all()
 
 
 def test_entity_requests_log_keys_ages_and_states(tmp_path: Path) -> None:
@@ -129,7 +120,7 @@ def test_entity_requests_log_keys_ages_and_states(tmp_path: Path) -> None:
     )
     with open_log(tmp_path) as log:
         log.served(mixed)
-    found = logged(tmp_path)
+    found = rows_of(tmp_path)
     assert found["e:origin"].tolist()[0] == "JFK"
     assert found["e:origin"].isna().tolist() == [False, True, True]
     assert found["state:weather"].tolist()[:2] == ["fresh", "stale"]
@@ -147,7 +138,7 @@ def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
         for number in range(1000):
             log.refused(call(7, f"r{number}", subject="dave"), OverloadedError("full"))
     counters = log.counters()
-    found = logged(tmp_path)
+    found = rows_of(tmp_path)
     assert counters["refused_requests"] == 1001
     assert counters["dropped_rows"]["refusal_unknown_model"] == 1
     assert len(found) + counters["dropped_rows"]["refusal_rate"] == 1000
@@ -170,7 +161,7 @@ def test_failures_name_the_version_that_was_to_answer(tmp_path: Path) -> None:
     log.refused(call(1, "named", version="3"), DeadlineError("too late"))
     log.refused(call(1, "shadow", track="shadow"), BackendError("it fell"))
     log.stop()
-    found = logged(tmp_path, answered=False).set_index("request_id")["version"]
+    found = rows_of(tmp_path, answered=False).set_index("request_id")["version"]
     assert len(found) == 22
     assert found["r0"] == found["r19"] == "7"
     assert found["named"] == "3"
@@ -200,7 +191,7 @@ def test_hidden_fields_are_nowhere_in_the_files(tmp_path: Path, name: str) -> No
         content = part.read_bytes()
         for value in (b"carol@example.org", b"N12345", secret * 2):
             assert value not in content
-    found = logged(tmp_path)
+    found = rows_of(tmp_path)
     decoded = str(found.to_dict())  # what compression may have hidden above
     for text in ("carol", "N12345", str(category_code("AA"))):
         assert text not in decoded
@@ -229,7 +220,7 @@ def test_what_finds_no_place_is_dropped_and_counted(tmp_path: Path) -> None:
     assert counters["logged_rows"] + counters["dropped_rows"]["queue_full"] == 300
     assert counters["dropped_rows"]["queue_full"] > 0
     assert counters["queued_rows"] == 0
-    assert len(logged(tmp_path)) == counters["logged_rows"]
+    assert len(rows_of(tmp_path)) == counters["logged_rows"]
 
 
 def test_refusals_that_find_no_place_are_dropped_and_counted_too(
@@ -253,7 +244,7 @@ def test_a_batch_that_cannot_be_logged_costs_only_itself(tmp_path: Path) -> None
         for batch in (good, lacks, empty, good):
             log.served(batch)
     assert log.counters()["dropped_rows"]["error"] == 4
-    assert len(logged(tmp_path)) == 4
+    assert len(rows_of(tmp_path)) == 4
 
 
 def test_a_version_whose_signature_is_gone_is_logged_without_features(tmp_path: Path) -> None:
@@ -264,7 +255,7 @@ def test_a_version_whose_signature_is_gone_is_logged_without_features(tmp_path: 
     log.start()
     log.served(batch_of(FRAME.head(2), ["a", "b"]))
     log.stop()
-    found = logged(tmp_path)
+    found = rows_of(tmp_path)
     assert len(found) == 2
     assert not [name for name in found if name.startswith("f:")]
 
@@ -281,7 +272,7 @@ def test_rows_are_on_the_disk_before_the_log_is_stopped(tmp_path: Path) -> None:
     with open_log(tmp_path, flush_s=0.2) as log:
         log.served(batch_of(FRAME.head(3), ["a", "b", "c"]))
         wait_for(lambda: log.counters()["logged_rows"] == 3, "three rows are written")
-        assert len(logged(tmp_path)) == 3
+        assert len(rows_of(tmp_path)) == 3
 
 
 Sizes = st.lists(
@@ -309,7 +300,7 @@ def test_what_is_logged_is_what_was_served_less_what_was_counted(
                 sent[key] = (version, float(score), float(temp))
     counters = log.counters()
     dropped = sum(counters["dropped_rows"].values())
-    found = logged(home) if counters["logged_rows"] else pd.DataFrame()
+    found = rows_of(home)
     assert len(found) + dropped == len(sent)
     seen = {}
     for row in found.to_dict("records"):
