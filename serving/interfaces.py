@@ -83,7 +83,7 @@ class Served:
     hardware: str
     """Hardware class, as `cpu`."""
     fell_over_from: str = ""
-    """Backend that failed or was full before; empty where the first one answered."""
+    """Hardware that is preferred and has failed; empty where the first one answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class VersionState:
     variant: str = ""
     hardware: str = ""
     platform: str = ""
-    """As the protocol names a backend: `onnxruntime_onnx`, `openvino_ir`, `pytorch_program`."""
+    """As the protocol names a backend, such as `onnxruntime_onnx` or `openvino_ir`."""
 
 
 class Engine(Protocol):
@@ -161,7 +161,7 @@ class Engine(Protocol):
     ) -> ServingError | None:
         """Why a call would be refused, asked before it is read; None where it is to be read.
 
-        The engine counts it. Whoever asks tells the client and the observers.
+        Whoever asks tells the client and the observers.
         """
 
     def signature(

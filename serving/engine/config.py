@@ -17,10 +17,10 @@ class ServedModel(_Config):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
     alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
-    on_move: Literal["swap", "offer", "hold"] = Field(
+    on_move: Literal["swap", "offer"] = Field(
         default="swap",
         description="What a moved alias does: `swap` serves the new version at once, `offer` loads "
-        "it as candidate and leaves the rest to the release flow, `hold` only logs it.",
+        "it as candidate and leaves the rest to the release flow.",
     )
     goal_ms: PositiveFloat = Field(
         default=50.0,
@@ -32,11 +32,6 @@ class ServedModel(_Config):
         default=None,
         description="NumPy archive (.npz) with an array for each input: rows that every version is "
         "checked on before it serves. None makes rows of the signature.",
-    )
-    bounds: dict[str, PositiveFloat] = Field(
-        default={},
-        description="Largest gap that a variant's golden answers may have, by precision; the rest "
-        "is as conversion bounds it.",
     )
 
 
@@ -64,11 +59,6 @@ class EngineConfig(_Config):
 
     hardware: tuple[HardwareConfig, ...] = Field(
         default=(HardwareConfig(),), min_length=1, description="The preferred one first."
-    )
-    program: Literal["never", "last_resort"] = Field(
-        default="never",
-        description="Whether the registered program itself answers, in PyTorch, where a version "
-        "has no variant that could.",
     )
     batch_rows: PositiveInt = Field(
         default=256, description="Of one batch; a request with more is computed alone."

@@ -6,12 +6,11 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from serving.engine.backends import Backend
 from serving.engine.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
 from serving.engine.loading import Catalogue, RegistryCatalogue
@@ -148,10 +147,7 @@ class ModelEngine:
         """See `Engine.refusal`."""
         known = self._models.get(model)
         queue = known.queues.get(track) if known is not None and version is None else None
-        error = self._dispatcher.too_long(queue) if queue is not None else None
-        if error is not None:
-            self._dispatcher.outcomes.refused[model, track, error.reason] += 1
-        return error
+        return self._dispatcher.too_long(queue) if queue is not None else None
 
     def signature(
         self, model: str, version: str | None = None, track: Track = "stable"
@@ -181,10 +177,8 @@ class ModelEngine:
         return self._known(model).tracks()
 
     def counters(self) -> Counters:
-        """Everything that is counted, for metrics; nothing before `start`."""
-        if self._follower is None:
-            return {}
-        return counters_of(self._models.values(), self._dispatcher)
+        """Everything that is counted, for metrics."""
+        return counters_of(self._models.values())
 
     # Versions
 
@@ -270,27 +264,26 @@ class ModelEngine:
 
     async def _point(self, state: ServedVersions, tracks: Mapping[Track, str | None]) -> None:
         """Load all versions first, then change all tracks in one turn of the loop."""
-        changes: dict[Track, LoadedVersion | None] = {}
-        state.wanted = {number for number in tracks.values() if number is not None}
-        try:
-            for track, number in tracks.items():
-                changes[track] = None
-                if number is not None:
-                    loaded = state.versions.get(number)
-                    if loaded is None:
-                        key = await self._asked(self._catalogue.by_number, state.name, number)
-                        loaded = await self._loaded(state, key)
-                    changes[track] = loaded
-        finally:
-            state.wanted = set()
-        state.apply(changes)
+        numbers = {number for number in tracks.values() if number is not None}
+        for number in sorted(numbers - state.versions.keys()):
+            key = await self._asked(self._catalogue.by_number, state.name, number)
+            await self._loaded(state, key, numbers)
+        state.apply({track: state.versions[n] if n else None for track, n in tracks.items()})
 
-    async def _loaded(self, state: ServedVersions, key: VersionKey) -> LoadedVersion:
-        """A version out of memory, or loaded now; one with other variants is loaded anew."""
+    async def _loaded(
+        self, state: ServedVersions, key: VersionKey, wanted: Collection[str] = ()
+    ) -> LoadedVersion:
+        """A version out of memory, or loaded now; one with other variants is loaded again.
+
+        Args:
+            state: of the model.
+            key: of the version.
+            wanted: versions that are to stay loaded meanwhile.
+        """
         loaded = state.versions.get(key.version)
         if loaded is not None and loaded.key == key:
             return loaded
-        self._make_room(state, key)
+        self._make_room(state, key, wanted)
         state.loading.add(key.version)
         try:
             opened = await self._loop.run_in_executor(self._loader, self._catalogue.open, key)
@@ -312,17 +305,17 @@ class ModelEngine:
         state.add(opened)
         return opened
 
-    def _make_room(self, state: ServedVersions, key: VersionKey) -> None:
+    def _make_room(self, state: ServedVersions, key: VersionKey, wanted: Collection[str]) -> None:
         """Take former versions out until one more fits; those that answer stay.
 
         Raises:
             NotReadyError: all that are loaded answer, or were asked for by number.
         """
         while sum(len(one.versions) for one in self._models.values()) >= self.config.max_versions:
-            for one in (state, *self._models.values()):
+            for one in self._models.values():
                 former = one.evictable()
-                if former:
-                    one.remove(former[0])
+                if former is not None and not (one is state and former in wanted):
+                    one.remove(former)
                     break
             else:
                 raise NotReadyError(
@@ -330,7 +323,7 @@ class ModelEngine:
                     f"{key.model} version {key.version} was not loaded; unload one first"
                 )
 
-    def _note_failure(self, state: ServedVersions, key: VersionKey, error: ServingError) -> None:
+    def _note_failure(self, state: ServedVersions, key: VersionKey, error: Exception) -> None:
         former, limits = state.failures.get(key.version), self._limits
         attempts = 1 if former is None else former.attempts + 1
         delay_s = min(limits.most_retry_s, limits.retry_s * 2.0 ** min(attempts - 1, 30))
@@ -464,53 +457,27 @@ def _track(model: ServedModel, stable: str | None, key: VersionKey, is_first: bo
     """The track that is to mean what the alias names now; None where nothing is to be done."""
     if model.on_move == "swap" or (is_first and stable is None):
         return "stable"
-    if key.version == stable:
-        return None
-    if model.on_move == "offer":
-        return "candidate"
-    logger.warning(
-        "%s: alias %r names version %s, and the configuration holds the tracks",
-        *(model.name, model.alias, key.version),
-    )
-    return None
+    return None if key.version == stable else "candidate"
 
 
 Counters = dict[str, dict[tuple[str, ...], float]]
 """Numbers by name and label values; see `LABELS`."""
 _OF_QUEUE = ("model", "slot", "version")
 _OF_BACKEND = ("model", "version", "variant", "hardware")
-_OF_TALLY = (*_OF_BACKEND, "slot", "fell_over_from")
 LABELS: dict[str, tuple[str, ...]] = {
-    "queued_requests_total": (),
-    "queued_rows_total": (),
-    "lost_outcomes": (),
-    "unseen_outcomes": (),
-    "refused": ("model", "slot", "reason"),
     **dict.fromkeys(("loaded_versions", "failed_loads", "passed_on"), ("model",)),
-    **dict.fromkeys(("queued_requests", "queued_rows", "spilling", "spilled"), _OF_QUEUE),
+    **dict.fromkeys(("queued_requests", "queued_rows"), _OF_QUEUE),
     "missing_backends": ("model", "version"),
-    **dict.fromkeys(("backend_closed", "backend_opened", "backend_failures"), _OF_BACKEND),
-    **dict.fromkeys(("answered", "answered_rows", "batches", "compute_seconds"), _OF_TALLY),
+    **dict.fromkeys(("backend_closed", "backend_failures"), _OF_BACKEND),
 }
 """Names of the labels of what is counted."""
-GAUGES = frozenset(
-    {
-        *("queued_requests_total", "queued_rows_total", "queued_requests", "queued_rows"),
-        *("loaded_versions", "failed_loads", "missing_backends", "spilling", "backend_closed"),
-    }
-)
+GAUGES = frozenset(LABELS.keys() - {"passed_on", "backend_failures"})
 """What may fall; the rest only grows while a version is loaded."""
 
 
-def counters_of(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> Counters:
-    """Everything that is counted now."""
+def counters_of(models: Iterable[ServedVersions]) -> Counters:
+    """Everything that is counted now; observers count what was answered and refused."""
     found: Counters = {name: {} for name in LABELS}
-    found["queued_requests_total"][()] = dispatcher.requests
-    found["queued_rows_total"][()] = dispatcher.rows
-    found["lost_outcomes"][()] = dispatcher.outcomes.num_lost
-    found["unseen_outcomes"][()] = dispatcher.outcomes.num_unseen
-    for (model, track, reason), count in dispatcher.outcomes.refused.items():
-        found["refused"][model, track, reason] = count
     for state in models:
         name = state.name
         found["loaded_versions"][name,] = len(state.versions)
@@ -520,23 +487,10 @@ def counters_of(models: Iterable[ServedVersions], dispatcher: Dispatcher) -> Cou
             of_queue = (name, track, queue.version.version)
             found["queued_requests"][of_queue] = len(queue.entries)
             found["queued_rows"][of_queue] = queue.rows
-            found["spilling"][of_queue] = queue.is_spilling
-            found["spilled"][of_queue] = queue.times_spilled
         for version in state.versions.values():
             found["missing_backends"][name, version.version] = len(version.troubles)
             for backend in version.backends:
-                _count_backend(found, version, backend)
+                of_backend = (name, version.version, backend.variant, backend.hardware)
+                found["backend_closed"][of_backend] = backend.circuit.closed
+                found["backend_failures"][of_backend] = backend.failures
     return found
-
-
-def _count_backend(found: Counters, version: LoadedVersion, backend: Backend) -> None:
-    of_backend = (version.model, version.version, backend.variant, backend.hardware)
-    found["backend_closed"][of_backend] = backend.circuit.closed
-    found["backend_opened"][of_backend] = backend.circuit.times_opened
-    found["backend_failures"][of_backend] = backend.failures
-    for tally in backend.tallies.values():
-        of_tally = (*of_backend, tally.served.track, tally.served.fell_over_from)
-        found["answered"][of_tally] = tally.calls
-        found["answered_rows"][of_tally] = tally.rows
-        found["batches"][of_tally] = tally.batches
-        found["compute_seconds"][of_tally] = tally.seconds

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +25,13 @@ from tasks.conversion.kinds.tabular import TABULAR, score_distances
 from tasks.conversion.kinds.tensors import LEAST_SPREAD, spread_distances, spread_of
 from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING, embedding_distances
 from tasks.conversion.targets.interface import LoadedModel
-from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.kernel.files import write_atomically
+from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
+from tasks.kernel.files import digest_of, write_atomically
 from tasks.kernel.settings import PROJECT_ROOT
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 600.0
 """For PyTorch's import and some dozens of rows, on a machine that is very busy."""
-ERRORS: dict[str, type[FalajError]] = {
-    kind.__name__: kind for kind in (ArtifactError, ConversionError, StorageError)
-}
 FLOOR = 1e-6
 Call = dict[str, Array]
 
@@ -66,55 +61,39 @@ def golden_batch(
         rows: NumPy archive with rows for every input; None makes some.
 
     Raises:
-        ConversionError: the program answers nothing that can be compared.
-        ArtifactError: the program or the rows cannot be read.
+        ConversionError: the program or the rows cannot be read, or it answers nothing that can be
+            compared.
+        ArtifactError: the rows are not there.
         StorageError: the disk refused.
     """
-    given = "" if rows is None else "-" + hashlib.sha256(_bytes_of(rows)).hexdigest()[:12]
+    given = "" if rows is None else "-" + _digest_of_rows(rows)
     file = folder / program.version.name / f"{program.version.program_sha256}{given}.npz"
     kept = _read(file)
-    if kept is not None:
-        return kept
-    _compute(program, path, file, rows)
-    made = _read(file)
-    if made is None:
+    if kept is None:
+        _compute(program, path, file, rows)
+        kept = _read(file)
+    if kept is None:
         raise StorageError(f"{file} was written and cannot be read; look at the disk")
-    return made
+    return kept
 
 
 def _compute(program: RegisteredProgram, path: Path, file: Path, rows: Path | None) -> None:
     """Have the answers computed and written by a process that ends and takes PyTorch with it."""
-    asked = {
-        "program": program.model_dump(mode="json"),
-        "path": str(path),
-        "file": str(file),
-        "rows": None if rows is None else str(rows),
-    }
+    files = [str(path), str(file), *([str(rows)] if rows else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "serving.engine.golden_rows"],
-        input=json.dumps(asked),
+        [sys.executable, "-m", "serving.engine.golden_rows", *files],
+        input=program.model_dump_json(),
         cwd=PROJECT_ROOT,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
     )
-    if done.returncode == 0:
-        return
-    try:
-        told = json.loads(done.stdout)
-        kind, message = ERRORS[told["kind"]], str(told["message"])
-    except (ValueError, KeyError):
-        said = done.stderr.strip().splitlines()
-        kind, message = (
-            ConversionError,
-            (
-                f"the golden answers of {program.version.name} version {program.version.version} "
-                f"could not be computed (exit code {done.returncode}): "
-                f"{said[-1] if said else 'no word'}"
-            ),
+    if done.returncode:
+        raise ConversionError(
+            f"the golden answers of {program.version.name} version {program.version.version} could "
+            f"not be computed: {(done.stderr.strip().splitlines() or ['no reason was given'])[-1]}"
         )
-    raise kind(message)
 
 
 def gap(golden: Golden, model: LoadedModel, program: RegisteredProgram) -> float:
@@ -153,9 +132,9 @@ def _distances(
     return spread_distances(expected.reshape(rows, -1), answers.reshape(rows, -1), unit)
 
 
-def _bytes_of(rows: Path) -> bytes:
+def _digest_of_rows(rows: Path) -> str:
     try:
-        return rows.read_bytes()
+        return digest_of(rows)[:12]
     except OSError as exc:
         raise ArtifactError(
             f"golden rows {rows} cannot be read ({exc.strerror}); name another file, or none"
@@ -189,20 +168,13 @@ def _read(file: Path) -> Golden | None:
         logger.warning("%s is damaged: its golden answers are computed anew", file)
         return None
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return _unpacked(archive)
-
-
-def _unpacked(archive: Mapping[str, Array]) -> Golden:
-    numbers = range(sum(name.endswith("/out") for name in archive))
-    calls = tuple(
-        {
-            name.split("/", 2)[2]: archive[name]
-            for name in archive
-            if name.startswith(f"{number}/in/")
-        }
-        for number in numbers
-    )
-    return Golden(calls, tuple(archive[f"{number}/out"] for number in numbers))
+        calls: dict[str, Call] = {}
+        for name in archive:
+            number, _, column = name.partition("/in/")
+            if column:
+                calls.setdefault(number, {})[column] = archive[name]
+        expected = tuple(archive[f"{number}/out"] for number in calls)
+    return Golden(tuple(calls.values()), expected)
 
 
 def _pin(file: Path) -> Path:

@@ -1,6 +1,6 @@
 """Answers of golden rows, computed by the registered program itself in a process of its own.
 
-    python -m serving.engine.golden_rows    (asked by `serving.engine.golden`, in JSON)
+    python -m serving.engine.golden_rows PROGRAM TARGET [ROWS]    (the version in JSON as input)
 
 PyTorch takes 150 MB and seconds to import; a process that serves other forms does without.
 """
@@ -8,23 +8,20 @@ PyTorch takes 150 MB and seconds to import; a process that serves other forms do
 from __future__ import annotations
 
 import io
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.engine.golden import Call, Golden, write_golden
 from serving.interfaces import Array
-from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
+from tasks.contracts.conversion import BATCH_AXIS, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.interface import LoadedModel, Runtime, first_line_of
 from tasks.conversion.targets.pytorch import load_program, load_pytorch
-from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError, FalajError
+from tasks.kernel.errors import ArtifactError, ConversionError, FalajError
 
 ROWS = (1, 7, 32)
 """Of the calls of a golden batch."""
@@ -79,18 +76,14 @@ def _call(
     known: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> Call:
-    signature = program.signature
-    rows = min(rows, signature.largest.get(BATCH_AXIS, rows))
     made: Call = {}
-    for spec in signature.inputs:
-        shape = (rows, *_lengths(signature, spec, length))
-        made[spec.name] = _values(program.family, spec, shape, highest, known, rng)
+    for spec in program.signature.inputs:
+        shape = []
+        for axis in spec.shape:
+            wanted = axis if isinstance(axis, int) else rows if axis == BATCH_AXIS else length
+            shape.append(min(wanted, program.signature.largest.get(str(axis), wanted)))
+        made[spec.name] = _values(program.family, spec, tuple(shape), highest, known, rng)
     return made
-
-
-def _lengths(signature: Signature, spec: TensorSpec, length: int) -> Iterator[int]:
-    for axis in spec.shape[1:]:
-        yield axis if isinstance(axis, int) else min(length, signature.largest.get(axis, length))
 
 
 def _values(
@@ -125,46 +118,31 @@ def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.bool_]
 
 def _known_codes(path: Path) -> NDArray[np.int64]:
     """Whole numbers that the program holds: among them the codes of its categories."""
-    tensors = [*load_program(path).buffers()]
+    tensors = load_program(path).buffers()
     whole = [t.numpy().ravel() for t in tensors if not t.is_floating_point() and t.dim() == 1]
     found = np.unique(np.concatenate([np.empty(0, np.int64), *(w.astype(np.int64) for w in whole)]))
     return found[(found >= 0) & (found < 2**31)]
 
 
 def _answered_rows(model: LoadedModel, rows: Path) -> Golden:
-    call = _rows_of(rows, model.signature)
-    try:
-        answers = model(call)
-    except (DataContractError, ConversionError, IndexError) as exc:
-        raise ArtifactError(f"the program does not take the golden rows of {rows}: {exc}") from exc
-    if not len(answers) or not np.isfinite(answers).all():
-        seen = "answers no number to some of them" if len(answers) else "finds none"
-        raise ArtifactError(
-            f"the program {seen} in the golden rows of {rows}, so no form can be compared on them; "
-            "name a file with rows that it answers"
-        )
-    return Golden((call,), (answers,))
-
-
-def _rows_of(rows: Path, signature: Signature) -> Call:
+    signature = model.signature
     most = min(MOST_ROWS, signature.largest.get(BATCH_AXIS, MOST_ROWS))
     try:
         with np.load(io.BytesIO(rows.read_bytes()), allow_pickle=False) as archive:
-            return {
-                spec.name: _as(np.atleast_1d(archive[spec.name])[:most], spec)
-                for spec in signature.inputs
-            }
-    except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile) as exc:
+            call = {spec.name: _as(archive[spec.name][:most], spec) for spec in signature.inputs}
+        answers = model(call)
+    except Exception as exc:  # of an archive or a model that somebody else made
         names = ", ".join(spec.name for spec in signature.inputs)
         raise ArtifactError(
-            f"{rows} cannot be read as golden rows{_why(exc)}; expected a NumPy archive (.npz) "
-            f"with the arrays {names}, rows first"
+            f"{rows} cannot be used as golden rows ({first_line_of(exc)}); expected a NumPy "
+            f"archive (.npz) with the arrays {names}, rows first, that the program takes"
         ) from exc
-
-
-def _why(exc: Exception) -> str:
-    """What was wrong; of what is no archive at all NumPy says only how to unpickle it."""
-    return "" if "pickle" in str(exc) else f" ({first_line_of(exc)})"
+    if not len(answers) or not np.isfinite(answers).all():
+        raise ArtifactError(
+            f"the program answers no number to some of the golden rows of {rows}, or finds none, "
+            "so no variant can be compared on them; name a file with rows that it answers"
+        )
+    return Golden((call,), (answers,))
 
 
 def _as(array: Array, spec: TensorSpec) -> Array:
@@ -176,19 +154,17 @@ def _as(array: Array, spec: TensorSpec) -> Array:
     raise ValueError(f"{spec.name} is {array.dtype} and does not fit {spec.dtype}")
 
 
-def main() -> int:
-    """Answer what standard input asks; a failure is told on standard output, exit code 1."""
-    asked = json.load(sys.stdin)
-    rows = asked["rows"]
+def main(program: str, target: str, rows: str = "") -> int:
+    """Answer golden rows; a failure is a line on standard error, exit code 1."""
     try:
-        program = RegisteredProgram.model_validate(asked["program"])
-        golden = answer_golden_rows(program, Path(asked["path"]), Path(rows) if rows else None)
-        write_golden(Path(asked["file"]), golden)
+        registered = RegisteredProgram.model_validate_json(sys.stdin.read())
+        golden = answer_golden_rows(registered, Path(program), Path(rows) if rows else None)
+        write_golden(Path(target), golden)
     except FalajError as exc:
-        json.dump({"kind": type(exc).__name__, "message": str(exc)}, sys.stdout)
+        sys.stderr.write(f"\n{' '.join(str(exc).split())}\n")
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

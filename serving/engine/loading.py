@@ -1,4 +1,4 @@
-"""From the registry to versions that may answer: digests and stamps checked, and golden answers.
+"""From the registry to versions that may answer: digests checked, and golden answers.
 
 Everything here may wait for a disk or a database, and is called on the loader's thread. A version
 is ready when at least one kind of hardware has a variant of it that gives the golden answers; what
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from serving.engine.backends import PLATFORMS, Backend
 from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.golden import Golden, gap, golden_batch
-from serving.engine.versions import LoadedVersion, VersionKey
+from serving.engine.versions import PLATFORMS, Backend, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, UnknownModelError
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import tabular_signature
@@ -32,7 +31,6 @@ from tasks.registry.mlflow_registry import PROGRAM_TAG, VARIANTS_TAG, Registered
 from tasks.registry.model_folder import RegisteredVariant, read_version, verified_program
 
 logger = logging.getLogger(__name__)
-PROGRAM_VARIANT = "pytorch-program"
 
 
 class Catalogue(Protocol):
@@ -71,7 +69,7 @@ class RegistryCatalogue:
     Args:
         location: of the registry; a database that does not exist is not created.
         golden: folder that keeps golden batches.
-        config: hardware, and what to do without variants.
+        config: hardware.
         models: how versions of a model are checked, by its name.
     """
 
@@ -204,9 +202,7 @@ class _Opening:
 
     version: RegisteredVersion
     program: RegisteredProgram
-    path: Path
     golden: Golden
-    model: ServedModel
 
 
 def open_version(
@@ -217,7 +213,7 @@ def open_version(
     Args:
         version: as the registry knows it.
         model: how it is checked.
-        config: hardware, and whether PyTorch may answer.
+        config: hardware.
         folder: keeps golden batches.
 
     Raises:
@@ -225,7 +221,7 @@ def open_version(
     """
     path, program = _program_of(version)
     golden = golden_batch(program, path, folder, model.golden_rows)
-    opening = _Opening(version, program, path, golden, model)
+    opening = _Opening(version, program, golden)
     entries = _entries_of(version)
     backends: list[Backend] = []
     troubles: list[str] = []
@@ -235,9 +231,6 @@ def open_version(
         except (FalajError, OSError) as exc:
             troubles.append(f"{hardware.name}: {exc}")
             logger.warning("%s cannot be served on %s: %s", version, hardware.name, exc)
-    if not backends and config.program == "last_resort":
-        logger.warning("%s is served by its program in PyTorch: %s", version, "; ".join(troubles))
-        backends.append(_open_program(config.hardware[0], opening))
     if not backends:
         raise RegistryError(f"{version} cannot be served. {'; '.join(troubles)}")
     return LoadedVersion(_key(version), program.signature, tuple(backends), tuple(troubles))
@@ -284,7 +277,16 @@ def _open_on(
     loaded = open_variant(opening.version.folder / entry.folder, variant, opening.program, runtime)
     _check_answers(loaded, variant, opening)
     logger.info("%s: %s serves on %s (%s)", opening.version, variant.name, hardware.name, reason)
-    return _backend(hardware, variant.name, PLATFORMS.get(variant.format, ""), loaded, opening)
+    backend = Backend(
+        hardware=hardware.name,
+        variant=variant.name,
+        platform=PLATFORMS.get(variant.format, ""),
+        score=loaded.score,
+        signature=opening.program.signature,
+        probe=opening.golden.probe,
+    )
+    backend.measure([opening.golden.probe, *opening.golden.calls])
+    return backend
 
 
 def _check_answers(loaded: LoadedModel, variant: ModelVariant, opening: _Opening) -> None:
@@ -294,37 +296,13 @@ def _check_answers(loaded: LoadedModel, variant: ModelVariant, opening: _Opening
         RegistryError: they are farther apart.
         ConversionError: the variant cannot answer them.
     """
-    bound = opening.model.bounds.get(variant.precision)
-    if bound is None:
-        program = opening.program
-        of_family = bound_of(kind_of(program), variant.precision, ConversionConfig())
-        bound = max(of_family.max_gap, of_family.edge_gap or 0.0, variant.parity_max or 0.0)
-    seen = gap(opening.golden, loaded, opening.program)
+    program = opening.program
+    of_kind = bound_of(kind_of(program), variant.precision, ConversionConfig())
+    bound = max(of_kind.max_gap, of_kind.edge_gap or 0.0, variant.parity_max or 0.0)
+    seen = gap(opening.golden, loaded, program)
     if seen > bound:
         raise RegistryError(
             f"{variant.name} answers the golden batch {seen:.3g} from the registered program, "
             f"within {bound:.3g} is recorded; it does not serve. Convert the version again, or "
             "name rows that are like its data as golden_rows of the model"
         )
-
-
-def _open_program(hardware: HardwareConfig, opening: _Opening) -> Backend:
-    from tasks.conversion.targets.pytorch import load_pytorch
-
-    loaded = load_pytorch(opening.path, opening.program.signature, Runtime(hardware.threads))
-    return _backend(hardware, PROGRAM_VARIANT, PLATFORMS["pytorch"], loaded, opening)
-
-
-def _backend(
-    hardware: HardwareConfig, variant: str, platform: str, loaded: LoadedModel, opening: _Opening
-) -> Backend:
-    backend = Backend(
-        hardware=hardware.name,
-        variant=variant,
-        platform=platform,
-        score=loaded.score,
-        signature=opening.program.signature,
-        probe=opening.golden.probe,
-    )
-    backend.measure([opening.golden.probe, *opening.golden.calls])
-    return backend

@@ -1,8 +1,7 @@
 """The queue of one track of a model: bounded, first come first served, the dead dropped on the way.
 
-A queue is on the event loop's thread alone.
-
-Calls that are computed together on a worker's thread, and what became of them.
+A queue is on the event loop's thread alone. Its requests are computed together as a batch, there or
+on a worker's thread.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from serving.engine.backends import Backend
-from serving.engine.versions import LoadedVersion
+from serving.engine.versions import Backend, LoadedVersion
 from serving.errors import ClientGoneError, DeadlineError, ServingError
 from serving.interfaces import Array, Call, Done, Track
 
@@ -29,13 +27,10 @@ class Limits:
 
     Attributes:
         requests, rows: that may wait in one track of a model; past them a request is refused.
-        total_requests, total_rows: that may wait in the process; past them mirrored requests are
-            dropped first.
-        shadow_share: part of a track's bounds that mirrored requests get.
+        total_requests, total_rows: that may wait in the process.
+        shadow_share: part of these bounds that mirrored requests get.
         inline_ms: a batch that is expected to take less runs on the event loop's thread.
         batch_s: a batch on a thread that takes longer is given up: its backend counts as failed.
-        helped_from: requests in a track's queue above which other hardware helps the preferred one.
-        keep_warm: former stable versions of a model that stay loaded, so that going back is quick.
         poll_s: between two looks at the registry.
         retry_s, most_retry_s: until a version that could not be loaded is tried again; each failure
             doubles it.
@@ -48,32 +43,9 @@ class Limits:
     shadow_share: float = 0.25
     inline_ms: float = 1.5
     batch_s: float = 30.0
-    helped_from: int = 64
-    keep_warm: int = 1
     poll_s: float = 3.0
     retry_s: float = 5.0
     most_retry_s: float = 300.0
-
-
-def place(
-    backends: Sequence[Backend], is_spilling: bool, is_free: Callable[[Backend], bool]
-) -> tuple[Backend, str] | None:
-    """Where a batch goes now, and which hardware was passed over for that.
-
-    Args:
-        backends: in the order of preference.
-        is_spilling: whether others than the first that works help.
-        is_free: whether a backend can take the batch now.
-
-    Returns:
-        None where the batch has to wait, or no backend works.
-    """
-    working = [backend for backend in backends if backend.circuit.closed]
-    for backend in working if is_spilling else working[:1]:
-        if is_free(backend):
-            preferred = backends[0] if not backends[0].circuit.closed else working[0]
-            return backend, "" if backend is preferred else preferred.hardware
-    return None
 
 
 PACE_HOLDS_S = 1.0
@@ -94,30 +66,27 @@ class RequestQueue:
         goal_ms: of the model's answers.
 
     Attributes:
-        is_spilling: whether other hardware than the preferred helps.
+        share: of the bounds that the queue gets.
         together: calls of a batch, moving estimate of what was seen while others waited.
         waiting_since: when a batch was taken that left others waiting; 0 where none do.
+        listed: whether it waits for its turn.
     """
 
     def __init__(
         self, version: LoadedVersion, track: Track, limits: Limits, goal_ms: float = 50.0
     ) -> None:
         self.version = version
-        self.track: Track = track
+        self.track = track
         self.is_shadow = track == "shadow"
-        share = limits.shadow_share if self.is_shadow else 1.0
+        self.share = limits.shadow_share if self.is_shadow else 1.0
         self.entries: deque[Entry] = deque()
         self.rows = 0
-        self.most_requests = max(1, int(limits.requests * share))
-        self.most_rows = max(1, int(limits.rows * share))
-        self.helped_from = limits.helped_from
-        self.is_spilling = False
-        self.times_spilled = 0
+        self.most_requests = max(1, int(limits.requests * self.share))
+        self.most_rows = max(1, int(limits.rows * self.share))
         self.goal_ms = goal_ms
         self.together = float(limits.requests)
         self._pace_ms = self.waiting_since = self._noted_at = 0.0
         self.listed = False
-        """Whether it waits for its turn."""
 
     def take(self, most_rows: int, now: float) -> tuple[list[Call], list[Done], int, Dropped]:
         """The next calls that can be computed together, their rows, and what nobody waits for.
@@ -175,15 +144,6 @@ class RequestQueue:
         """Time from one batch to the next while calls wait; 0 where it was not seen lately."""
         return self._pace_ms if now - self._noted_at < PACE_HOLDS_S else 0.0
 
-    def note_load(self, wait_ms: float) -> None:
-        """Others help above a number of requests or the goal, until both are below half of it."""
-        num = len(self.entries)
-        if num > self.helped_from or wait_ms > self.goal_ms:
-            self.times_spilled += not self.is_spilling
-            self.is_spilling = True
-        elif num * 2 <= self.helped_from and wait_ms * 2 <= self.goal_ms:
-            self.is_spilling = False
-
     def sweep(self, now: float) -> Dropped:
         """Take out the calls that nobody waits for."""
         dropped = [(*e, ended(e[0])) for e in self.entries if e[0].is_over(now)]
@@ -202,13 +162,6 @@ def ended(call: Call) -> ServingError:
     )
 
 
-def joined(calls: list[Call], names: tuple[str, ...]) -> dict[str, Array]:
-    """Inputs of calls one after the other, contiguous, in the order of `names`."""
-    if len(calls) == 1:
-        return contiguous(calls[0], names)
-    return {name: np.concatenate([call.inputs[name] for call in calls]) for name in names}
-
-
 def contiguous(call: Call, names: tuple[str, ...]) -> dict[str, Array]:
     """Inputs of one call, copied only where they are not contiguous, in the order of `names`."""
     arrays = {}
@@ -223,7 +176,7 @@ Job = Callable[[], None]
 
 
 class Workers:
-    """A few threads that take jobs in order; cheaper for each job than an executor with futures.
+    """Daemon threads that take jobs in order; a thread that hangs keeps no process from ending.
 
     Args:
         count: of threads.
@@ -235,22 +188,17 @@ class Workers:
         self._name = name
         self._threads: list[threading.Thread] = []
         for _ in range(count):
-            self.grow()
+            self.add_thread()
 
     def submit(self, job: Job) -> None:
         """Run a job on one of the threads; it must not raise."""
         self._jobs.put(job)
 
-    def grow(self) -> None:
+    def add_thread(self) -> None:
         """One more thread, such as for one that a job does not give back."""
-        name = f"{self._name}-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def shrink(self) -> None:
-        """One thread less, when it is done with what it has."""
-        self._jobs.put(None)
 
     def stop(self, wait_s: float) -> None:
         """Let the jobs end that were submitted, for at most so long."""
@@ -271,22 +219,21 @@ class Batch:
     """One computation. A worker fills in the outcome; then the event loop reads it.
 
     Attributes:
-        passed_over: hardware that failed or was full before.
-        tried: hardware that failed to compute this very batch.
+        queue: that the calls came from, and go back to where another backend can compute them.
+        fell_over_from: hardware that is preferred and failed before.
         error: why it failed; None where `output` holds the answers.
         backend_is_well: after a failure, whether the backend answers its probe.
         abandoned: it took too long, and its calls went elsewhere; what comes of it is dropped.
         singly: after a failure of a backend that is well, each call as a batch of its own.
     """
 
-    track: Track
+    queue: RequestQueue
     version: LoadedVersion
     calls: list[Call]
     dones: list[Done]
     rows: int
     backend: Backend
-    passed_over: str = ""
-    tried: tuple[str, ...] = ()
+    fell_over_from: str = ""
     error: Exception | None = None
     backend_is_well: bool = False
     abandoned: bool = False
@@ -304,9 +251,14 @@ class Batch:
 
     def compute(self) -> None:
         """Run the backend; never raises."""
+        calls, names = self.calls, self.version.names
         self.started = time.monotonic()
         try:
-            self.inputs = joined(self.calls, self.version.names)
+            self.inputs = (
+                contiguous(calls[0], names)
+                if len(calls) == 1
+                else {n: np.concatenate([call.inputs[n] for call in calls]) for n in names}
+            )
             self.output = self.backend.run(self.inputs, self.rows)
         except Exception as exc:  # of any runtime: the caller looks into it
             self.error = exc
@@ -324,28 +276,10 @@ class Batch:
             if not self.backend_is_well:
                 return
             alone = Batch(
-                self.track, self.version, [call], [done], call.num_rows, self.backend,
-                self.passed_over,
+                self.queue, self.version, [call], [done], call.num_rows, self.backend,
+                self.fell_over_from,
             )  # fmt: skip
             alone.compute()
             if alone.error is not None:
                 self.backend_is_well = self.backend.is_well()
             singly.append(alone)
-
-    def again(self) -> Batch:
-        """The same calls, to be computed elsewhere while a thread still holds this one."""
-        return Batch(
-            self.track, self.version, self.calls, self.dones, self.rows, self.backend,
-            self.passed_over, self.tried,
-        )  # fmt: skip
-
-    def drop_ended(self, now: float) -> Dropped:
-        """Take out the calls that nobody waits for any more."""
-        pairs = list(zip(self.calls, self.dones, strict=True))
-        dropped = [(call, done, ended(call)) for call, done in pairs if call.is_over(now)]
-        if dropped:
-            kept = [(call, done) for call, done in pairs if not call.is_over(now)]
-            self.calls = [call for call, _ in kept]
-            self.dones = [done for _, done in kept]
-            self.rows = sum(call.num_rows for call in self.calls)
-        return dropped

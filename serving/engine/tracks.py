@@ -18,14 +18,13 @@ class ServedVersions:
     Args:
         name: of the model.
         goal_ms: of its answers.
-        limits: bounds, and how many former versions stay loaded.
+        limits: bounds.
         dispatcher: of the process.
 
     Attributes:
         lock: held by whoever loads versions or changes tracks.
         pinned: versions that were asked for by number, and stay until they are unloaded.
-        warm: former stable versions, the latest first.
-        wanted: versions that tracks are about to mean, while others of them are loaded.
+        former: the former stable version, which stays loaded so that going back is quick.
         num_pointing: changes of tracks that wait for the lock, or for a version.
     """
 
@@ -35,8 +34,7 @@ class ServedVersions:
         self.queues: dict[Track, RequestQueue] = {}
         self.versions: dict[str, LoadedVersion] = {}
         self.pinned: set[str] = set()
-        self.warm: list[str] = []
-        self.wanted: set[str] = set()
+        self.former: str | None = None
         self.num_pointing = 0
         self.loading: set[str] = set()
         self.failures: dict[str, Failure] = {}
@@ -80,15 +78,14 @@ class ServedVersions:
 
         Where a track's versions differ in what they take, what waits is answered by the former one.
         """
-        former = self.queues.get("stable")
-        leaving = former.version if former is not None else None
+        leaving = self.tracks()["stable"]
         for track in TRACKS:
             if track in changes:
                 self._point(track, changes[track])
-        stable = self.queues.get("stable")
-        if leaving is not None and (stable is None or stable.version is not leaving):
-            self.warm = [leaving.version, *(w for w in self.warm if w != leaving.version)]
-        self.tidy()
+        if leaving is not None and self.tracks()["stable"] != leaving:
+            self.former = leaving
+        for number in self.versions.keys() - self._used() - self.pinned - {self.former}:
+            self.remove(number)
 
     def add(self, version: LoadedVersion) -> None:
         """Take in a version; one of the same number makes way, in its tracks too."""
@@ -100,31 +97,22 @@ class ServedVersions:
                 self._point(track, version)
             self._close(former)
 
-    def tidy(self) -> None:
-        """Take versions out that nothing asks for any more; each goes after its last call."""
-        used = self._used()
-        self.warm = [w for w in self.warm if w not in used and w in self.versions]
-        self.warm = self.warm[: self._limits.keep_warm]
-        for number in self.versions.keys() - used - self.pinned - set(self.warm):
-            self.remove(number)
-
     def remove(self, number: str) -> None:
         """Take one version out of all tracks and out of memory, after its last call."""
         version = self.versions.pop(number, None)
         self.pinned.discard(number)
         self.failures.pop(number, None)
-        if number in self.warm:
-            self.warm.remove(number)
+        if number == self.former:
+            self.former = None
         if version is None:
             return
         for track in self.tracks_of(version):
             self._point(track, None)
         self._close(version)
 
-    def evictable(self) -> list[str]:
-        """Versions that only stay for speed, the first to go first."""
-        staying = self._used() | self.pinned | self.wanted
-        return [w for w in reversed(self.warm) if w not in staying]
+    def evictable(self) -> str | None:
+        """The version that only stays for speed."""
+        return None if self.former in self._used() | self.pinned else self.former
 
     def states(self) -> list[VersionState]:
         """All versions that are loaded, are being loaded, or could not be."""
@@ -138,11 +126,7 @@ class ServedVersions:
 
     def is_ready(self, version: str | None) -> bool:
         """Whether the stable track, or a version, answers."""
-        if version is not None:
-            loaded = self.versions.get(version)
-        else:
-            queue = self.queues.get("stable")
-            loaded = queue.version if queue is not None else None
+        loaded = self.versions.get(version or self.tracks()["stable"] or "")
         return loaded is not None and any(one.circuit.closed for one in loaded.backends)
 
     def _state(self, version: LoadedVersion) -> VersionState:
@@ -216,5 +200,5 @@ class ServedVersions:
         if track == "shadow":
             return f"{self.name} has no shadow version"
         reasons = [f"version {n}: {one.reason}" for n, one in self.failures.items()]
-        told = "; ".join((*reasons, *self.notes.values())) or "none was loaded yet"
-        return f"no version of {self.name} can answer: {told}"
+        known = "; ".join((*reasons, *self.notes.values())) or "none was loaded yet"
+        return f"no version of {self.name} can answer: {known}"

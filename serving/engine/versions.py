@@ -1,17 +1,172 @@
-"""A loaded version: its backends, what it takes, and who still needs it."""
+"""A loaded version: what computes it on each kind of hardware, and what it takes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from serving.engine.backends import Backend, Tally
 from serving.errors import BadRequestError, ServingError, TooLargeError
 from serving.interfaces import Array, Call, Served, Track
 from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
+
+
+@dataclass(eq=False, slots=True)
+class Circuit:
+    """Closed: batches pass. Open: none does. Half open: one probe is under way.
+
+    Times are of `time.monotonic()`.
+    """
+
+    open_s: float = 1.0
+    most_open_s: float = 30.0
+    reason: str = ""
+    """Of the last failure; empty where closed."""
+    closed: bool = True
+    probing: bool = False
+    retry_at: float = 0.0
+    _next_s: float = 0.0
+
+    def failed(self, reason: str, now: float) -> None:
+        """Open it, longer each time until something succeeds."""
+        if self.closed:
+            self._next_s = self.open_s
+        else:
+            self._next_s = min(self._next_s * 2, self.most_open_s)
+        self.closed, self.probing, self.reason = False, False, reason
+        self.retry_at = now + self._next_s
+
+    def probe_due(self, now: float) -> bool:
+        """Whether a probe should be sent; the one who is told so sends it."""
+        if self.closed or self.probing or now < self.retry_at:
+            return False
+        self.probing = True
+        return True
+
+    def healed(self) -> None:
+        """The probe was answered."""
+        self.closed, self.probing, self.reason = True, False, ""
+
+
+Score = Callable[[dict[str, Array]], NDArray[Any]]
+PLATFORMS = {
+    "onnx": "onnxruntime_onnx",
+    "openvino": "openvino_ir",
+    "tensorrt": "tensorrt_plan",
+}
+_SIZES = 40  # powers of two of a batch's numbers
+_SHARE = 0.25  # of a new measurement in the moving estimate
+
+
+class Times:
+    """Moving estimate of how long a batch takes, by the power of two of its numbers.
+
+    Only the event loop's thread changes it.
+    """
+
+    __slots__ = ("_known", "_ms")
+
+    def __init__(self) -> None:
+        self._ms = [0.0] * _SIZES
+        self._known: list[int] = []
+
+    def note(self, size: int, ms: float) -> None:
+        """A batch of `size` numbers took `ms`."""
+        power = size.bit_length()
+        seen = self._ms[power]
+        if seen:
+            self._ms[power] = seen + _SHARE * (ms - seen)
+        else:
+            self._ms[power] = ms
+            self._known = sorted({*self._known, power})
+
+    def expected_ms(self, size: int) -> float:
+        """How long a batch of `size` numbers takes; 0 where nothing was measured yet.
+
+        Of a size that was never run: as long as the next smaller one for each of its numbers.
+        """
+        power = size.bit_length()
+        seen = self._ms[power]
+        if seen or not self._known:
+            return seen
+        smaller = [known for known in self._known if known < power]
+        if not smaller:
+            return self._ms[self._known[0]]
+        return self._ms[smaller[-1]] * float(1 << (power - smaller[-1]))
+
+
+@dataclass(eq=False, slots=True)
+class Backend:
+    """A variant of a version on one kind of hardware.
+
+    Args:
+        score: runs the model; arrays are contiguous, of the signature's types and order. One call
+            at a time: `busy` says that one is under way.
+        probe: inputs of one row that it must be able to answer.
+    """
+
+    hardware: str
+    variant: str
+    platform: str
+    score: Score
+    signature: Signature
+    probe: Mapping[str, Array]
+    circuit: Circuit = field(default_factory=Circuit)
+    times: Times = field(default_factory=Times)
+    busy: bool = False
+    failures: int = 0
+    running_since: float = 0.0
+    running_ms: float = 0.0
+    """What the batch under way was expected to take."""
+    served: dict[tuple[Track, str], Served] = field(default_factory=dict)
+    """What answers say of it, by track and by the hardware that was preferred and failed."""
+
+    def run(self, arrays: dict[str, Array], rows: int) -> Array:
+        """Answers to `rows` rows, in their order.
+
+        Raises:
+            Exception: whatever the runtime raises; also where it gives another number of rows.
+        """
+        if rows == 0:
+            return self._nothing(arrays)
+        answers: Array = self.score(arrays)
+        if answers.shape[0] != rows:
+            raise RuntimeError(f"it gave {answers.shape[0]} answers to {rows} rows")
+        return answers
+
+    def is_well(self) -> bool:
+        """Whether the probe is answered now, with numbers."""
+        try:
+            return bool(np.isfinite(self.run(dict(self.probe), 1)).all())
+        except Exception:  # whatever it is, it does not answer
+            return False
+
+    def measure(self, calls: list[Mapping[str, Array]]) -> None:
+        """Take the time of some calls, once to warm up and then for the estimate."""
+        for call in calls:
+            first = next(iter(call.values()))
+            arrays = dict(call)
+            self.run(arrays, first.shape[0])
+            started = time.perf_counter()
+            self.run(arrays, first.shape[0])
+            self.times.note(first.size, (time.perf_counter() - started) * 1e3)
+
+    def _nothing(self, arrays: Mapping[str, Array]) -> Array:
+        axes: dict[str, int] = {BATCH_AXIS: 0}
+        for spec in self.signature.inputs:
+            for axis, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
+                if isinstance(axis, str):
+                    axes.setdefault(axis, length)
+        shape = [
+            axes.get(axis, 0) if isinstance(axis, str) else axis
+            for axis in self.signature.output.shape
+        ]
+        return np.empty(shape, dtype=self.signature.output.dtype)
 
 
 @dataclass(frozen=True)
@@ -62,16 +217,16 @@ class LoadedVersion:
         """Why the version cannot take a call's inputs; None where it can."""
         inputs, rows = call.inputs, call.num_rows
         if len(inputs) != len(self._specs) or rows > self.most_rows:
-            return self._told(call)
+            return self._explained(call)
         free = self.has_free_axes
         for name, dtype, tail in self._specs:
             array = inputs.get(name)
             if array is None or array.dtype != dtype:
-                return self._told(call)
+                return self._explained(call)
             shape = array.shape
             if shape[0] != rows or (not free and shape[1:] != tail):
-                return self._told(call)
-        return self._told(call) if free and not self._fits(inputs) else None
+                return self._explained(call)
+        return self._explained(call) if free and not self._fits(inputs) else None
 
     def lengths(self, call: Call) -> tuple[tuple[int, ...], ...]:
         """Lengths of all axes but the first: calls with the same ones can be computed together."""
@@ -81,15 +236,14 @@ class LoadedVersion:
         """Numbers of one row of a call in the first input."""
         return math.prod(call.inputs[self.names[0]].shape[1:])
 
-    def tally(self, backend: Backend, track: Track, fell_over_from: str) -> Tally:
-        """Where answers of this kind are counted."""
+    def served(self, backend: Backend, track: Track, fell_over_from: str) -> Served:
+        """What an answer says of what gave it."""
         key = (track, fell_over_from)
-        found = backend.tallies.get(key)
+        found = backend.served.get(key)
         if found is None:
-            served = Served(
+            found = backend.served[key] = Served(
                 self.model, self.version, backend.variant, track, backend.hardware, fell_over_from
             )
-            found = backend.tallies[key] = Tally(served)
         return found
 
     def _fits(self, inputs: Mapping[str, Array]) -> bool:
@@ -107,7 +261,7 @@ class LoadedVersion:
                     return False
         return True
 
-    def _told(self, call: Call) -> ServingError:
+    def _explained(self, call: Call) -> ServingError:
         if call.num_rows > self.most_rows:
             return TooLargeError(
                 f"{call.num_rows} rows were sent, {self.model} version {self.version} takes at "

@@ -166,7 +166,7 @@ def folder_held(folder: Path, *, exclusive: bool, wait: bool = True) -> Iterator
                 folder / LOCK,
                 shared=not exclusive,
                 wait_s=wait_s,
-                held=lambda: _HeldByOthersError(""),
+                held=_HeldByOthersError,
             )
             try:
                 stack.enter_context(hold)

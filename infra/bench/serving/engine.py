@@ -89,7 +89,10 @@ async def _measure(
 
 
 async def _started(world: BenchHome, batch_rows: int = 256, most_waiting: int = 256) -> ModelEngine:
-    config, models = EngineConfig(batch_rows=batch_rows), (ServedModel(name=MODEL, on_move="hold"),)
+    config, models = (
+        EngineConfig(batch_rows=batch_rows),
+        (ServedModel(name=MODEL, on_move="offer"),),
+    )
     limits = Limits(poll_s=600.0, requests=most_waiting)
     engine = ModelEngine.of_registry(config, models, world.location, world.home, limits)
     await engine.start()

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from serving.engine.backends import Backend, Circuit
 from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.queues import Limits
-from serving.engine.versions import LoadedVersion, VersionKey
+from serving.engine.versions import Backend, Circuit, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Answer, Array, Call, ServedBatch
 from tasks.contracts.conversion import Signature, TensorSpec

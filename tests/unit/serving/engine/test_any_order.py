@@ -26,7 +26,7 @@ from tests.support.serving.standins import POISON, TWO_KINDS, Desk, Shelf, engin
 
 BOUNDS: dict[str, Any] = {
     **{"requests": 4, "rows": 12, "total_requests": 7, "total_rows": 20, "shadow_share": 0.5},
-    **{"helped_from": 2, "poll_s": 60.0},
+    "poll_s": 60.0,
 }
 VERSIONS = st.sampled_from(["1", "2", "3"])
 STEPS = st.one_of(
@@ -145,7 +145,6 @@ async def play(steps: list[Any], batch_rows: int) -> None:
     await engine.stop()
     within_bounds(engine)
     assert all(len(outcomes) == 1 for outcomes in ledger.desk.outcomes.values())
-    assert not engine._dispatcher.outcomes.num_lost
     for state in engine._models.values():
         assert all(version.uses == 0 for version in state.versions.values())
 

