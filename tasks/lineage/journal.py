@@ -1,157 +1,211 @@
-"""The lineage files of an installation: JSON lines, a file a day, only ever appended to.
+"""The lineage files of an installation, and a collector that gets the same events.
 
-`events-<day>.jsonl` holds the events, `runs.txt` the id of every finished step in them. The ids are
-written after the events: whoever is killed in between writes some events twice, under the same run
-ids, which OpenLineage's readers take as one.
-
-Which raw tables a query of the feature repository reads, found by DuckDB's own parser.
+`events-<day>.jsonl` holds the events and is only ever appended to; `runs.txt` holds the id of every
+finished step in them. The ids are written after the events: whoever is killed in between writes
+some events twice, under the same run ids, which OpenLineage's readers take as one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import duckdb
+import httpx
 
-from tasks.kernel.errors import refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.kernel.files import append_lines, locked, write_atomically
-from tasks.lineage.steps import Query
+from tasks.kernel.settings import Settings
+from tasks.lineage.events import FlowRun, run_id, step_events
+from tasks.lineage.steps import Step
 
 logger = logging.getLogger(__name__)
 
-PATTERN = "events-*.jsonl"
 RUNS, OUTBOX, LOCK = "runs.txt", "outbox.jsonl", "lock"
+ENDPOINT = "api/v1/lineage"
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+TIMEOUT_S = 5
+FINAL = frozenset(f"HTTP {code}" for code in (400, 409, 413, 415, 422))
+"""Answers after which sending the same event again cannot help."""
+MAX_WAITING = 20_000
+"""Events kept for a collector that does not answer; older ones stay in the files alone."""
+
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LineageSettings:
+    """Lineage of one installation. Files are always written; a collector gets the events too."""
+
+    folder: Path
+    namespace: str = "falaj"
+    url: str | None = None
+    api_key: str | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> LineageSettings:
+        """Read `FALAJ_LINEAGE_NAMESPACE`, `OPENLINEAGE_URL` and `OPENLINEAGE_API_KEY`.
+
+        Raises:
+            ConfigurationError: the address is none, holds a password, or would send the key
+                unencrypted to another machine.
+        """
+        env = os.environ if environment is None else environment
+        url, key = env.get("OPENLINEAGE_URL") or None, env.get("OPENLINEAGE_API_KEY") or None
+        if url:
+            _check_address(url, key)
+        return cls(
+            folder=Settings.from_environment(env).home / "lineage",
+            namespace=env.get("FALAJ_LINEAGE_NAMESPACE") or cls.namespace,
+            url=url,
+            api_key=key,
+        )
+
+
+def _check_address(url: str, key: str | None) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(
+            "OPENLINEAGE_URL is no address of a collector; expected https://<host>. Unset it to "
+            "write files alone"
+        )
+    if parts.username or parts.password:
+        raise ConfigurationError(
+            "OPENLINEAGE_URL holds a user or password, which would appear in logs; give a key in "
+            "OPENLINEAGE_API_KEY"
+        )
+    if key and parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        raise ConfigurationError(
+            f"OPENLINEAGE_URL names {parts.hostname} over http, and OPENLINEAGE_API_KEY would "
+            "travel readable; use https"
+        )
 
 
 class Journal:
     """The lineage files under one folder; the folder is made by the first write.
 
     Args:
-        folder: such as `.falaj/lineage`.
+        settings: folder and collector, or the folder alone.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, settings: LineageSettings | Path) -> None:
+        self.settings = LineageSettings(settings) if isinstance(settings, Path) else settings
+        self.folder = self.settings.folder
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the files against other processes that write them."""
+    def record_steps(
+        self,
+        steps: Iterable[Step],
+        parent: FlowRun,
+        started: datetime,
+        commit: str,
+    ) -> int:
+        """Write the steps that the files do not hold yet, and send them; returns how many.
+
+        Raises:
+            StorageError: the disk refused a write.
+        """
+        runs = {run_id(step): step for step in steps}
         with refused_writes_explained(self.folder), locked(self.folder / LOCK):
-            yield
+            known = self._known_runs()
+            new = {run: step for run, step in runs.items() if run not in known}
+            namespace = self.settings.namespace
+            self._append(
+                event
+                for step in new.values()
+                for event in step_events(step, parent, started, namespace, commit)
+            )
+            if new:
+                append_lines(self.folder / RUNS, list(new))
+        logger.info("lineage: %d step(s) recorded, %d known", len(new), len(runs) - len(new))
+        return len(new)
 
-    def known_runs(self) -> frozenset[str]:
-        """Ids of the steps that are wholly written."""
+    def record(self, events: Iterable[Event]) -> None:
+        """Write events that are new by nature, such as those of a flow run, and send them.
+
+        Raises:
+            StorageError: the disk refused a write.
+        """
+        with refused_writes_explained(self.folder), locked(self.folder / LOCK):
+            self._append(events)
+
+    def events(self) -> Iterator[Event]:
+        """All events, oldest first. Spoilt lines are passed over; a warning counts them."""
+        for file in sorted(self.folder.glob("events-*.jsonl")):
+            yield from _events_in(file)
+
+    @property
+    def outbox(self) -> list[Event]:
+        """Events that the collector has not taken yet."""
+        file = self.folder / OUTBOX
+        return list(_events_in(file)) if file.exists() else []
+
+    def _known_runs(self) -> frozenset[str]:
         try:
             return frozenset((self.folder / RUNS).read_text(errors="replace").split())
         except FileNotFoundError:
             return frozenset()
 
-    def append(self, events: Sequence[Event], runs: Sequence[str] = ()) -> None:
-        """Write events, then the ids of the steps that they complete."""
+    def _append(self, given: Iterable[Event]) -> None:
+        events = list(given)
         if events:
             name = f"events-{datetime.now(UTC):%Y-%m-%d}.jsonl"
             append_lines(self.folder / name, [json.dumps(each, sort_keys=True) for each in events])
-        if runs:
-            append_lines(self.folder / RUNS, runs)
+        if self.settings.url:
+            self._send([*self.outbox, *events])
 
-    def events(self) -> Iterator[Event]:
-        """All events, oldest first. Spoilt lines are passed over; a warning counts them."""
-        for file in sorted(self.folder.glob(PATTERN)):
-            yield from _events_in(file)
+    def _send(self, queue: Sequence[Event]) -> None:
+        """Send events, oldest first; keep them from the first on that is not taken."""
+        num_sent, num_refused, trouble = 0, 0, ""
+        key = self.settings.api_key
+        with httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S
+        ) as client:
+            for event in queue:
+                trouble = _post(client, f"{str(self.settings.url).rstrip('/')}/{ENDPOINT}", event)
+                if trouble and trouble not in FINAL:
+                    break
+                num_refused += bool(trouble)
+                num_sent += 1
+        waiting = queue[num_sent:]
+        if waiting or (self.folder / OUTBOX).exists():
+            lines = [json.dumps(event, sort_keys=True) + "\n" for event in waiting[-MAX_WAITING:]]
+            write_atomically(self.folder / OUTBOX, "".join(lines))
+        host = urlsplit(str(self.settings.url)).hostname
+        if num_refused:
+            logger.warning("lineage: %s refused %d event(s), kept in the files", host, num_refused)
+        if waiting:
+            logger.warning("lineage: %s takes no events (%s); %d wait", host, trouble, len(waiting))
 
-    @property
-    def outbox(self) -> list[Event]:
-        """Events that a collector has not taken yet."""
-        file = self.folder / OUTBOX
-        return list(_events_in(file)) if file.exists() else []
 
-    def keep_in_outbox(self, events: Sequence[Event]) -> None:
-        """Replace what waits for the collector."""
-        if events or (self.folder / OUTBOX).exists():
-            text = "".join(json.dumps(event, sort_keys=True) + "\n" for event in events)
-            write_atomically(self.folder / OUTBOX, text)
+def _post(client: httpx.Client, address: str, event: Event) -> str:
+    """Post one event; empty where it was taken, else what went wrong, without any address.
+
+    Redirects are not followed: another place than the one that was set gets no events.
+    """
+    try:
+        response = client.post(address, json=event)
+    except httpx.HTTPError as exc:
+        return type(exc).__name__
+    return "" if response.is_success else f"HTTP {response.status_code}"
 
 
 def _events_in(file: Path) -> Iterator[Event]:
     """Events of one file. A line that was cut off, or is no JSON object, is none."""
-    spoilt: list[int] = []
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    num_spoilt = 0
+    for line in file.read_bytes().splitlines():
         try:
-            event = json.loads(line.decode())
+            event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
         if isinstance(event, dict):
             yield event
         else:
-            spoilt.append(number)
-    if spoilt:
-        logger.warning(
-            "%s: %d line(s) are cut off or spoilt and were passed over, the first is line %d",
-            file.name,
-            len(spoilt),
-            spoilt[0],
-        )
-
-
-def queries_with_reads(
-    texts: Mapping[str, str], staging: Mapping[str, str], raw: frozenset[str]
-) -> dict[str, Query]:
-    """Each query with the raw tables that it reads, directly or through staging queries.
-
-    Args:
-        texts: name to SQL; what DuckDB cannot parse is taken to read every raw table.
-        staging: name of each staging table to its SQL.
-        raw: names of the raw tables.
-    """
-    with duckdb.connect() as con:
-        direct = {name: _tables(con, text) for name, text in staging.items()}
-        return {
-            name: Query(text, tuple(sorted(_reach(_tables(con, text), direct, raw))))
-            for name, text in texts.items()
-        }
-
-
-def _tables(con: duckdb.DuckDBPyConnection, text: str) -> frozenset[str] | None:
-    """Every table name in a query, those of its own `WITH` clauses too; None where it is no query.
-
-    A `WITH` clause that bears the name of a raw table hides it, and may well read it; counting it
-    as read errs on the safe side.
-    """
-    parsed = json.loads(con.execute("SELECT json_serialize_sql(?)", [text]).fetchall()[0][0])
-    return None if parsed["error"] else frozenset(_names(parsed["statements"]))
-
-
-def _names(tree: Any) -> Iterator[str]:
-    if isinstance(tree, dict):
-        if tree.get("type") == "BASE_TABLE":
-            yield tree["table_name"]
-        for part in tree.values():
-            yield from _names(part)
-    elif isinstance(tree, list):
-        for part in tree:
-            yield from _names(part)
-
-
-def _reach(
-    names: frozenset[str] | None,
-    staging: Mapping[str, frozenset[str] | None],
-    raw: frozenset[str],
-) -> frozenset[str]:
-    found: set[str] = set()
-    seen: set[str] = set()
-    queue: list[frozenset[str] | None] = [names]
-    while queue:
-        read = queue.pop()
-        if read is None:
-            return raw
-        found |= read & raw
-        queue += [staging[name] for name in read - seen if name in staging]
-        seen |= read
-    return frozenset(found)
+            num_spoilt += 1
+    if num_spoilt:
+        logger.warning("%s: %d line(s) are cut off and were passed over", file.name, num_spoilt)

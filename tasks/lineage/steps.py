@@ -10,14 +10,16 @@ table), so a chain can be followed by digests. Everything is read from the contr
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
+import duckdb
+
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.data import (
-    DatasetSchema,
     FeatureRefresh,
     FeatureSnapshot,
     SourceFile,
@@ -41,9 +43,8 @@ class Node:
     """None: the installation's own."""
     num_rows: int | None = None
     num_bytes: int | None = None
-    columns: tuple[tuple[str, str], ...] = ()
     artifact: Artifact | None = None
-    """Where its files are; a table's columns are read there."""
+    """Where its files are."""
     validation: ValidationResult | None = None
 
 
@@ -64,6 +65,40 @@ class Query:
 
     text: str
     reads: tuple[str, ...]
+
+
+def queries_with_reads(
+    texts: Mapping[str, str], staging: Mapping[str, str], raw: frozenset[str]
+) -> dict[str, Query]:
+    """Each query with the raw tables that it reads, directly or through staging queries.
+
+    Args:
+        texts: name to SQL; what DuckDB cannot parse is taken to read every raw table.
+        staging: name of each staging table to its SQL.
+        raw: names of the raw tables.
+    """
+    with duckdb.connect() as con:
+        direct = {name: _tables(con, text) for name, text in staging.items()}
+        found = {name: _tables(con, text) for name, text in texts.items()}
+    for names in found.values():
+        while more := {n for name in names for n in direct.get(name, ())} - names:
+            names |= more
+    return {
+        name: Query(text, tuple(sorted(raw if "?" in found[name] else found[name] & raw)))
+        for name, text in texts.items()
+    }
+
+
+def _tables(con: duckdb.DuckDBPyConnection, text: str) -> set[str]:
+    """Every table name in a query, those of its own `WITH` clauses too; `?` where it is no query.
+
+    A `WITH` clause that bears the name of a raw table hides it, and may well read it; counting it
+    as read errs on the safe side.
+    """
+    parsed = con.execute("SELECT json_serialize_sql(?)", [text]).fetchall()[0][0]
+    return (
+        set(re.findall(r'"table_name":"([^"]+)"', parsed)) if '"error":false' in parsed else {"?"}
+    )
 
 
 def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iterator[Step]:
@@ -169,7 +204,6 @@ def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[S
     raw = [groups["raw"][name] for name in read if name in groups["raw"]]
     made = replace(
         _snapshot_node(snapshot),
-        columns=_columns(snapshot.columns),
         num_rows=snapshot.num_rows,
         num_bytes=snapshot.data.num_bytes,
     )
@@ -297,15 +331,4 @@ def _model(version: ModelVersionRef, trained: CandidateModel | None = None) -> N
     node = Node(f"models/{version.name}/{version.version}", version.program_sha256)
     if trained is None:
         return node
-    columns = _columns(trained.columns)
-    return replace(node, num_bytes=trained.program.num_bytes, columns=columns)
-
-
-def _columns(schema: DatasetSchema) -> tuple[tuple[str, str], ...]:
-    return (
-        (schema.row_id, "id"),
-        (schema.event_time, "timestamp"),
-        (schema.label, "label"),
-        *((name, "category") for name in schema.categorical),
-        *((name, "float") for name in schema.numeric),
-    )
+    return replace(node, num_bytes=trained.program.num_bytes)

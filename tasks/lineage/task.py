@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from prefect import get_client, get_run_logger, runtime, task
+from prefect import get_client, runtime, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import ModelVersionRef
@@ -56,8 +56,7 @@ def record_refresh(
         staging: file of each staging table's query, by the table's name.
         commit: of the code.
     """
-    from tasks.lineage.journal import queries_with_reads
-    from tasks.lineage.steps import refresh_steps
+    from tasks.lineage.steps import queries_with_reads, refresh_steps
 
     raw = frozenset(ref.name for ref in refresh.tables.raw)
     found = queries_with_reads(_texts(queries), _texts(staging), raw)
@@ -94,8 +93,7 @@ def record_version(
     Returns:
         The number of steps that were new.
     """
-    from tasks.lineage.journal import queries_with_reads
-    from tasks.lineage.steps import version_steps
+    from tasks.lineage.steps import queries_with_reads, version_steps
 
     pins = dataset.snapshot.pins
     raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
@@ -145,23 +143,11 @@ def _texts(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _record(steps: list[Step], commit: str) -> int:
-    from tasks.lineage.config import LineageSettings
-    from tasks.lineage.record import record_steps
+    from tasks.lineage.journal import Journal, LineageSettings
 
-    recorded = record_steps(
-        steps,
-        _current_flow(),
-        runtime.flow_run.scheduled_start_time or datetime.now(UTC),
-        LineageSettings.from_environment(),
-        Settings.from_environment().store,
-        commit,
-    )
-    if recorded.num_waiting:
-        get_run_logger().warning(
-            "lineage: %d event(s) wait for the collector; they are in the files",
-            recorded.num_waiting,
-        )
-    return recorded.num_new
+    journal = Journal(LineageSettings.from_environment())
+    started = runtime.flow_run.scheduled_start_time or datetime.now(UTC)
+    return journal.record_steps(steps, _current_flow(), started, commit)
 
 
 def _current_flow() -> FlowRun:
@@ -182,19 +168,18 @@ def _hook(change: str) -> Callable[[Flow[..., Any], PrefectFlowRun, State[Any]],
     def record_change(flow: Flow[..., Any], run: PrefectFlowRun, state: State[Any]) -> None:
         from openlineage.client.event_v2 import RunState
 
-        from tasks.lineage.config import LineageSettings
         from tasks.lineage.events import FlowRun, flow_event
-        from tasks.lineage.record import record_events
+        from tasks.lineage.journal import Journal, LineageSettings
 
         settings = LineageSettings.from_environment()
         event = flow_event(
             FlowRun(str(run.id), flow.name),
             RunState[change],
-            settings,
+            settings.namespace,
             moment=datetime.now(UTC),
             message=state.message if change in ("FAIL", "ABORT") else None,
         )
-        record_events([event], settings)
+        Journal(settings).record([event])
 
     return record_change
 

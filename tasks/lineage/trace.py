@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -17,7 +17,6 @@ from tasks.lineage.journal import Journal
 logger = logging.getLogger(__name__)
 
 MIN_DIGEST = 6
-MOST_EARLIER = 3
 _DIGEST = re.compile(rf"[0-9a-f]{{{MIN_DIGEST},64}}")
 
 
@@ -38,12 +37,12 @@ class Origin:
     """How one version came to be: the job that made it, and what that read."""
 
     data: Data
-    note: str
-    job: str | None
+    note: str = ""
+    """What a person calls this version."""
+    job: str | None = None
     """None where no event records its making: a raw file, or something older than the files."""
-    run_id: str | None
-    commit: str | None
-    inputs: tuple[Data, ...]
+    commit: str | None = None
+    inputs: tuple[Data, ...] = ()
 
 
 class Dataset(BaseModel):
@@ -59,11 +58,6 @@ class Dataset(BaseModel):
         version = self.facets.get("version", {}).get("datasetVersion", "")
         return Data(self.namespace, self.name, str(version))
 
-    @property
-    def note(self) -> str:
-        """What a person calls this version."""
-        return str(self.facets.get("falajNote", {}).get("note", ""))
-
 
 class Job(BaseModel):
     """What is read of an event's job."""
@@ -72,46 +66,29 @@ class Job(BaseModel):
     facets: dict[str, dict[str, Any]] = {}
 
 
-class Run(BaseModel):
-    """What is read of an event's run."""
-
-    runId: str  # noqa: N815  (OpenLineage's name)
-
-
 class Completed(BaseModel):
     """An event of something made."""
 
     job: Job
-    run: Run
     inputs: tuple[Dataset, ...] = ()
     outputs: tuple[Dataset, ...] = ()
 
 
+@dataclass(frozen=True)
 class Chain:
     """Everything behind one version.
 
-    Args:
+    Attributes:
         start: the version asked about.
-        makers: the event that made each version.
-        notes: what a person calls each version.
+        origins: how each known version came to be, the newest last.
     """
 
-    def __init__(
-        self, start: Data, makers: Mapping[Data, Completed], notes: Mapping[Data, str]
-    ) -> None:
-        self.start = start
-        self._makers = makers
-        self._notes = notes
+    start: Data
+    origins: Mapping[Data, Origin]
 
     def origin(self, data: Data) -> Origin:
         """How one version of the chain came to be."""
-        note = self._notes.get(data, "")
-        event = self._makers.get(data)
-        if event is None:
-            return Origin(data, note, None, None, None, ())
-        commit = event.job.facets.get("sourceCodeLocation", {}).get("version")
-        inputs = tuple(dict.fromkeys(dataset.data for dataset in event.inputs))
-        return Origin(data, note, event.job.name, event.run.runId, commit, inputs)
+        return self.origins.get(data, Origin(data))
 
     def __iter__(self) -> Iterator[Origin]:
         """Each version once, nearest first."""
@@ -135,64 +112,62 @@ def trace(name: str, journal: Journal) -> Chain:
         name: the beginning of a digest (six characters or more), or a dataset's name or its end,
             such as `models/flight-delay/1` or `flight-delay/1/onnx-fp32`; of several versions under
             one name the newest is meant.
+        journal: the lineage files.
 
     Raises:
         ArtifactError: the files hold no such thing, or of several.
     """
-    makers: dict[Data, Completed] = {}
-    notes: dict[Data, str] = {}
+    origins: dict[Data, Origin] = {}
     for event in _completed(journal):
+        commit = event.job.facets.get("sourceCodeLocation", {}).get("version")
+        inputs = tuple(dict.fromkeys(dataset.data for dataset in event.inputs))
         for dataset in (*event.inputs, *event.outputs):
-            notes[dataset.data] = dataset.note or notes.get(dataset.data, "")
-        for output in event.outputs:
-            makers.pop(output.data, None)  # the newest last
-            makers[output.data] = event
-    return Chain(_named(name, makers), makers, notes)
+            known = origins.get(dataset.data, Origin(dataset.data))
+            note = str(dataset.facets.get("falajNote", {}).get("note", "")) or known.note
+            origins[dataset.data] = replace(known, note=note)
+        for data in [output.data for output in event.outputs]:
+            note = origins.pop(data).note  # the newest last
+            origins[data] = Origin(data, note, event.job.name, commit, inputs)
+    return Chain(_named(name, [data for data, o in origins.items() if o.job]), origins)
 
 
 def format_chain(chain: Chain) -> list[str]:
     """The chain as lines of text: what a thing was made from stands below it, further in.
 
-    Earlier versions of the same dataset stand beneath each other, and many become one line.
+    Earlier versions of the same dataset are one line.
     """
     lines: list[str] = []
-    shown_before: set[Data] = set()
+    shown: set[Data] = set()
     stack = [(chain.start, "", "")]
     while stack:
         data, first, rest = stack.pop()
         origin = chain.origin(data)
-        again = data in shown_before and bool(origin.inputs)
-        shown_before.add(data)
+        again = data in shown and bool(origin.inputs)
+        shown.add(data)
         note = f"  ({origin.note})" if origin.note else ""
         made = "  as above" if again else f"  by {origin.job}" if origin.job else ""
         lines.append(f"{first}{data}{note}{made}")
         if again:
             continue
         parts = [part for part in origin.inputs if part.name != data.name]
-        earlier = _earlier(chain, origin)
-        for shown in earlier[:MOST_EARLIER]:
-            shown_before.add(shown.data)
-            parts += [part for part in shown.inputs if part.name != data.name]
-        if earlier:
+        if num_earlier := _num_earlier(chain, origin):
             more = f"{rest}{'│  ' if parts else '   '}"
-            lines.append(f"{more}after {len(earlier)} earlier version(s) of {data.name}")
+            lines.append(f"{more}after {num_earlier} earlier version(s) of {data.name}")
         for position, part in reversed(list(enumerate(parts))):
             branch, beneath = ("└─ ", "   ") if position == len(parts) - 1 else ("├─ ", "│  ")
             stack.append((part, rest + branch, rest + beneath))
     return lines
 
 
-def _earlier(chain: Chain, origin: Origin) -> list[Origin]:
-    """Earlier versions of the same dataset, newest first."""
-    found: list[Origin] = []
+def _num_earlier(chain: Chain, origin: Origin) -> int:
+    """How many versions of the same dataset came before."""
     seen = {origin.data}
     while before := next((d for d in origin.inputs if d.name == origin.data.name), None):
         if before in seen:
             break
         seen.add(before)
         origin = chain.origin(before)
-        found.append(origin)
-    return found
+    return len(seen) - 1
 
 
 def _completed(journal: Journal) -> Iterator[Completed]:
@@ -205,20 +180,15 @@ def _completed(journal: Journal) -> Iterator[Completed]:
             except ValidationError:
                 num_strange += 1
     if num_strange:
-        logger.warning(
-            "%s: %d COMPLETE event(s) lack a job, a run or a dataset's name and were passed over",
-            journal.folder,
-            num_strange,
-        )
+        logger.warning("%s: %d event(s) were passed over", journal.folder, num_strange)
 
 
-def _named(name: str, makers: dict[Data, Completed]) -> Data:
+def _named(name: str, made: Sequence[Data]) -> Data:
     if _DIGEST.fullmatch(name):
-        found = [data for data in makers if data.version.startswith(name)]
+        found = [data for data in made if data.version.startswith(name)]
     else:
-        ends = [data for data in makers if data.name == name or data.name.endswith(f"/{name}")]
-        newest = {data.name: data for data in ends}
-        found = list(newest.values())
+        ends = [data for data in made if f"/{data.name}".endswith(f"/{name}")]
+        found = list({data.name: data for data in ends}.values())
     if len(found) != 1:
         held = ", ".join(map(str, found[:5])) or "nothing"
         raise ArtifactError(

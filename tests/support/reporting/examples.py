@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from tasks.contracts.data import TablePin
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
-from tasks.lineage.config import LineageSettings
-from tasks.lineage.events import FlowRun, step_events
+from tasks.lineage.events import FlowRun
 from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, version_steps
 from tests.support.reporting.run_records import run_record
 
@@ -62,13 +60,4 @@ def steps_of(record: RunRecord) -> list[Step]:
         *refresh_steps(record.refresh, QUERIES),
         *version_steps(record.version, record.model, record.dataset, record.evaluation, ENTITIES),
         *conversion_steps(record.version, record.dataset, record.variants),
-    ]
-
-
-def events_of(steps: list[Step], settings: LineageSettings, store: ArtifactStore) -> list[Any]:
-    """START and COMPLETE of every step."""
-    return [
-        event
-        for step in steps
-        for event in step_events(step, PARENT, STARTED, settings, store, COMMIT)
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.settings import ArtifactStore
-from tasks.lineage.config import LineageSettings
+from tasks.lineage.journal import Journal, LineageSettings
 
 
 @pytest.fixture
@@ -14,5 +14,5 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> LineageSettings:
-    return LineageSettings(folder=tmp_path / "lineage", namespace="flights", owner="team:flights")
+def journal(tmp_path: Path) -> Journal:
+    return Journal(LineageSettings(folder=tmp_path / "lineage", namespace="flights"))

@@ -1,0 +1,171 @@
+"""What is written once, what a collector gets, and what happens where that fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.kernel.errors import ConfigurationError, StorageError
+from tasks.kernel.settings import ArtifactStore
+from tasks.lineage.journal import Journal, LineageSettings
+from tasks.lineage.steps import Step
+from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
+
+
+@pytest.fixture
+def steps(store: ArtifactStore) -> list[Step]:
+    return steps_of(linked_record(store))
+
+
+def record(steps: list[Step], journal: Journal) -> int:
+    return journal.record_steps(steps, PARENT, STARTED, COMMIT)
+
+
+def sending(journal: Journal, url: str) -> Journal:
+    return Journal(LineageSettings(journal.folder, url=url, api_key="k3y"))
+
+
+@contextmanager
+def collector(answers: list[int] | None = None) -> Iterator[tuple[str, list[Any]]]:
+    """A server that takes events; gives the status codes of `answers`, then 201."""
+    taken: list[Any] = []
+    codes = list(answers or [])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            code = codes.pop(0) if codes else 201
+            taken.append((code, self.path, self.headers.get("Authorization"), json.loads(body)))
+            self.send_response(code)
+            if code == 302:
+                self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", taken
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_step_recorded_again_is_written_once(steps: list[Step], journal: Journal) -> None:
+    assert record(steps, journal) == 20
+    written = list(journal.events())
+    assert len(written) == 40
+    assert record(steps, journal) == 0
+    assert list(journal.events()) == written
+    (journal.folder / "runs.txt").unlink()  # killed before the ids were written
+    record(steps, journal)
+    assert len({e["run"]["runId"] for e in journal.events()}) == 20
+
+
+def test_spoilt_lines_spoil_no_other_and_events_are_only_ever_appended(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.record([{"n": 1}])
+    (file,) = journal.folder.glob("events-*.jsonl")
+    with file.open("ab") as stream:
+        stream.write(b'\xff\nnull\n{"n": 2, "cut')
+    before = file.read_bytes()
+    journal.record([{"n": 3}])
+    assert file.read_bytes().startswith(before)
+    with caplog.at_level(logging.WARNING):
+        assert [e["n"] for e in journal.events()] == [1, 3]
+    assert "3 line(s)" in caplog.text
+
+
+def test_a_collector_gets_every_event_with_the_key(steps: list[Step], journal: Journal) -> None:
+    with collector() as (url, taken):
+        record(steps, sending(journal, url))
+    assert journal.outbox == []
+    assert {(path, key) for _, path, key, _ in taken} == {("/api/v1/lineage", "Bearer k3y")}
+    assert [event for *_, event in taken] == list(journal.events())
+    assert "k3y" not in "".join(f.read_text() for f in journal.folder.iterdir())
+
+
+def test_events_wait_for_a_collector_that_is_away_and_keep_their_order(journal: Journal) -> None:
+    with collector([201, 503]) as (url, taken):
+        sending(journal, url).record([{"n": n} for n in range(3)])
+        assert len(journal.outbox) == 2
+        sending(journal, url).record([{"n": 3}])
+    assert [event["n"] for code, *_, event in taken if code == 201] == [0, 1, 2, 3]
+    assert journal.outbox == []
+
+
+def test_a_collector_that_is_gone_or_refuses_for_good_holds_up_nothing(journal: Journal) -> None:
+    with collector([422]) as (url, taken):
+        sending(journal, url).record([{"n": 1}, {"n": 2}])
+        assert journal.outbox == []
+    assert [code for code, *_ in taken] == [422, 201]
+    sending(journal, url).record([{"n": 3}])
+    assert journal.outbox == [{"n": 3}]
+    assert [e["n"] for e in journal.events()] == [1, 2, 3]
+
+
+def test_events_and_key_do_not_follow_a_redirect(journal: Journal) -> None:
+    with collector([302]) as (url, taken):
+        sending(journal, url).record([{"n": 1}])
+    assert [code for code, *_ in taken] == [302]
+    assert len(journal.outbox) == 1
+
+
+def test_a_refused_write_is_a_storage_error(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError):
+        journal.record([{"n": 1}])
+
+
+def test_settings_come_from_the_environment(tmp_path: Path) -> None:
+    plain = LineageSettings.from_environment({"FALAJ_HOME": str(tmp_path)})
+    assert plain == LineageSettings(folder=tmp_path / "lineage")
+    given = {
+        "FALAJ_HOME": str(tmp_path),
+        "FALAJ_LINEAGE_NAMESPACE": "bank",
+        "OPENLINEAGE_URL": "https://lineage.bank.example",
+        "OPENLINEAGE_API_KEY": "k3y",
+    }
+    full = LineageSettings.from_environment(given)
+    assert (full.namespace, full.url, full.api_key) == (
+        "bank",
+        "https://lineage.bank.example",
+        "k3y",
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "lineage.bank.example",
+        "ftp://lineage.bank.example",
+        "https://user:secret@lineage.bank.example",
+        "http://lineage.bank.example",
+    ],
+)
+def test_an_unsafe_collector_is_refused_without_showing_its_secrets(
+    tmp_path: Path, url: str
+) -> None:
+    given = {"FALAJ_HOME": str(tmp_path), "OPENLINEAGE_URL": url, "OPENLINEAGE_API_KEY": "k3y"}
+    with pytest.raises(ConfigurationError, match="OPENLINEAGE_URL") as caught:
+        LineageSettings.from_environment(given)
+    assert "secret" not in str(caught.value)
+    assert "k3y" not in str(caught.value)
