@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.telemetry import Finding, TrainingTelemetry
+from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.diagnosis import JobFacts
-from tasks.training.telemetry.profiler import TIMELINE, profile_files, read_profiles
-from tasks.training.telemetry.sampler import Meters, TelemetrySampler
+from tasks.training.telemetry.meters import ProcessorMeter
+from tasks.training.telemetry.profiler import TIMELINE, profile_files
+from tasks.training.telemetry.sampler import TelemetrySampler
 from tests.support.ranks.rank_programs import run_on_ranks
 from tests.support.ranks.slow_ranks import LARGE, LARGE_WIDTH, NUM_STEPS, ROWS, SLOW_READER, STARVED
 
 pytestmark = pytest.mark.slow
 
 JOB = JobFacts(
-    num_ranks=2, threads_per_rank=1, global_batch_size=2 * ROWS, num_shards=4, num_cores=2,
+    TrainingConfig(global_batch_size=2 * ROWS), num_ranks=2, threads_per_rank=1, num_cores=2,
     reading_mode="stream",
 )  # fmt: skip
 
@@ -29,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> dict[str, TrainingTelemetry]:
+def measured(folder: Path) -> dict[str, TrainingTelemetry]:
     """Telemetry of each of the slow trainings, sampled while they ran."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("a rank can only be starved beside one that is not: needs two cores")
@@ -37,8 +39,7 @@ def told(folder: Path) -> dict[str, TrainingTelemetry]:
         name: TelemetrySampler(
             folder / name,
             TelemetryConfig(watts_per_core=10),
-            "none",
-            meters=Meters(told="a test reads no meters"),
+            processor=ProcessorMeter(folder / "no meter"),
             every_s=0.2,
         )
         for name in (SLOW_READER, LARGE, STARVED)
@@ -50,38 +51,38 @@ def told(folder: Path) -> dict[str, TrainingTelemetry]:
     return {name: sampler.diagnosed(JOB) for name, sampler in samplers.items()}
 
 
-def findings(told: TrainingTelemetry) -> tuple[Finding, ...]:
-    assert told.diagnosis is not None
-    return told.diagnosis.findings
+def findings(measured: TrainingTelemetry) -> tuple[Finding, ...]:
+    assert measured.diagnosis is not None
+    return measured.diagnosis.findings
 
 
-def test_a_slow_reader_is_input_bound(told: dict[str, TrainingTelemetry]) -> None:
-    first = findings(told[SLOW_READER])[0]
+def test_a_slow_reader_is_input_bound(measured: dict[str, TrainingTelemetry]) -> None:
+    first = findings(measured[SLOW_READER])[0]
     assert first.kind == "input", first
     assert first.suggestions == {"reading.mode": "memory"}
 
 
 def test_a_large_network_with_few_rows_behind_a_slow_link_is_communication_bound(
-    told: dict[str, TrainingTelemetry],
+    measured: dict[str, TrainingTelemetry],
 ) -> None:
-    found = {finding.kind: finding for finding in findings(told[LARGE])}
+    found = {finding.kind: finding for finding in findings(measured[LARGE])}
     assert "communication" in found, found
     suggestions = found["communication"].suggestions
     assert suggestions.keys() & {"launch.ranks", "global_batch_size"}
 
 
-def test_a_rank_that_shares_its_core_is_named(told: dict[str, TrainingTelemetry]) -> None:
-    first = findings(told[STARVED])[0]
+def test_a_rank_that_shares_its_core_is_named(measured: dict[str, TrainingTelemetry]) -> None:
+    first = findings(measured[STARVED])[0]
     assert first.kind == "imbalance", first
     assert "rank 1 on" in first.evidence
     assert "something else runs there" in first.evidence
     assert first.suggestions == {"launch.ranks": 1}
 
 
-def test_rows_bytes_memory_and_energy_of_every_rank_are_told(
-    told: dict[str, TrainingTelemetry],
+def test_rows_bytes_memory_and_energy_of_every_rank_are_measured(
+    measured: dict[str, TrainingTelemetry],
 ) -> None:
-    large = told[LARGE]
+    large = measured[LARGE]
     assert [rank.rank for rank in large.ranks] == [0, 1]
     gradient_bytes = 4 * 2 * (LARGE_WIDTH * LARGE_WIDTH + LARGE_WIDTH)
     for rank in large.ranks:
@@ -94,16 +95,10 @@ def test_rows_bytes_memory_and_energy_of_every_rank_are_told(
     assert large.energy.joules == pytest.approx(10 * sum(rank.cpu_s for rank in large.ranks))
 
 
-def test_the_profile_of_both_ranks_is_kept_and_told(
-    told: dict[str, TrainingTelemetry], folder: Path
-) -> None:
-    profiles = read_profiles(folder / LARGE)
-    assert [(p.rank, p.num_steps) for p in profiles] == [(0, 3), (1, 3)]
+@pytest.mark.usefixtures("measured")
+def test_the_profile_of_both_ranks_is_kept(folder: Path) -> None:
     assert "NEGOTIATE_ALLREDUCE" in (folder / LARGE / TIMELINE).read_text()
     names = [path.name for path in profile_files(folder / LARGE)]
-    assert names == [
-        "trace-00000.json.gz", "trace-00001.json.gz", "profile-00000.json", "profile-00001.json",
-        TIMELINE,
-    ]  # fmt: skip
+    assert names == ["trace-00000.json.gz", "trace-00001.json.gz", TIMELINE]
     trace = json.loads(gzip.decompress((folder / LARGE / names[0]).read_bytes()))
     assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])

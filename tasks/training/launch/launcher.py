@@ -27,6 +27,7 @@ from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_
 from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
 from tasks.training.telemetry.diagnosis import JobFacts
+from tasks.training.telemetry.meters import DeviceMeter
 from tasks.training.telemetry.profiler import profile_files, profiler_variables
 from tasks.training.telemetry.sampler import TelemetrySampler
 
@@ -151,12 +152,9 @@ def run_job(
     run.prepare(job)
     config = job.config
     monitor = RunMonitor(run, job, on_epoch)
-    sampler = TelemetrySampler(
-        run.path,
-        config.telemetry,
-        job.model,
-        devices=os.environ.get("CUDA_VISIBLE_DEVICES", "all") if config.device == "cuda" else None,
-    )
+    on_cuda = config.device == "cuda"
+    devices = DeviceMeter(os.environ.get("CUDA_VISIBLE_DEVICES")) if on_cuda else None
+    sampler = TelemetrySampler(run.path, config.telemetry, devices=devices)
     with (
         RankLog(run.log) as log,
         access_handed_over(config.checkpoints, run.path, os.environ),
@@ -173,7 +171,9 @@ def run_job(
         raise TransientError(
             f"all ranks ended without an error and without a result; all lines are in {run.log}"
         )
-    facts = JobFacts.of(config, result.num_ranks, job.threads_per_rank, result.reading_mode)
+    facts = JobFacts.of_this_host(
+        config, result.num_ranks, job.threads_per_rank, result.reading_mode
+    )
     return result.model_copy(update={"telemetry": sampler.diagnosed(facts)})
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import field_title
 
 
 class TelemetryConfig(BaseModel):
-    """Profile, prices and export of one training run; changes nothing that it computes."""
+    """Profile and prices of one training run; changes nothing that it computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
@@ -39,18 +36,3 @@ class TelemetryConfig(BaseModel):
     currency: str = Field(
         default="EUR", pattern=r"^[A-Z]{3}$", description="ISO 4217 code of both prices."
     )
-    prometheus_textfile: Path | None = Field(
-        default=None,
-        description="File for the node exporter's textfile collector, replaced while the run "
-        "lasts; ends in `.prom`.",
-    )
-
-    @model_validator(mode="after")
-    def _is_a_textfile(self) -> Self:
-        path = self.prometheus_textfile
-        if path is not None and (path.suffix != ".prom" or not path.is_absolute()):
-            raise ValueError(
-                f"prometheus_textfile={str(path)!r} is not an absolute path that ends in .prom; "
-                "the node exporter reads nothing else"
-            )
-        return self

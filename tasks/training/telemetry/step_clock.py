@@ -13,8 +13,9 @@ import resource
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, get_args
 
 from pydantic import NonNegativeFloat, NonNegativeInt
@@ -37,9 +38,8 @@ WRITE_EVERY_S = 2.0
 WARM_UP_STEPS = 3
 """First steps build what later ones reuse (optimizer state, compiled code, connections)."""
 
-SUB_BITS = 3
-"""Eight bins an octave: a quantile is known to a sixteenth."""
-NUM_BINS = 64 << SUB_BITS
+KEPT_STEPS = 2000
+"""Newest steps of which quantiles are told."""
 
 
 class ClockReading(Contract):
@@ -69,17 +69,13 @@ class ClockReading(Contract):
     """How often the system took the core away for another process."""
 
 
+CLOCKS = "telemetry-*.json"
+"""The clocks of all ranks in a run directory."""
+
+
 def clock_path(folder: Path, rank: int) -> Path:
     """Where the clock of a rank is written."""
     return folder / f"telemetry-{rank:05d}.json"
-
-
-def read_clock(folder: Path, rank: int) -> ClockReading | None:
-    """What the clock of a rank last showed; None before it was first written."""
-    try:
-        return ClockReading.model_validate_json(clock_path(folder, rank).read_text())
-    except FileNotFoundError:
-        return None
 
 
 class StepClock:
@@ -104,8 +100,8 @@ class StepClock:
         self._cpu_ns = [0] * len(PHASES)
         self._warm_ns = list(self._ns)
         self._warm_cpu_ns = list(self._ns)
-        self._last_ns = list(self._ns)
-        self._bins = [[0] * NUM_BINS for _ in range(NUM_STEP_PHASES + 1)]
+        self._stepped_ns = 0
+        self._step_ns: deque[int] = deque(maxlen=KEPT_STEPS)
         self._outer: list[int] = []
         self._current = OTHER
         self._phases = {name: _Phase(self, index) for index, name in enumerate(PHASES)}
@@ -121,12 +117,7 @@ class StepClock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def phase(self, name: Phase) -> _Phase:
@@ -160,13 +151,11 @@ class StepClock:
             self._warm_ns, self._warm_cpu_ns = list(self._ns), list(self._cpu_ns)
             self._warm_rows = self._num_rows
         else:
-            whole = 0
-            for index in range(NUM_STEP_PHASES):
-                took = self._ns[index] - self._last_ns[index]
-                self._bins[index][bin_of(took)] += 1
-                whole += took
-            self._bins[NUM_STEP_PHASES][bin_of(whole)] += 1
-        self._last_ns[:] = self._ns
+            self._step_ns.append(self._spent_on_steps() - self._stepped_ns)
+        self._stepped_ns = self._spent_on_steps()
+
+    def _spent_on_steps(self) -> int:
+        return sum(self._ns[:NUM_STEP_PHASES])
 
     def close(self) -> None:
         """Write the last reading.
@@ -186,7 +175,7 @@ class StepClock:
         ns = list(self._ns)
         ns[current] += max(0, now_ns - since_ns)
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        is_warm = self._num_steps > WARM_UP_STEPS
+        is_warm, steps = self._num_steps > WARM_UP_STEPS, sorted(self._step_ns.copy())
         return ClockReading(
             rank=self._rank,
             host=self._host,
@@ -202,8 +191,8 @@ class StepClock:
                 name: self._phase_time(index, ns[index], is_warm)
                 for index, name in enumerate(PHASES)
             },
-            step_p50_s=quantile(self._bins[NUM_STEP_PHASES], 0.50),
-            step_p95_s=quantile(self._bins[NUM_STEP_PHASES], 0.95),
+            step_p50_s=quantile(steps, 0.50),
+            step_p95_s=quantile(steps, 0.95),
             cpu_s=time.process_time(),
             peak_memory_bytes=usage.ru_maxrss * 1024,
             major_faults=usage.ru_majflt,
@@ -211,14 +200,11 @@ class StepClock:
         )
 
     def _phase_time(self, index: int, ns: int, is_warm: bool) -> PhaseTime:
-        bins = self._bins[index] if index < NUM_STEP_PHASES else []
         return PhaseTime(
             seconds=ns / 1e9,
             cpu_s=self._cpu_ns[index] / 1e9,
             steady_s=(ns - self._warm_ns[index]) / 1e9 if is_warm else 0.0,
             steady_cpu_s=(self._cpu_ns[index] - self._warm_cpu_ns[index]) / 1e9 if is_warm else 0.0,
-            p50_s=quantile(bins, 0.50),
-            p95_s=quantile(bins, 0.95),
         )
 
     def _enter(self, index: int) -> None:
@@ -262,35 +248,10 @@ class _Phase:
     def __enter__(self) -> None:
         self._clock._enter(self._index)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._clock._leave()
 
 
-def bin_of(ns: int) -> int:
-    """The histogram bin of a time: bins grow with what they hold, `1 << SUB_BITS` an octave."""
-    shift = max(ns.bit_length() - SUB_BITS - 1, 0)
-    return (shift << SUB_BITS) + (ns >> shift)
-
-
-def middle_of(index: int) -> float:
-    """Nanoseconds in the middle of a bin."""
-    if index < 2 << SUB_BITS:
-        return float(index)
-    shift = (index >> SUB_BITS) - 1
-    return float(((index - (shift << SUB_BITS)) + 0.5) * (1 << shift))
-
-
-def quantile(bins: list[int], share: float) -> float | None:
-    """Seconds below which `share` of the counted times lie; None where nothing was counted."""
-    wanted = share * sum(bins)
-    seen = 0
-    for index, count in enumerate(bins):
-        seen += count
-        if count and seen >= wanted:
-            return middle_of(index) / 1e9
-    return None
+def quantile(ordered: Sequence[int], share: float) -> float | None:
+    """Seconds below which `share` of some times (nanoseconds) lie; None where there are none."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] / 1e9 if ordered else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 from tasks.contracts.telemetry import HostTelemetry, PhaseTime, RankTelemetry
+from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.diagnosis import JobFacts
-from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS
+from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS, ClockReading
 
 NUM_STEPS = 100
 HOST = HostTelemetry(
@@ -17,7 +19,8 @@ HOST = HostTelemetry(
     loopback_bytes=1_000_000, swapped_in_bytes=0,
 )  # fmt: skip
 JOB = JobFacts(
-    num_ranks=2, threads_per_rank=1, global_batch_size=2048, num_shards=8, num_cores=2
+    TrainingConfig(global_batch_size=2048, num_shards=8), num_ranks=2, threads_per_rank=1,
+    num_cores=2,
 )  # fmt: skip
 RANGE_UJ = 262_143_328_850
 
@@ -49,6 +52,16 @@ def rank(
     return RankTelemetry.model_validate({**values, **changes})
 
 
+def reading(rank: int, pid: int, **changes: object) -> ClockReading:
+    """What a rank's clock shows."""
+    phases = {name: PhaseTime(seconds=2, cpu_s=1, steady_s=2, steady_cpu_s=1) for name in PHASES}
+    return ClockReading(
+        rank=rank, host=socket.gethostname(), pid=pid, phase="compute", elapsed_s=12.0,
+        num_steps=50, num_rows=6400, wire_bytes=10_000, steady_steps=47, steady_rows=6000,
+        phases=phases, cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0, preemptions=4,
+    ).model_copy(update=changes)  # fmt: skip
+
+
 def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:
     folder = root / name
     folder.mkdir(parents=True)
@@ -72,6 +85,7 @@ def library(
     """What a management library of two devices answers, in its units."""
     return SimpleNamespace(
         NVMLError=NotSupportedError,
+        nvmlInit=lambda: None,
         NVML_TEMPERATURE_GPU=0,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,

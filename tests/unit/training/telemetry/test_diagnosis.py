@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.telemetry import Diagnosis, Finding, RankTelemetry
+from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.diagnosis import LARGEST_BATCH, JobFacts, diagnose
-from tasks.training.telemetry.profiler import ProfileSummary
 from tests.support.training.timed_ranks import HOST, JOB, rank
 
 
@@ -17,25 +17,21 @@ def only(diagnosis: Diagnosis) -> Finding:
     return finding
 
 
-def profile(matmul: float, optimizer: float, move: float) -> ProfileSummary:
-    seconds = {
-        "matmul": matmul, "optimizer": optimizer, "move": move, "allocate": 0.0, "exchange": 0.0,
-    }  # fmt: skip
-    return ProfileSummary.model_validate(
-        {"rank": 0, "num_steps": 5, "step_s": 1.0, "seconds": seconds, "top": (), "trace": None}
-    )
+def job(**changes: object) -> JobFacts:
+    """As `JOB`, with other settings of the training."""
+    config = JOB.config.model_dump() | changes
+    return replace(JOB, config=TrainingConfig.model_validate(config))
 
 
-TWO_HOSTS = replace(JOB, num_hosts=2)
 STREAM = replace(JOB, reading_mode="stream")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "job", "kind", "suggestions", "evidence"),
+    ("ranks", "facts", "kind", "suggestions", "evidence"),
     [
         pytest.param(
             [rank(n, data_ms=40) for n in range(2)],
-            STREAM, "input", {"reading.mode": "memory"}, "80 % of their steps' time, 40 ms a step",
+            STREAM, "input", {"reading.mode": "memory"}, "40 ms a step, 80% of it",
             id="rows from files",
         ),
         pytest.param(
@@ -45,25 +41,22 @@ STREAM = replace(JOB, reading_mode="stream")
         pytest.param(
             [rank(n, exchange_ms=30) for n in range(2)],
             JOB, "communication", {"launch.ranks": 1, "launch.threads_per_rank": 2},
-            "30 ms a step for 4.0 MB sent by each rank",
+            "30 ms a step, 76% of it, for 4 MB sent by each rank",
             id="one process needs no exchange",
         ),
         pytest.param(
             [rank(n, exchange_ms=4) for n in range(2)],
-            JOB, "communication", {"global_batch_size": 8192}, "",
+            JOB, "communication", {"global_batch_size": 4096}, "",
             id="fewer steps",
         ),
         pytest.param(
-            [rank(n, exchange_ms=30) for n in range(2)],
-            TWO_HOSTS, "communication", {"strategy.gradient_compression": "powersgd"}, "",
+            [rank(n, exchange_ms=30, host=str(n)) for n in range(2)],
+            JOB, "communication", {"strategy.gradient_compression": "powersgd"}, "",
             id="fewer bytes between hosts",
         ),
         pytest.param(
-            [rank(n, exchange_ms=30) for n in range(2)],
-            replace(
-                TWO_HOSTS, global_batch_size=LARGEST_BATCH, gradient_compression="powersgd"
-            ),
-            "communication", {}, "",
+            [rank(n, exchange_ms=4) for n in range(2)],
+            job(global_batch_size=LARGEST_BATCH), "communication", {}, "",
             id="a batch at its limit",
         ),
         pytest.param(  # the late rank's own exchange is short: so it is not the network
@@ -74,7 +67,7 @@ STREAM = replace(JOB, reading_mode="stream")
         pytest.param(
             [rank(0, exchange_ms=40), rank(1, compute_ms=48, cpu_share=0.2)],
             JOB, "imbalance", {"launch.ranks": 1},
-            "got 20 % of a core while it computed (others 100 %)",
+            "got 20% of a core",
             id="a taken core",
         ),
         pytest.param(
@@ -88,37 +81,26 @@ STREAM = replace(JOB, reading_mode="stream")
             {"launch.ranks": 2, "launch.threads_per_rank": 4, "strategy.precision": "bf16"}, "",
             id="idle cores and bf16",
         ),
-        pytest.param(
-            [rank(0, cpu_share=0.2), rank(1, cpu_share=0.3)],
-            JOB, "compute", {}, "get 25 % of a core each; the host's cores were 90 % busy",
-            id="a crowded host",
-        ),
     ],
 )  # fmt: skip
 def test_the_cause_is_found_with_what_cures_it(
     ranks: list[RankTelemetry],
-    job: JobFacts,
+    facts: JobFacts,
     kind: str,
     suggestions: dict[str, object],
     evidence: str,
 ) -> None:
-    finding = only(diagnose(ranks, HOST, job))
+    finding = only(diagnose(ranks, HOST, facts))
     assert (finding.kind, finding.suggestions) == (kind, suggestions)
     assert evidence in finding.evidence
-
-
-def test_an_optimizer_that_takes_most_is_memory_bound() -> None:
-    finding = only(diagnose([rank(0), rank(1)], HOST, JOB, [profile(0.2, 0.6, 0.2)]))
-    assert finding.kind == "memory"
-    assert finding.suggestions == {"global_batch_size": 16384}
 
 
 def test_balanced_ranks_have_nothing_to_change() -> None:
     diagnosis = diagnose([rank(0), rank(1)], HOST, JOB)
     assert diagnosis.findings == ()
     assert diagnosis.summary == (
-        "Nothing to change: a step of 10 ms is 90 % computing, 3 % waiting for rows, 7 % "
-        "exchanging and 0 % waiting for other ranks."
+        "Nothing to change: a step of 10 ms is 90% computing, 3% waiting for rows, 7% "
+        "exchanging and 0% waiting for other ranks."
     )
 
 
@@ -137,11 +119,6 @@ def test_a_rank_with_more_rows_is_named() -> None:
     assert imbalance.suggestions == {"num_shards": 9}
 
 
-def test_a_thread_that_waits_for_its_device_is_not_crowded() -> None:
-    ranks = [rank(n, cpu_share=0.2) for n in range(2)]
-    assert diagnose(ranks, HOST, replace(JOB, device="cuda")).findings == ()
-
-
 def test_swapping_is_short_memory() -> None:
     host = HOST.model_copy(update={"swapped_in_bytes": 3_000_000_000})
     finding = only(diagnose([rank(0, major_faults=90_000), rank(1)], host, JOB))
@@ -156,17 +133,11 @@ def test_page_faults_without_swap_and_with_free_memory_are_no_finding() -> None:
     assert diagnose([rank(0, major_faults=90_000), rank(1)], HOST, JOB).findings == ()
 
 
-def test_moving_values_is_cured_by_bf16() -> None:
-    facts = replace(JOB, has_bf16=True)
-    findings = diagnose([rank(0), rank(1)], HOST, facts, [profile(0.2, 0.05, 0.75)]).findings
-    assert [f.kind for f in findings] == ["compute", "memory"]
-    assert findings[1].suggestions == {"strategy.precision": "bf16"}
-
-
 def test_a_run_of_few_steps_is_not_judged() -> None:
     diagnosis = diagnose([rank(0, num_steps=4)], HOST, JOB)
     assert diagnosis.findings == ()
-    assert diagnosis.summary.startswith("Too short to be judged: after the first 3 steps, 1 were")
+    assert "Too short" in diagnosis.summary
+    assert "Too short" in diagnose([], HOST, JOB).summary
 
 
 def test_a_rank_that_joined_for_a_few_steps_is_compared_by_step() -> None:
@@ -178,10 +149,6 @@ def test_a_rank_that_joined_for_a_few_steps_is_compared_by_step() -> None:
     }
     joined = late.model_copy(update={"phases": tenth})
     assert diagnose([steady, joined, rank(2, num_steps=3)], HOST, JOB).findings == ()
-
-
-def test_no_ranks_are_not_judged() -> None:
-    assert "Too short" in diagnose([], HOST, JOB).summary
 
 
 times = st.floats(min_value=0, max_value=1e4, allow_nan=False)

@@ -4,25 +4,24 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.kernel.errors import StorageError
 from tasks.training.telemetry import step_clock
 from tasks.training.telemetry.step_clock import (
-    NUM_BINS,
     PHASES,
     WARM_UP_STEPS,
+    ClockReading,
     StepClock,
-    bin_of,
     clock_path,
-    middle_of,
-    quantile,
-    read_clock,
 )
 from tests.support.host.processes import wait_until
 
 NEVER_S = 3600.0
+
+
+def read_clock(folder: Path, rank: int) -> ClockReading | None:
+    path = clock_path(folder, rank)
+    return ClockReading.model_validate_json(path.read_text()) if path.exists() else None
 
 
 def test_phases_add_up_to_the_time_that_passed(tmp_path: Path) -> None:
@@ -105,8 +104,7 @@ def test_the_first_steps_are_not_part_of_the_steady_time(
     compute = reading.phases["compute"]
     assert compute.steady_s == pytest.approx(0.016)
     assert compute.seconds == pytest.approx(1.0 + 0.008 * (WARM_UP_STEPS + 1))
-    assert compute.p50_s == pytest.approx(0.008, rel=1 / 16)
-    assert reading.step_p95_s == pytest.approx(0.008, rel=1 / 16)
+    assert reading.step_p50_s == reading.step_p95_s == pytest.approx(0.008)
 
 
 def test_before_the_first_steady_step_nothing_is_steady(tmp_path: Path) -> None:
@@ -166,22 +164,3 @@ def test_a_disk_that_refuses_is_told_by_a_later_step(
     wait_until(refused, "a step raises what the writing thread met")
     with pytest.raises(StorageError, match="No space left"):
         clock.close()
-
-
-@given(st.integers(0, 2**63 - 1))
-def test_a_bin_knows_a_time_to_a_sixteenth(ns: int) -> None:
-    assert 0 <= bin_of(ns) < NUM_BINS
-    assert abs(middle_of(bin_of(ns)) - ns) <= max(1, ns / 16)
-
-
-@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=200))
-def test_quantiles_of_bins_are_close_to_those_of_the_times(times: list[int]) -> None:
-    bins = [0] * NUM_BINS
-    for ns in times:
-        bins[bin_of(ns)] += 1
-    for share in (0.5, 0.95):
-        rank = max(0, -int(-share * len(times) // 1) - 1)
-        exact = sorted(times)[rank]
-        found = quantile(bins, share)
-        assert found is not None
-        assert abs(found * 1e9 - exact) <= max(2, exact / 8)

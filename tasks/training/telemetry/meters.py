@@ -1,0 +1,368 @@
+"""What the driver can read of its host: processors, devices, energy, and each rank's processes.
+
+Energy and money of a run are metered, else estimated by stated watts, else unknown.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml  # type: ignore[import-untyped]
+
+from tasks.contracts.telemetry import (
+    DeviceTelemetry,
+    EnergyUse,
+    HostTelemetry,
+    RankTelemetry,
+    RunCost,
+)
+from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.telemetry.step_clock import STEP_PHASES, ClockReading
+
+POWERCAP = Path("/sys/class/powercap")
+J_PER_KWH = 3.6e6
+S_PER_HOUR = 3600.0
+LOOPBACK = "lo"
+# Drivers of processors' own sensors; disks and network cards have sensors too.
+PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
+
+
+@dataclass
+class Running:
+    """Mean and maximum of a stream of numbers; None before the first one."""
+
+    total: float = 0.0
+    count: int = 0
+    highest: float | None = None
+
+    def add(self, value: float | None) -> None:
+        """Take one number; None is no number."""
+        if value is not None:
+            self.total += value
+            self.count += 1
+            self.highest = value if self.highest is None else max(self.highest, value)
+
+    @property
+    def mean(self) -> float | None:
+        """Of all numbers."""
+        return self.total / self.count if self.count else None
+
+
+class ProcessorMeter:
+    """The processor's own energy counters (Intel and AMD: RAPL), as Linux shows them.
+
+    Packages and their memory are added up; a `psys` zone is left out, since it holds both. A
+    counter starts again at 0 behind its range, so it is to be read more often than it turns over.
+
+    Args:
+        root: folder of the powercap zones.
+    """
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._last: dict[Path, int] = {}
+        self._microjoules = 0
+        self.known_by = "this host shows no RAPL counters"
+        """What is measured, or why nothing is."""
+        try:
+            names = {z: (z / "name").read_text().strip() for z in root.glob("intel-rapl:*")}
+            zones = {z: n for z, n in names.items() if n.startswith("package") or n == "dram"}
+            self._last = {zone: _read_number(zone / "energy_uj") for zone in zones}
+        except (OSError, ValueError) as exc:
+            self.known_by = f"RAPL counters cannot be read ({exc}); most hosts allow it to root"
+        if self._last:
+            counted = ", ".join(sorted(zones.values()))
+            self.known_by = f"RAPL counters of {counted}, everything on the host included"
+
+    def joules(self) -> float | None:
+        """Energy since this meter was made; a counter that fails is not asked again."""
+        try:
+            for zone, last in self._last.items():
+                reading = _read_number(zone / "energy_uj")
+                turned = _read_number(zone / "max_energy_range_uj") + 1 if reading < last else 0
+                self._microjoules += reading + turned - last
+                self._last[zone] = reading
+        except (OSError, ValueError) as exc:
+            self._last = {}
+            self.known_by = f"the RAPL counters could not be read to the end ({exc})"
+        return self._microjoules / 1e6 if self._last else None
+
+
+def _read_number(path: Path) -> int:
+    return int(path.read_text())
+
+
+@dataclass
+class _Device:
+    handle: Any
+    name: str
+    utilisation: Running = field(default_factory=Running)
+    memory_bytes: Running = field(default_factory=Running)
+    temperature_c: Running = field(default_factory=Running)
+    power_w: Running = field(default_factory=Running)
+    first_mj: float | None = None
+    last_mj: float | None = None
+
+
+class DeviceMeter:
+    """NVIDIA devices of the ranks; a device's energy is known where it counts it itself.
+
+    Args:
+        visible: `CUDA_VISIBLE_DEVICES` of the ranks; None for all devices.
+        library: the module `pynvml`.
+    """
+
+    def __init__(self, visible: str | None, library: Any = pynvml) -> None:
+        self._nvml = library
+        self._devices: dict[int, _Device] = {}
+        self.trouble = ""
+        """Why no device can be read; empty where they can."""
+        try:
+            library.nvmlInit()
+        except library.NVMLError as exc:
+            self.trouble = f"NVML cannot be used ({exc})"
+            return
+        for index in range(library.nvmlDeviceGetCount()):
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            if is_visible(index, str(library.nvmlDeviceGetUUID(handle)), visible):
+                self._devices[index] = _Device(handle, str(library.nvmlDeviceGetName(handle)))
+
+    def sample(self) -> None:
+        """Read all devices once."""
+        for device in self._devices.values():
+            self._read(device)
+
+    def _read(self, device: _Device) -> None:
+        nvml, of, sensor = self._nvml, device.handle, self._nvml.NVML_TEMPERATURE_GPU
+        device.utilisation.add(self._known(lambda: nvml.nvmlDeviceGetUtilizationRates(of).gpu, 2))
+        device.memory_bytes.add(self._known(lambda: nvml.nvmlDeviceGetMemoryInfo(of).used))
+        device.temperature_c.add(self._known(lambda: nvml.nvmlDeviceGetTemperature(of, sensor)))
+        device.power_w.add(self._known(lambda: nvml.nvmlDeviceGetPowerUsage(of), 3))
+        device.last_mj = self._known(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(of))
+        device.first_mj = device.last_mj if device.first_mj is None else device.first_mj
+
+    def _known(self, ask: Callable[[], float], decimals: int = 0) -> float | None:
+        """The answer over 10**decimals, or None: old and virtual devices do not know everything."""
+        try:
+            return float(ask() / 10**decimals)
+        except self._nvml.NVMLError:
+            return None
+
+    def summaries(self) -> tuple[DeviceTelemetry, ...]:
+        """What is reported of each device."""
+        return tuple(
+            DeviceTelemetry(
+                index=index,
+                name=each.name,
+                utilisation_mean=each.utilisation.mean,
+                utilisation_max=each.utilisation.highest,
+                peak_memory_bytes=None
+                if each.memory_bytes.highest is None
+                else int(each.memory_bytes.highest),
+                temperature_max_c=each.temperature_c.highest,
+                power_mean_w=each.power_w.mean,
+                energy_j=None
+                if each.first_mj is None or each.last_mj is None
+                else max(0.0, each.last_mj - each.first_mj) / 1000,
+            )
+            for index, each in self._devices.items()
+        )
+
+    def close(self) -> None:
+        """Let go of the library."""
+        if not self.trouble:
+            self._nvml.nvmlShutdown()
+
+
+def is_visible(index: int, uuid: str, visible: str | None) -> bool:
+    """True where CUDA shows the device to the ranks; a UUID may be shortened."""
+    named = [part.strip() for part in (visible or "").split(",") if part.strip()]
+    by_uuid = any(uuid.startswith(part) for part in named if not part.lstrip("-").isdigit())
+    return visible is None or str(index) in named or by_uuid
+
+
+def energy_use(
+    config: TelemetryConfig,
+    processor_j: float | None,
+    processor_known_by: str,
+    devices: tuple[DeviceTelemetry, ...],
+    cpu_s: float,
+) -> EnergyUse:
+    """Put together what is known of a run's energy.
+
+    Args:
+        config: holds the estimate's watts, if one is wanted.
+        processor_j: joules from the processor's meter, None without one.
+        processor_known_by: what the meter measures, or why there is none.
+        devices: accelerators with their joules.
+        cpu_s: CPU seconds of the ranks, for the estimate.
+    """
+    known, known_by, watts = processor_j, processor_known_by, config.watts_per_core
+    estimated = known is None and watts is not None
+    if known is None and watts is not None:
+        known = watts * cpu_s
+        known_by = (
+            f"estimated: {watts:g} W for each of {cpu_s:,.0f} CPU seconds, because "
+            f"{processor_known_by}"
+        )
+    measured = [d.energy_j for d in devices if d.energy_j is not None]
+    if measured:
+        known_by = f"NVML of {len(measured)} device(s); {known_by}"
+        known = sum(measured) + (known or 0.0)
+    return EnergyUse(joules=known, known_by=known_by, estimated=estimated)
+
+
+def run_cost(
+    config: TelemetryConfig, energy: EnergyUse, seconds: float, num_hosts: int
+) -> RunCost | None:
+    """Money for energy and hosts; None where the configuration names no price that can be used."""
+    energy_part = node_part = None
+    if config.price_per_kwh is not None and energy.joules is not None:
+        energy_part = energy.joules / J_PER_KWH * config.price_per_kwh
+    if config.price_per_node_hour is not None:
+        node_part = seconds / S_PER_HOUR * num_hosts * config.price_per_node_hour
+    if energy_part is None and node_part is None:
+        return None
+    return RunCost(
+        amount=(energy_part or 0.0) + (node_part or 0.0),
+        currency=config.currency,
+        energy_part=energy_part,
+        node_part=node_part,
+    )
+
+
+class HostMeter:
+    """The driver's host from the moment this is made, everything else on it included."""
+
+    def __init__(self) -> None:
+        self._first = self._counters()
+        self._cpu_share, self._temperature_c = Running(), Running()
+        self._cpu_s = self._processor_s()
+
+    @staticmethod
+    def _processor_s() -> tuple[float, float]:
+        """Seconds of all cores since the boot: idle ones, and all."""
+        cpu = psutil.cpu_times()
+        idle_s = cpu.idle + cpu.iowait
+        # Time of guests is inside user time already.
+        return idle_s, idle_s + cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq + cpu.steal
+
+    @staticmethod
+    def _counters() -> tuple[int, ...]:
+        """Bytes sent and received by all interfaces but loopback, by that, and swapped in."""
+        cards = psutil.net_io_counters(pernic=True)
+        inner = cards.pop(LOOPBACK, None)
+        return (
+            sum(card.bytes_sent for card in cards.values()),
+            sum(card.bytes_recv for card in cards.values()),
+            inner.bytes_sent if inner else 0,
+            psutil.swap_memory().sin,
+        )
+
+    def sample(self) -> None:
+        """Look at the host once."""
+        before, self._cpu_s = self._cpu_s, self._processor_s()
+        idle_s, all_s = (now - then for now, then in zip(self._cpu_s, before, strict=True))
+        if all_s > 0:
+            self._cpu_share.add(min(max(1 - idle_s / all_s, 0.0), 1.0))
+        sensors = psutil.sensors_temperatures()
+        found = [each.current for name in PROCESSOR_SENSORS for each in sensors.get(name, ())]
+        self._temperature_c.add(max(found, default=None))
+
+    def summary(self) -> HostTelemetry:
+        """What is reported of the host."""
+        sent, received, loopback, swapped = (
+            max(0, now - then) for now, then in zip(self._counters(), self._first, strict=True)
+        )
+        return HostTelemetry(
+            name=socket.gethostname(),
+            num_cores=psutil.cpu_count() or 1,
+            memory_bytes=psutil.virtual_memory().total,
+            cpu_share_mean=self._cpu_share.mean,
+            cpu_share_max=self._cpu_share.highest,
+            temperature_max_c=self._temperature_c.highest,
+            network_sent_bytes=sent,
+            network_received_bytes=received,
+            loopback_bytes=loopback,
+            swapped_in_bytes=swapped,
+        )
+
+
+@dataclass
+class RankMeter:
+    """One rank: its clock, and samples of its process tree where it is on this host."""
+
+    clock: ClockReading
+    _busy_cores: Running = field(default_factory=Running)
+    _resident_bytes: Running = field(default_factory=Running)
+    _used: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+    """Of each process that was ever seen: CPU seconds, bytes read from and written to disk."""
+    _sampled_s: float | None = None
+
+    def sample(self, now_s: float) -> None:
+        """Look at the rank's processes; `now_s` only rises."""
+        before_s, cpu_before = self._sampled_s, self._cpu_s
+        found = {}
+        resident = 0
+        for member in _tree(self.clock.pid):
+            try:
+                with member.oneshot():
+                    cpu, disk = member.cpu_times(), member.io_counters()
+                    resident += member.memory_info().rss
+                    used = cpu.user + cpu.system, disk.read_bytes, disk.write_bytes
+                    found[member.pid] = used
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        if not found:
+            return
+        self._used |= found
+        self._sampled_s = now_s
+        self._resident_bytes.add(resident)
+        if before_s is not None and now_s > before_s:
+            # Never below 0, as it would be where a process id was given out again.
+            self._busy_cores.add(max(0.0, self._cpu_s - cpu_before) / (now_s - before_s))
+
+    @property
+    def _cpu_s(self) -> float:
+        return sum(cpu_s for cpu_s, _, _ in self._used.values())
+
+    def summary(self) -> RankTelemetry:
+        """What is reported of the rank."""
+        clock = self.clock
+        steady_s = sum(clock.phases[name].steady_s for name in STEP_PHASES)
+        uses = self._used.values()
+        return RankTelemetry(
+            **clock.model_dump(
+                include=RankTelemetry.model_fields.keys()
+                & ClockReading.model_fields.keys() - {"cpu_s", "peak_memory_bytes"}
+            ),
+            rows_per_s=clock.steady_rows / steady_s if clock.steady_steps and steady_s else None,
+            cpu_s=max(clock.cpu_s, self._cpu_s),
+            peak_memory_bytes=max(clock.peak_memory_bytes, int(self._resident_bytes.highest or 0)),
+            busy_cores_mean=self._busy_cores.mean,
+            busy_cores_max=self._busy_cores.highest,
+            disk_read_bytes=sum(read for _, read, _ in uses) if uses else None,
+            disk_written_bytes=sum(written for _, _, written in uses) if uses else None,
+        )
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def computes_bf16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
+    """True where this host's processor is faster in bf16 than in fp32.
+
+    That is where it has AMX, and AMD's AVX-512 BF16. Intel's without AMX was measured to be slower.
+    """
+    text = cpu_info.read_text()
+    words = set(text.split())
+    return "amx_bf16" in words or ("AuthenticAMD" in words and "avx512_bf16" in words)

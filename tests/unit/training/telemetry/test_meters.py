@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
+from tasks.training.telemetry import meters
+from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.telemetry.meters import (
+    DeviceMeter,
+    ProcessorMeter,
+    RankMeter,
+    computes_bf16,
+    energy_use,
+    is_visible,
+    run_cost,
+)
+from tests.support.training.timed_ranks import RANGE_UJ, library, not_supported, reading, zone
+
+
+def test_processor_energy_adds_packages_and_memory_over_their_range(tmp_path: Path) -> None:
+    zones = [
+        zone(tmp_path, "intel-rapl:0", "package-0", RANGE_UJ - 1_000_000),
+        zone(tmp_path, "intel-rapl:0:0", "core", 500),
+        zone(tmp_path, "intel-rapl:0:1", "dram", 2_000_000),
+        zone(tmp_path, "intel-rapl:2", "psys", 4_000_000),
+    ]
+    meter = ProcessorMeter(tmp_path)
+    assert meter.joules() == 0
+    for number, folder in enumerate(zones):
+        before = int((folder / "energy_uj").read_text())
+        after = (before + 2_000_000 * 10**number) % (RANGE_UJ + 1)
+        (folder / "energy_uj").write_text(str(after))
+    assert meter.joules() == meter.joules() == 2 + 200
+    assert meter.known_by.startswith("RAPL counters of dram, package-0")
+
+
+def test_counters_that_are_absent_or_vanish_leave_the_energy_unknown(tmp_path: Path) -> None:
+    absent = ProcessorMeter(tmp_path)
+    assert absent.joules() is None
+    assert "no RAPL counters" in absent.known_by
+    package = zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    meter = ProcessorMeter(tmp_path)
+    (package / "energy_uj").unlink()
+    assert meter.joules() is meter.joules() is None
+    assert "could not be read to the end" in meter.known_by
+    assert "cannot be read" in ProcessorMeter(tmp_path).known_by
+
+
+DEVICE = DeviceTelemetry(
+    index=0, name="one", utilisation_mean=None, utilisation_max=None, peak_memory_bytes=None,
+    temperature_max_c=None, power_mean_w=None, energy_j=23.0,
+)  # fmt: skip
+SILENT = DEVICE.model_copy(update={"energy_j": None})
+
+
+@pytest.mark.parametrize(
+    ("watts", "processor_j", "devices", "expected"),
+    [
+        (None, None, (SILENT,), EnergyUse(joules=None, known_by="RAPL")),
+        (12.5, 77.0, (), EnergyUse(joules=77.0, known_by="RAPL")),
+        (None, 77.0, (DEVICE, SILENT), EnergyUse(joules=100, known_by="NVML of 1 device(s); RAPL")),
+        (12.5, None, (), EnergyUse(
+            joules=1250, estimated=True,
+            known_by="estimated: 12.5 W for each of 100 CPU seconds, because RAPL",
+        )),
+    ],
+    ids=["nothing", "a meter before an estimate", "devices", "an estimate"],
+)  # fmt: skip
+def test_energy_is_measured_else_estimated_else_unknown(
+    watts: float | None,
+    processor_j: float | None,
+    devices: tuple[DeviceTelemetry, ...],
+    expected: EnergyUse,
+) -> None:
+    config = TelemetryConfig(watts_per_core=watts)
+    assert energy_use(config, processor_j, "RAPL", devices, 100.0) == expected
+
+
+def test_cost_is_known_energy_and_hours_of_hosts() -> None:
+    prices = TelemetryConfig(price_per_kwh=0.25, price_per_node_hour=3.6, currency="OMR")
+    cost = run_cost(prices, EnergyUse(joules=7.2e6, known_by="RAPL"), 500.0, 2)
+    assert cost is not None
+    assert cost.energy_part == pytest.approx(0.5)
+    assert (cost.amount, cost.currency) == (pytest.approx(1.5), "OMR")
+    unknown = EnergyUse(joules=None, known_by="none")
+    of_hosts = run_cost(prices, unknown, 1000.0, 1)
+    assert of_hosts is not None
+    assert (of_hosts.amount, of_hosts.energy_part) == (pytest.approx(1.0), None)
+    assert run_cost(TelemetryConfig(price_per_kwh=1.0), unknown, 1.0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"watts_per_core": -1}, {"currency": "euro"}, {"price_per_kwh": -1}]
+)
+def test_prices_without_sense_are_rejected(change: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TelemetryConfig.model_validate(change)
+
+
+def test_devices_are_summed_up_in_our_units() -> None:
+    readings = iter([5_000_000, 7_500_000])
+    closed: list[bool] = []
+    meter = DeviceMeter("1", library(energy=lambda _: next(readings), closed=closed))
+    meter.sample()
+    meter.sample()
+    meter.close()
+    assert meter.summaries() == (
+        DeviceTelemetry(
+            index=1, name="a device", utilisation_mean=0.75, utilisation_max=0.75,
+            peak_memory_bytes=3, temperature_max_c=61, power_mean_w=250.0, energy_j=2500,
+        ),
+    )  # fmt: skip
+    assert closed
+    silent = DeviceMeter(None, library(not_supported))
+    silent.sample()
+    assert [device.energy_j for device in silent.summaries()] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(None, [0, 1]), ("1", [1]), ("0,1", [0, 1]), ("", []), ("GPU-1a", [1]), ("-1", [])],
+)
+def test_only_devices_that_the_ranks_may_use_are_read(visible: str | None, seen: list[int]) -> None:
+    assert [i for i in range(2) if is_visible(i, f"GPU-{i}abc", visible)] == seen
+
+
+@pytest.mark.gpu
+def test_a_real_device_reports_its_memory() -> None:
+    meter = DeviceMeter(None)
+    if meter.trouble:
+        pytest.skip(meter.trouble)
+    meter.sample()
+    meter.close()
+    assert all(device.peak_memory_bytes for device in meter.summaries())
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "has"),
+    [
+        ("AuthenticAMD", "fpu avx512_bf16 sse", True),
+        ("GenuineIntel", "fpu avx512_bf16 sse", False),
+        ("GenuineIntel", "fpu avx512_bf16 amx_bf16", True),
+    ],
+)
+def test_bf16_is_read_from_the_processors_flags(
+    tmp_path: Path, vendor: str, flags: str, has: bool
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor : 0\nvendor_id : {vendor}\nflags : {flags}\n")
+    assert computes_bf16(info) is has
+
+
+def test_a_process_id_that_is_given_out_again_takes_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = RankMeter(reading(0, os.getpid()))
+    meter.sample(0.0)
+    monkeypatch.setattr(meters, "_tree", lambda _: [])
+    meter.sample(1.0)
+    assert meter.summary().busy_cores_mean is None
+    assert meter.summary().disk_read_bytes is not None
