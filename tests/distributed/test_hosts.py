@@ -98,7 +98,7 @@ def test_kill_9_of_the_driver_leaves_no_process_on_any_host(
     with started(cluster, tmp_path, 2, {}, num_steps=100_000) as job:
         job.await_that(lambda: job.run.has_done(3, size=2), "two ranks train")
         for pid in ranks_on("h0", job.run):
-            if "infra.bench.elastic.driver" in command_of(pid):
+            if "infra.bench.elastic.runs" in command_of(pid):
                 os.kill(pid, signal.SIGKILL)
         wait_until(
             lambda: not any(ranks_on(host, job.run) for host in ("h0", *cluster.hosts)),

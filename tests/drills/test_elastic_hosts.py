@@ -36,11 +36,6 @@ def finish(job: ClusterRun) -> None:
     job.run.check_result()
 
 
-def stragglers(job: ClusterRun) -> set[str]:
-    is_written = (job.run.path / "report.json").exists()
-    return set(job.run.read_report().stragglers) if is_written else set()
-
-
 @proves(Promise.EVICTION, "the other hosts go on, from the last commit")
 def test_the_others_go_on_when_a_host_dies(cluster: hosts.Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path, 3, {"gloo_timeout_s": 5}, num_steps=200, patient=True) as job:
@@ -72,23 +67,9 @@ def test_a_host_that_is_added_takes_part_and_one_that_is_removed_leaves(
 
 
 @proves(Promise.SENTENCE, "the slow host is named")
-def test_a_host_with_a_slow_link_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
-    with started(cluster, tmp_path, 3, {}, num_steps=600, patient=True) as job:
-        job.await_that(lambda: job.run.has_done(3, size=3), "three ranks train")
-        cluster.slow_down("h3", rate_kbit=24)
-        try:
-            job.await_that(lambda: "h3-0" in stragglers(job), "h3 is named")
-        finally:
-            cluster.quicken("h3")
-        assert "h3-0 is a straggler: it answers after" in job.said
-        finish(job)
-
-
-@proves(Promise.SENTENCE, "the slow host is named")
 def test_a_host_that_computes_slowly_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
     with started(cluster, tmp_path, 3, {}, num_steps=600, step_s=0.05, slow_host="h2") as job:
-        job.await_that(lambda: "h2-0" in stragglers(job), "h2 is named")
-        assert "h2-0 is a straggler: it works" in job.said
+        job.await_that(lambda: "h2-0 is a straggler: it works" in job.log, "h2 is named")
 
 
 @proves(Promise.INTERRUPT, "the weights of an undisturbed run")

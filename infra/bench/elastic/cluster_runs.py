@@ -28,7 +28,7 @@ class ClusterRun:
     hosts_file: Path
 
     @property
-    def said(self) -> str:
+    def log(self) -> str:
         """What the driver has logged, and the ranks printed."""
         ranks = self.run.path / "ranks.log"
         printed = ranks.read_text() if ranks.exists() else ""
@@ -37,12 +37,12 @@ class ClusterRun:
     def await_that(self, condition: Callable[[], object], what: str) -> None:
         """Poll until `condition` holds or the driver has ended."""
         wait_until(lambda: condition() or self.driver.poll() is not None, what, LIMIT_S)
-        assert condition(), f"the driver has ended before: {what}\n{self.said}"
+        assert condition(), f"the driver has ended before: {what}\n{self.log}"
 
     def await_end(self) -> None:
         """Wait for the end of training."""
         wait_until(lambda: self.driver.poll() is not None, "the end of training", LIMIT_S)
-        assert self.driver.returncode == 0, self.said
+        assert self.driver.returncode == 0, self.log
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def started(
     hosts_file.write_text("".join(f"{host}\n" for host in cluster.hosts[:num_hosts]))
     run = ElasticRun(folder / "run")
     run.prepare(TinyJob.model_validate({"config": config(cluster, hosts_file, settings), **job}))
-    program = [sys.executable, "-m", "infra.bench.elastic.driver", str(run.path)]
+    program = [sys.executable, "-m", "infra.bench.elastic.runs", str(run.path)]
     driver = cluster.start_on(DRIVER, program, run.path / "driver.log")
     try:
         yield ClusterRun(run, driver, hosts_file)

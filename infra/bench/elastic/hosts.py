@@ -37,7 +37,7 @@ def why_not() -> str | None:
     """Why this machine cannot play several hosts; None where it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
-    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("sshd", "openssh-server")):
+    for program, package in (("ip", "iproute2"), ("sshd", "openssh-server")):
         if shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
             return f"`{program}` is not installed (Debian package {package})"
     probe = f"{PREFIX}-probe"
@@ -127,10 +127,7 @@ class Cluster:
         there = ["ip", "netns", "exec", namespace(host), "unshare", "--uts", "sh", "-c", script]
         with output.open("ab") as stream:
             return subprocess.Popen(
-                [
-                    *(sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--"),
-                    *(*there, "sh", *command),
-                ],
+                guard.guarded([*there, "sh", *command], GRACE_S),
                 stdin=subprocess.DEVNULL,
                 cwd=PROJECT_ROOT,
                 stdout=stream,
@@ -146,23 +143,12 @@ class Cluster:
         self._sshds.pop(host).wait()
 
     def cut(self, host: str) -> None:
-        """Take its link down: nothing arrives, and nobody is told."""
+        """Take its link down: nothing arrives, and nobody notices at once."""
         run("ip", "-n", SWITCH, "link", "set", f"{PREFIX}{host}", "down")
 
     def mend(self, host: str) -> None:
         """Take its link up again."""
         run("ip", "-n", SWITCH, "link", "set", f"{PREFIX}{host}", "up")
-
-    def slow_down(self, host: str, rate_kbit: int) -> None:
-        """Let it send only so much; what is too much waits up to 400 ms, and then is dropped."""
-        run(
-            *("tc", "-n", namespace(host), "qdisc", "replace", "dev", INTERFACE, "root"),
-            *("tbf", "rate", f"{rate_kbit}kbit", "burst", "4kb", "latency", "400ms"),
-        )
-
-    def quicken(self, host: str) -> None:
-        """End `slow_down`."""
-        run("tc", "-n", namespace(host), "qdisc", "delete", "dev", INTERFACE, "root")
 
     def stop(self) -> None:
         """Remove all of it."""

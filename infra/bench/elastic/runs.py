@@ -1,8 +1,14 @@
-"""Elastic runs of the tiny worker, for benches, tests and drills."""
+"""Elastic runs of the tiny worker, for benches, tests and drills.
+
+As a program, `runs RUN_DIRECTORY`, it is their driver: it writes report.json or error.txt; what the
+ranks print goes to ranks.log.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.bench.elastic.driver import drive
 from infra.bench.elastic.worker import TinyJob, unbroken
+from tasks.kernel.errors import FalajError
+from tasks.kernel.files import write_atomically
 from tasks.kernel.guard import descendants
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.driver import ElasticDriver
+from tasks.training.elastic.process import ElasticSpec, MemberState
 from tasks.training.elastic.report import ElasticReport
+from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 
 LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1)
 LIMIT_S = 150
+WORKER_MODULE = "infra.bench.elastic.worker"
+SHORTEST_REST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,24 @@ class ElasticRun:
 
 def pid_of_rank(driver: ElasticDriver, rank: int) -> int:
     """The process of a local rank that trains."""
-    member = next(m for m in driver.members if m.rank == rank and m.trains)
-    return descendants(member.process.pid)[0]
+    training = [m for m in driver.members if m.state is MemberState.IN_GROUP]
+    return descendants(next(m for m in training if m.rank == rank).pid)[0]
+
+
+def drive(run: Path, job: TinyJob, on_look: Callable[[ElasticDriver], None]) -> ElasticReport:
+    """Run a job to its end, in this thread.
+
+    Raises:
+        FalajError: as `ElasticDriver.run`.
+    """
+    with (run / "ranks.log").open("a", buffering=1) as log:
+
+        def on_line(who: str, line: str) -> None:
+            log.write(f"{who} | {line}\n")
+
+        spec = ElasticSpec(WORKER_MODULE, run, {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES})
+        with ElasticDriver(spec, job.config, on_line, SHORTEST_REST_S) as driver:
+            return driver.run(lambda: on_look(driver))
 
 
 def run_here(
@@ -103,3 +130,23 @@ def run_here(
         on_look(driver)
 
     return drive(run.path, job, look)
+
+
+def main(run_path: str) -> None:
+    """Run the job that the run directory holds."""
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8d ms %(message)s")
+    run = Path(run_path)
+    job = TinyJob.model_validate_json((run / "job.json").read_text())
+
+    def write(report: ElasticReport) -> None:
+        write_atomically(run / "report.json", report.model_dump_json())
+
+    try:
+        write(drive(run, job, lambda driver: write(driver.report)))
+    except FalajError as exc:
+        write_atomically(run / "error.txt", f"{type(exc).__name__}: {exc}")
+        raise SystemExit(1) from exc
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

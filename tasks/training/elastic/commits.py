@@ -156,13 +156,11 @@ class CheckedSteps:
 
     def __init__(
         self,
-        group: int,
         link: RankLink,
         exchange: Communicator,
         session: ElasticSession,
         commits: Commits,
     ) -> None:
-        self._group = group
         self._link = link
         self._exchange = exchange
         self._session = session
@@ -196,7 +194,8 @@ class CheckedSteps:
         interval_s = max(COMMIT_INTERVAL_S, cost_s / COMMIT_SHARE)
         if regroup or leave or self._uncommitted_s >= interval_s:
             self._commit()
-        self._tell()
+        busy_s = self._busy_s / self._num_steps
+        self._link.send(Pulse(commit=self._commits.number, busy_s=busy_s))
         if leave:
             self._write_checkpoint()
         if regroup or leave:
@@ -213,10 +212,6 @@ class CheckedSteps:
         self._commits.keep(self._session.snapshot())
         self._commit_cost_s = time.monotonic() - started
         self._uncommitted_s = 0.0
-
-    def _tell(self) -> None:
-        busy_s = self._busy_s / self._num_steps
-        self._link.send(Pulse(group=self._group, commit=self._commits.number, busy_s=busy_s))
 
     def _write_checkpoint(self) -> None:
         """All ranks stay until it is whole: the one that leaves may be the one that writes."""

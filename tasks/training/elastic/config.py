@@ -68,10 +68,6 @@ class ElasticConfig(BaseModel):
     gather_timeout_s: float = Field(
         default=600.0, ge=1, le=86400, description="How long too few ranks are waited for."
     )
-    notice_file: Path | None = Field(
-        default=None,
-        description="A file that appears on a host that will be taken away; like SIGTERM.",
-    )
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
@@ -82,7 +78,9 @@ class ElasticConfig(BaseModel):
     @model_validator(mode="after")
     def _hosts_can_be_reached(self) -> Self:
         needed = {
-            "place (path of the file or program, or namespace/label selector)": self.place,
+            "place (path of the file or program)": self.place,
+            "place as namespace/label selector": "/" in self.place
+            or self.discovery != "kubernetes",
             "an interface that other hosts reach": self.interface != LOOPBACK_INTERFACE,
             "ssh_key_file": self.ssh_key_file,
             "ssh_known_hosts_file (hosts that are not in it are refused)": (

@@ -10,12 +10,12 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
-import msgspec
 
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
@@ -34,7 +34,7 @@ MAX_PROBES = 32
 API_URL = "https://kubernetes.default.svc"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # A host goes into commands of ssh and paths of the rendezvous server.
-HOST_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+HOST_LINE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,252})(?:(?::|\s+slots=)(\d{1,4}))?")
 
 Slots = Mapping[str, int]
 """Host to the number of ranks that it takes."""
@@ -56,7 +56,7 @@ def discovery_of(config: ElasticConfig) -> Discovery:
         case "script":
             return lambda: hosts_of_program(Path(place), slots)
         case "kubernetes":
-            return KubernetesPods(place, slots).find
+            return lambda: ready_pods(place, slots)
 
 
 def hosts_of_file(path: Path, default_slots: int) -> Slots:
@@ -119,46 +119,9 @@ def hosts_of_program(path: Path, default_slots: int) -> Slots:
     return parse_hosts(printed.stdout, default_slots, str(path))
 
 
-class _Condition(msgspec.Struct):
-    type: str
-    status: str
-
-
-class _PodMetadata(msgspec.Struct, rename="camel"):
-    deletion_timestamp: str | None = None
-
-
-class _PodSpec(msgspec.Struct):
-    hostname: str | None = None
-    subdomain: str | None = None
-
-
-class _PodStatus(msgspec.Struct):
-    phase: str = ""
-    pod_ip: str | None = msgspec.field(default=None, name="podIP")
-    conditions: list[_Condition] = []
-
-
-class _Pod(msgspec.Struct):
-    metadata: _PodMetadata
-    spec: _PodSpec
-    status: _PodStatus
-
-    def address(self) -> str | None:
-        """Where the pod is reached; None where it cannot take a rank now."""
-        ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions)
-        if self.status.phase != "Running" or not ready or self.metadata.deletion_timestamp:
-            return None
-        if self.spec.hostname and self.spec.subdomain:
-            return f"{self.spec.hostname}.{self.spec.subdomain}"
-        return self.status.pod_ip
-
-
-class _PodList(msgspec.Struct):
-    items: list[_Pod]
-
-
-class KubernetesPods:
+def ready_pods(
+    place: str, slots: int, api_url: str = API_URL, account: Path = SERVICE_ACCOUNT
+) -> Slots:
     """Ready pods with given labels, asked of the API server with the pod's service account.
 
     Args:
@@ -166,46 +129,43 @@ class KubernetesPods:
         slots: ranks of one pod.
         api_url: of the API server.
         account: folder with `token` and `ca.crt`; the token is read anew each time, it is renewed.
+
+    Raises:
+        TransientError: the API server did not answer.
     """
-
-    def __init__(
-        self, place: str, slots: int, api_url: str = API_URL, account: Path = SERVICE_ACCOUNT
-    ) -> None:
-        self._namespace, _, self._selector = place.partition("/")
-        self._slots = slots
-        self._api_url = api_url
-        self._account = account
-        if not self._namespace or not self._selector:
-            raise ConfigurationError(
-                f"place={place!r} is not namespace/label selector; expected such as "
-                "ml/training.kubeflow.org/job-name=flights"
-            )
-
-    def find(self) -> Slots:
-        """See `Discovery`."""
-        try:
-            pods = msgspec.json.decode(self._answer(), type=_PodList)
-        except (OSError, httpx.HTTPError, msgspec.DecodeError) as exc:
-            raise TransientError(
-                f"the API server at {self._api_url} did not list the pods of {self._namespace} "
-                f"with {self._selector} ({exc}); the hosts of the last look are kept. The service "
-                "account needs the right to list pods"
-            ) from exc
-        found = sorted(address for pod in pods.items if (address := pod.address()))
-        return dict.fromkeys(found, self._slots)
-
-    def _answer(self) -> bytes:
-        token = (self._account / "token").read_text().strip()
-        secure = self._api_url.startswith("https:")
+    namespace, _, selector = place.partition("/")
+    secure = api_url.startswith("https:")
+    try:
+        token = (account / "token").read_text().strip()
         answer = httpx.get(
-            f"{self._api_url}/api/v1/namespaces/{self._namespace}/pods",
-            params={"labelSelector": self._selector},
+            f"{api_url}/api/v1/namespaces/{namespace}/pods",
+            params={"labelSelector": selector},
             headers={"Authorization": f"Bearer {token}", "Accept": "application/json"},
             timeout=API_LIMIT_S,
-            verify=ssl.create_default_context(cafile=self._account / "ca.crt") if secure else True,
+            verify=ssl.create_default_context(cafile=account / "ca.crt") if secure else True,
             trust_env=False,
         )
-        return answer.raise_for_status().content
+        pods = answer.raise_for_status().json()["items"]
+        addresses = sorted(address for pod in pods if (address := _address_of(pod)))
+    except (OSError, httpx.HTTPError, ValueError, KeyError) as exc:
+        raise TransientError(
+            f"the API server at {api_url} did not list the pods of {place} ({exc!r}); the hosts of "
+            "the last look are kept. The service account needs the right to list pods"
+        ) from exc
+    return dict.fromkeys(addresses, slots)
+
+
+def _address_of(pod: Any) -> str | None:
+    """Where a pod is reached; None where it cannot take a rank now."""
+    status, spec = pod["status"], pod["spec"]
+    conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
+    is_ready = status.get("phase") == "Running" and conditions.get("Ready") == "True"
+    if not is_ready or "deletionTimestamp" in pod["metadata"]:
+        return None
+    if "hostname" in spec and "subdomain" in spec:
+        return f"{spec['hostname']}.{spec['subdomain']}"
+    address: str | None = status.get("podIP")
+    return address
 
 
 def parse_hosts(text: str, default_slots: int, place: str) -> Slots:
@@ -216,30 +176,17 @@ def parse_hosts(text: str, default_slots: int, place: str) -> Slots:
     """
     hosts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        entry = line.partition("#")[0].strip()
+        if not entry:
             continue
-        host, slots = _parse_words(words, default_slots)
-        if slots < 0 or not HOST_PATTERN.fullmatch(host):
+        found = HOST_LINE.fullmatch(entry)
+        if found is None:
             raise ConfigurationError(
                 f"{place}, line {number}: {line.strip()!r} is no host; expected `name`, `name:2` "
                 "or `name slots=2`"
             )
-        hosts[host] = slots
+        hosts[found[1]] = int(found[2] or default_slots)
     return {host: slots for host, slots in hosts.items() if slots}
-
-
-def _parse_words(words: Iterable[str], default_slots: int) -> tuple[str, int]:
-    """Host and slots; -1 slots where the words make no sense."""
-    match list(words):
-        case [name]:
-            host, _, number = name.partition(":")
-            slots = number if ":" in name else str(default_slots)
-        case [host, option] if option.startswith("slots="):
-            slots = option.removeprefix("slots=")
-        case _:
-            return "", -1
-    return host, int(slots) if slots.isdecimal() else -1
 
 
 class HostWatch:
@@ -253,10 +200,11 @@ class HostWatch:
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
-        self._lock = threading.Lock()
-        self._slots: dict[str, int] = {}
         self._missed: dict[str, int] = {}
-        self._trouble = ""
+        self.slots: Slots = {}
+        """Hosts as last seen; replaced whole by each look."""
+        self.trouble = ""
+        """Why the last look failed; empty where it did not."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
@@ -268,18 +216,6 @@ class HostWatch:
         """Look no more; a look that is under way ends by itself."""
         self._stop.set()
 
-    @property
-    def slots(self) -> dict[str, int]:
-        """Hosts as last seen."""
-        with self._lock:
-            return dict(self._slots)
-
-    @property
-    def trouble(self) -> str:
-        """Why the last look failed; empty where it did not."""
-        with self._lock:
-            return self._trouble
-
     def look(self) -> None:
         """Look once."""
         try:
@@ -287,21 +223,12 @@ class HostWatch:
         except (TransientError, ConfigurationError) as exc:
             if str(exc) != self.trouble:
                 LOGGER.warning("%s. Looking again in %g s", exc, LOOK_EVERY_S)
-            with self._lock:
-                self._trouble = str(exc)
+            self.trouble = str(exc)
             return
-        with self._lock:
-            self._trouble = ""
-            self._take(found)
-
-    def _take(self, found: Slots) -> None:
-        for host in set(self._slots) - set(found):
-            self._missed[host] = self._missed.get(host, 0) + 1
-            if self._missed[host] >= self.misses_to_be_gone:
-                del self._slots[host]
-        self._slots |= found
-        for host in found:
-            self._missed.pop(host, None)
+        self.trouble = ""
+        missed = {h: self._missed.get(h, 0) + 1 for h in self.slots if h not in found}
+        self._missed = {h: n for h, n in missed.items() if n < self.misses_to_be_gone}
+        self.slots = {h: self.slots[h] for h in self._missed} | dict(found)
 
     def _run(self) -> None:
         while not self._stop.is_set():

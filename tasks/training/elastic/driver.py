@@ -13,10 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
-
-from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.elastic.config import ElasticConfig
@@ -32,11 +29,9 @@ from tasks.training.elastic.link import (
     Leave,
     Left,
     Ping,
-    Pong,
     Pulse,
     Ready,
     Regroup,
-    Running,
     Start,
 )
 from tasks.training.elastic.process import (
@@ -47,10 +42,9 @@ from tasks.training.elastic.process import (
     MemberState,
     OnLine,
 )
-from tasks.training.elastic.report import ElasticReport, History
-from tasks.training.elastic.stragglers import StragglerWatch
+from tasks.training.elastic.report import ElasticReport, History, StragglerWatch
 from tasks.training.launch.rank_group import error_of_rank
-from tasks.training.launch.rendezvous import Rendezvous, address_of
+from tasks.training.launch.rendezvous import Rendezvous, address_of, assignments
 
 LOGGER = logging.getLogger(__name__)
 PING_EVERY_S = 1.0
@@ -93,14 +87,6 @@ def in_rank_order(candidates: Sequence[T]) -> list[T]:
     return sorted(ordered, key=lambda member: hosts.index(member.host))
 
 
-def assignments(hosts: Sequence[str]) -> list[SlotInfo]:
-    """Horovod's numbers of each rank; `hosts` are theirs in rank order."""
-    counts = {host: list(hosts).count(host) for host in dict.fromkeys(hosts)}
-    infos = [HostInfo(host, count) for host, count in counts.items()]
-    slots: list[SlotInfo] = get_host_assignments(infos, len(hosts))
-    return slots
-
-
 class ElasticDriver:
     """All ranks of one elastic run. A context: when it is left, every process here is gone.
 
@@ -129,12 +115,11 @@ class ElasticDriver:
         self._stragglers = StragglerWatch()
         self._history = History()
         self._rendezvous: Rendezvous | None = None
-        self._num_groups = 0
         self._num_resets = 0
         self._fruitless = 0
         self._commit_at_start = 0
         self._broken_since: float | None = None
-        self._regroup_sent = self._break_told = False
+        self._regroup_sent = self._break_sent = False
         self._lost_in_group = False
         self._reason = "start"
         self._waiting_since = time.monotonic()
@@ -146,20 +131,10 @@ class ElasticDriver:
         self._hosts.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hosts.stop()
         self._fleet.close()
         self._close_rendezvous()
-
-    @property
-    def is_done(self) -> bool:
-        """True where training has come to its end and all ranks are gone."""
-        return self._done_since is not None and not len(self._fleet)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -172,7 +147,7 @@ class ElasticDriver:
         return self._history.report()
 
     def run(self, on_look: Callable[[], None] = lambda: None) -> ElasticReport:
-        """Look after the ranks until training is done.
+        """Look after the ranks until training is done and all ranks are gone.
 
         Args:
             on_look: called in this thread several times a second.
@@ -181,29 +156,31 @@ class ElasticDriver:
             TransientError: too few ranks for too long, or too many were lost.
             FalajError: a rank's own error that will repeat; of its kind.
         """
-        while not self.is_done:
-            self.look(0.2)
+        while self._done_since is None or len(self._fleet):
+            self._look(0.2)
             on_look()
         return self.report
 
-    def look(self, wait_s: float) -> None:
-        """Hear the ranks and do what is to be done now; waits for a while where nothing comes.
-
-        Raises:
-            TransientError, FalajError: as `run`.
-        """
+    def _look(self, wait_s: float) -> None:
+        """Hear the ranks and do what is to be done now; waits for a while where nothing comes."""
         self._fleet.hear(wait_s, self._take)
         now = time.monotonic()
         for member in self._fleet.take_ended():
             self._part_with(member, now)
         if self._done_since is not None:
-            self._finish(now)
+            self._finish(now, self._done_since)
             return
         self._give_up_silent(now)
         self._follow_hosts(now)
         self._form_groups(now)
-        self._ping(now)
-        self._name_stragglers(now)
+        if now - self._pinged_s >= PING_EVERY_S:
+            self._pinged_s = now
+            for member in self._fleet:
+                member.send(Ping())
+        if now - self._looked_s >= STRAGGLER_LOOK_EVERY_S:
+            self._looked_s = now
+            for place, text in self._stragglers.look().items():
+                self._history.note("straggler", place, text)
 
     # Hearing the ranks
 
@@ -216,18 +193,10 @@ class ElasticDriver:
                 member.ready_s = member.ready_s or now
                 member.state = MemberState.READY
                 member.commit, member.failed = message.commit, message.failed
-            case Running():
-                member.trains = True
-                if all(other.trains for other in self._fleet.those(MemberState.IN_GROUP)):
-                    self._history.group_runs()
             case Pulse():
                 member.commit = message.commit
-                self._history.commits(message.commit)
-                self._stragglers.note_busy(member.place, message.busy_s)
-            case Pong():
-                # A local rank has no link, and before it was ready a rank was importing.
-                if member.process.is_remote and message.sent_s > member.ready_s > 0:
-                    self._stragglers.note_link(member.place, now - message.sent_s)
+                self._history.num_commits = max(self._history.num_commits, message.commit)
+                self._stragglers.busy_s[member.place] = message.busy_s
             case Left():
                 member.left = True
             case Finished():
@@ -259,18 +228,18 @@ class ElasticDriver:
             self._cooldown.rest(member.place, NOTICE_S, now)
             self._reason = f"{member.place} left"
             self._history.note("left", member.place, f"{member.place} left before its host ended")
-            return
-        self._mourn(member, now)
+        else:
+            self._note_loss(member, now)
 
     def _group_ends(self, now: float, *, broken: bool) -> None:
         """A rank of the group is gone or back: the others cannot go on without it."""
         self._broken_since = self._broken_since or now
-        if broken and not self._break_told:
-            self._break_told = True
+        if broken and not self._break_sent:
+            self._break_sent = True
             for member in self._fleet.those(MemberState.IN_GROUP):
-                member.process.send(Broken(group=member.group))
+                member.send(Broken(group=member.group))
 
-    def _mourn(self, member: Member, now: float) -> None:
+    def _note_loss(self, member: Member, now: float) -> None:
         place = member.host if member.lost_host else member.place
         rest_s = self._cooldown.punish(place, now)
         text = f"{member.label} ({member.place}) {member.end_in_words()}"
@@ -281,15 +250,16 @@ class ElasticDriver:
             self._num_resets += 1
         if self._num_resets > RESET_LIMIT:
             raise TransientError(
-                f"{self._num_resets} ranks were lost, more than the limit of "
-                f"{RESET_LIMIT}; the last one: {text}. A new attempt goes on from the "
-                "newest checkpoint"
+                f"{self._num_resets} ranks were lost, more than the limit of {RESET_LIMIT}; the "
+                f"last one: {text}. A new attempt resumes from the newest checkpoint"
             )
-        failures = self._history.texts("lost")
-        if not self._num_groups and not len(self._fleet) and len(failures) >= FIRST_FAILURES_LIMIT:
-            raise TransientError(
-                f"no rank could be started: {'; '.join(failures[-FIRST_FAILURES_LIMIT:])}"
-            )
+        losses, is_first = self._history.losses[-FIRST_FAILURES_LIMIT:], not self._num_groups
+        if is_first and not len(self._fleet) and len(losses) == FIRST_FAILURES_LIMIT:
+            raise TransientError(f"no rank could be started: {'; '.join(losses)}")
+
+    @property
+    def _num_groups(self) -> int:
+        return self._history.num_groups
 
     def _give_up(self, member: Member, why: str) -> None:
         """End a rank that no longer answers; it counts as lost at once."""
@@ -312,7 +282,7 @@ class ElasticDriver:
         for member in self._fleet:
             if member.slot >= slots.get(member.host, 0) and not member.asked_to_leave:
                 member.asked_to_leave = True
-                member.process.send(Leave())
+                member.send(Leave())
                 LOGGER.info("%s is no longer offered; it is asked to leave", member.place)
         for host, count in slots.items():
             for slot in range(count):
@@ -331,18 +301,15 @@ class ElasticDriver:
             return
         self._waiting_since = now
         if self._broken_since is not None:
-            self._await_the_rest(in_group, now)
+            self._await_the_rest(in_group, now - self._broken_since)
         elif not self._regroup_sent and self._somebody_joins(now):
             self._regroup_sent = True
             for member in in_group:
-                member.process.send(Regroup())
+                member.send(Regroup())
 
-    def _await_the_rest(self, in_group: list[Member], now: float) -> None:
+    def _await_the_rest(self, in_group: list[Member], waited_s: float) -> None:
         """Others of the group are lost or back: give up those that never notice."""
-        assert self._broken_since is not None
-        finishing = bool(self._fleet.those(MemberState.FINISHED))
-        waited_s = now - self._broken_since
-        if finishing or waited_s < REGROUP_TIMEOUT_S:
+        if self._fleet.those(MemberState.FINISHED) or waited_s < REGROUP_TIMEOUT_S:
             return
         for member in in_group:
             self._give_up(member, f"did not come back within {waited_s:.0f} s of its group's end")
@@ -350,28 +317,27 @@ class ElasticDriver:
     def _somebody_joins(self, now: float) -> bool:
         """True where ranks wait to join, and no other one is about to."""
         ready = [m for m in self._fleet.those(MemberState.READY) if not m.asked_to_leave]
-        starting = bool(self._fleet.those(MemberState.STARTING))
-        if not ready or bool(self._fleet.those(MemberState.FINISHED)):
+        if not ready or self._fleet.those(MemberState.FINISHED):
             return False
+        starting = self._fleet.those(MemberState.STARTING)
         return not starting or now - min(m.ready_s for m in ready) > JOIN_GATHER_S
 
     def _form_group(self, now: float) -> None:
         free = self._fleet.those(MemberState.READY, MemberState.FINISHED)
         candidates = [member for member in free if not member.asked_to_leave]
         if len(candidates) < self._config.min_ranks:
-            self._wait_for_ranks(len(candidates), now)
+            self._wait_for_ranks(len(candidates), now - self._waiting_since)
             return
-        starting = bool(self._fleet.those(MemberState.STARTING))
+        starting = self._fleet.those(MemberState.STARTING)
         waited_s = now - min(m.ready_s for m in candidates)
         if not self._num_groups and starting and waited_s < GATHER_S:
             return
         self._check_fruit(candidates)
         self._start_group(in_rank_order(candidates), now)
 
-    def _wait_for_ranks(self, num_ready: int, now: float) -> None:
-        waited_s = now - self._waiting_since
+    def _wait_for_ranks(self, num_ready: int, waited_s: float) -> None:
         if waited_s > self._config.gather_timeout_s:
-            reasons = [self._hosts.trouble, *self._history.texts("lost")[-3:]]
+            reasons = [self._hosts.trouble, *self._history.losses[-3:]]
             known = "; ".join(reason for reason in reasons if reason)
             raise TransientError(
                 f"{num_ready} rank(s) are ready after {waited_s:.0f} s, min_ranks="
@@ -383,10 +349,8 @@ class ElasticDriver:
         """Refuse to go on where group after group breaks by itself."""
         failures = [m.failed for m in candidates if m.failed]
         committed = max(m.commit for m in candidates) > self._commit_at_start
-        if failures and not self._lost_in_group and not committed:
-            self._fruitless += 1
-        else:
-            self._fruitless = 0
+        is_fruitless = failures and not self._lost_in_group and not committed
+        self._fruitless = self._fruitless + 1 if is_fruitless else 0
         if self._fruitless >= FRUITLESS_LIMIT:
             raise TrainingError(
                 f"{self._fruitless} groups in a row broke although no rank was lost, and committed "
@@ -397,29 +361,27 @@ class ElasticDriver:
         self._close_rendezvous()
         slots = assignments([member.host for member in members])
         self._rendezvous = rendezvous = Rendezvous(slots, self._address)
-        self._num_groups += 1
         newest = max(member.commit for member in members)
-        sync = newest == 0 or any(member.commit != newest for member in members)
         joined = [m.place for m in members if not m.group]
-        if self._num_groups > 1 and joined and not self._lost_in_group:
+        if self._num_groups and joined and not self._lost_in_group:
             self._reason = f"{', '.join(joined)} joined"
         self._history.group_starts(tuple(m.place for m in members), self._reason)
         for member, slot in zip(members, slots, strict=True):
-            member.state, member.rank, member.trains = MemberState.IN_GROUP, slot.rank, False
+            member.state, member.rank = MemberState.IN_GROUP, slot.rank
             member.group, member.heard_s = self._num_groups, now
-            member.process.send(
+            member.send(
                 Start(
                     group=self._num_groups,
                     **{field: getattr(slot, field) for field in SLOT_FIELDS},
                     address=rendezvous.address,
                     port=rendezvous.port,
-                    sync=sync,
+                    sync=newest == 0 or any(member.commit != newest for member in members),
                     fresh=newest == 0,
                 )
             )
         self._commit_at_start = newest
-        self._broken_since, self._regroup_sent, self._lost_in_group = None, False, False
-        self._break_told = False
+        self._broken_since = None
+        self._regroup_sent = self._break_sent = self._lost_in_group = False
         self._waiting_since = now
 
     def _close_rendezvous(self) -> None:
@@ -427,29 +389,11 @@ class ElasticDriver:
             self._rendezvous.close()
             self._rendezvous = None
 
-    # From time to time
-
-    def _ping(self, now: float) -> None:
-        if now - self._pinged_s >= PING_EVERY_S:
-            self._pinged_s = now
-            self._fleet.tell_all(Ping(sent_s=now))
-
-    def _name_stragglers(self, now: float) -> None:
-        if now - self._looked_s < STRAGGLER_LOOK_EVERY_S:
-            return
-        self._looked_s = now
-        for straggler in self._stragglers.look():
-            self._history.note(
-                "straggler" if straggler.found else "recovered", straggler.place, straggler.text
-            )
-
-    def _finish(self, now: float) -> None:
+    def _finish(self, now: float, done_since: float) -> None:
         """Rank 0 has written the result: the others need not have noticed."""
-        assert self._done_since is not None
         for member in self._fleet:
             if not member.asked_to_leave:
                 member.asked_to_leave = True
-                member.process.send(End())
-        if now - self._done_since > SETTLE_S:
-            for member in self._fleet:
+                member.send(End())
+            if now - done_since > SETTLE_S:
                 self._give_up(member, "did not end")

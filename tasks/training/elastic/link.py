@@ -77,9 +77,7 @@ class Stop(Message):
 
 
 class Ping(Message):
-    """To a rank: answer at once, with the same number."""
-
-    sent_s: float
+    """To a rank: answer at once."""
 
 
 class Ready(Message):
@@ -91,16 +89,9 @@ class Ready(Message):
     """The error that ended its last group; empty where it ended as planned."""
 
 
-class Running(Message):
-    """From a rank: it has met the others, has the state, and begins to train."""
-
-    group: Count
-
-
 class Pulse(Message):
     """From a rank, at each check: its progress."""
 
-    group: Count
     commit: Count
     busy_s: float
     """Mean seconds of a step in which this rank itself worked."""
@@ -109,14 +100,9 @@ class Pulse(Message):
 class Pong(Message):
     """From a rank: the answer to a ping."""
 
-    sent_s: float
-
 
 class Left(Message):
     """From a rank, last of all: it leaves because its host is taken away."""
-
-    committed: bool
-    """False where it had no time for it; the others resume from the commit before."""
 
 
 class Finished(Message):
@@ -135,10 +121,7 @@ class Failed(Message):
 
 
 ToRank = Start | Regroup | Broken | Leave | End | Stop | Ping
-FromRank = Ready | Running | Pulse | Pong | Left | Finished | Failed
-
-_TO_RANK = msgspec.json.Decoder(ToRank)
-_FROM_RANK = msgspec.json.Decoder(FromRank)
+FromRank = Ready | Pulse | Pong | Left | Finished | Failed
 
 
 def encoded(message: ToRank | FromRank) -> bytes:
@@ -148,7 +131,7 @@ def encoded(message: ToRank | FromRank) -> bytes:
 
 def to_rank(line: bytes) -> ToRank:
     """The driver's message in a line."""
-    message: ToRank = _TO_RANK.decode(line)
+    message: ToRank = msgspec.json.decode(line, type=ToRank)
     return message
 
 
@@ -157,7 +140,7 @@ def from_rank(line: bytes) -> FromRank | None:
     if not line.startswith(b'{"kind":'):
         return None
     try:
-        message: FromRank = _FROM_RANK.decode(line)
+        message: FromRank = msgspec.json.decode(line, type=FromRank)
     except msgspec.DecodeError:
         return None
     return message
@@ -239,7 +222,6 @@ EXIT_LEFT = 77
 NOTICE_S = 25.0
 # Of the notice, what is left for the end of the process itself.
 NOTICE_SHARE = 0.8
-NOTICE_POLL_S = 0.5
 
 
 class RankLink:
@@ -290,14 +272,11 @@ class RankLink:
     def next_order(self) -> Start | End | Left:
         """Wait for what to do next: join a group, end, or (`Left`) leave as was asked."""
         if self.leave_asked:
-            return Left(committed=True)
+            return Left()
         return self._orders.get()
 
-    def watch_for_notice(self, notice_file: Path | None) -> None:
-        """From now on leave in good order after SIGTERM, or when the notice file appears.
-
-        To be called in the main thread.
-        """
+    def watch_for_notice(self) -> None:
+        """From now on leave in good order after SIGTERM. To be called in the main thread."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         # Python runs a handler only between two of its own instructions, and the main thread may be
@@ -308,40 +287,28 @@ class RankLink:
         def wait_for_signal() -> None:
             while signal.SIGTERM not in os.read(read_end, 64):
                 pass
-            self._begin_to_leave()
-
-        def wait_for_file(path: Path) -> None:
-            while not path.exists():
-                time.sleep(NOTICE_POLL_S)
-            self._begin_to_leave()
+            self._ask_to_leave()
+            time.sleep(NOTICE_S * NOTICE_SHARE)
+            self.leave_now()  # no check came within the notice
 
         threading.Thread(target=wait_for_signal, name="notice", daemon=True).start()
-        if notice_file is not None:
-            threading.Thread(target=wait_for_file, args=(notice_file,), daemon=True).start()
 
-    def leave_now(self, *, committed: bool) -> None:
+    def leave_now(self) -> None:
         """Say goodbye and end the process."""
-        self.send(Left(committed=committed))
+        self.send(Left())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT_LEFT)
 
-    def _begin_to_leave(self) -> None:
-        if self._leave.is_set():
-            return
-        self._ask_to_leave()
-        time.sleep(NOTICE_S * NOTICE_SHARE)
-        self.leave_now(committed=False)  # no check came within the notice
-
     def _ask_to_leave(self) -> None:
         self._leave.set()
-        self._orders.put(Left(committed=True))
+        self._orders.put(Left())
 
     def _listen(self) -> None:
         for line in self._input:
             match to_rank(line):
-                case Ping(sent_s=sent_s):
-                    self.send(Pong(sent_s=sent_s))
+                case Ping():
+                    self.send(Pong())
                 case Regroup():
                     self._regroup.set()
                 case Broken(group=group):

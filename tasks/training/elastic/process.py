@@ -35,6 +35,7 @@ from tasks.training.elastic.link import (
 from tasks.training.launch.rank_group import (
     INHERITED_VARIABLES,
     Lines,
+    end_guard,
     end_in_words,
     inherited_environment,
 )
@@ -73,80 +74,6 @@ class ElasticSpec:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(config.gloo_timeout_s),
             "NCCL_SOCKET_IFNAME": config.interface,
         }
-
-
-class RankProcess:
-    """A guarded rank: here directly, on another host behind an SSH session.
-
-    To be started in a thread that stays, see `launch.guard`.
-    """
-
-    def __init__(self, host: str, spec: ElasticSpec, config: ElasticConfig) -> None:
-        self.is_remote = host != LOCAL_HOST
-        self._waiting = b""
-        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
-        command, environment = _local(spec, config)
-        if self.is_remote:
-            command, environment, self._waiting = _remote(host, spec, config)
-        self._guard = subprocess.Popen(
-            guard.guarded(command, NOTICE_S),
-            cwd=spec.run_path,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=() if spec.lock_descriptor is None else (spec.lock_descriptor,),
-        )
-        self._input = cast(IO[bytes], self._guard.stdin)
-        os.set_blocking(self._input.fileno(), False)
-        self.messages = Lines(cast(IO[bytes], self._guard.stdout))
-        self.prints = Lines(cast(IO[bytes], self._guard.stderr))
-        self._write()
-
-    @property
-    def pid(self) -> int:
-        """Of the guard; the rank, or its SSH session, is below it."""
-        return self._guard.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """128 plus n where signal n ended it; None while it runs."""
-        code = self._guard.poll()
-        return None if code is None else guard.shell_code(code)
-
-    def send(self, message: ToRank | FromRank) -> None:
-        """Tell the rank something; what a stuck rank does not take is dropped in the end."""
-        if len(self._waiting) < MAX_WAITING_BYTES:
-            self._waiting += encoded(message)
-        self._write()
-
-    def _write(self) -> None:
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._input.fileno(), self._waiting) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError:
-            self._waiting = b""
-
-    def begin_to_end(self) -> None:
-        """End the rank at once, wherever it is; returns before it is gone."""
-        if self._input.closed:
-            return
-        self.send(Stop())
-        self._input.close()  # ends a remote rank even where its link is slow
-        self._guard.terminate()
-
-    def end(self) -> None:
-        """End the rank and wait until all processes of it here are gone."""
-        self.begin_to_end()
-        try:
-            self._guard.wait(guard.GRACE_S)
-        except subprocess.TimeoutExpired:  # its rank dies with it: see guard.py
-            self._guard.kill()
-            self._guard.wait()
-        self.messages.pipe.close()
-        self.prints.pipe.close()
 
 
 def _local(spec: ElasticSpec, config: ElasticConfig) -> tuple[list[str], dict[str, str]]:
@@ -217,30 +144,51 @@ class MemberState(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass
 class Member:
-    """One rank's process, and what is known of it. Times are of the monotonic clock."""
+    """One rank: its guarded process, here or behind an SSH session, and what is known of it.
 
-    process: RankProcess
-    host: str
-    slot: int
-    seniority: int
-    started_s: float
-    state: MemberState = MemberState.STARTING
-    ready_s: float = 0.0
-    heard_s: float = 0.0
-    """When it last answered a ping or said anything."""
-    commit: int = 0
-    rank: int | None = None
-    group: int = 0
-    """Number of the last group that it was in."""
-    trains: bool = False
-    failed: str = ""
-    error: Failed | None = None
-    left: bool = False
-    asked_to_leave: bool = False
-    given_up: str = ""
-    """Why the driver ended it; empty where it did not."""
+    To be started in a thread that stays, see `kernel.guard`. Times are of the monotonic clock.
+    """
+
+    def __init__(
+        self, host: str, slot: int, seniority: int, spec: ElasticSpec, config: ElasticConfig
+    ) -> None:
+        self.host, self.slot, self.seniority = host, slot, seniority
+        self.started_s = time.monotonic()
+        self.state = MemberState.STARTING
+        self.ready_s = 0.0
+        self.heard_s = 0.0
+        """When it last answered a ping or said anything."""
+        self.commit = 0
+        self.rank: int | None = None
+        self.group = 0
+        """Number of the last group that it was in."""
+        self.failed = ""
+        self.error: Failed | None = None
+        self.left = False
+        self.asked_to_leave = False
+        self.given_up = ""
+        """Why the driver ended it; empty where it did not."""
+        self.is_remote = host != LOCAL_HOST
+        self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._waiting = b""
+        command, environment = _local(spec, config)
+        if self.is_remote:
+            command, environment, self._waiting = _remote(host, spec, config)
+        self._guard = subprocess.Popen(
+            guard.guarded(command, NOTICE_S),
+            cwd=spec.run_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=() if spec.lock_descriptor is None else (spec.lock_descriptor,),
+        )
+        self._input = cast(IO[bytes], self._guard.stdin)
+        os.set_blocking(self._input.fileno(), False)
+        self.messages = Lines(cast(IO[bytes], self._guard.stdout))
+        self.prints = Lines(cast(IO[bytes], self._guard.stderr))
+        self._write()
 
     @property
     def place(self) -> str:
@@ -254,43 +202,79 @@ class Member:
         return f"{self.host} {number}"
 
     @property
+    def pid(self) -> int:
+        """Of the guard; the rank, or its SSH session, is below it."""
+        return self._guard.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """128 plus n where signal n ended it; None while it runs."""
+        code = self._guard.poll()
+        return None if code is None else guard.shell_code(code)
+
+    @property
     def has_ended(self) -> bool:
         """True where nothing more is to come from it."""
-        return (
-            self.process.exit_code is not None
-            and not self.process.messages.is_open
-            and not self.process.prints.is_open
-        )
+        is_open = self.messages.is_open or self.prints.is_open
+        return self.exit_code is not None and not is_open
 
     @property
     def left_in_good_order(self) -> bool:
-        """True where it was told that its host is taken away, and went."""
-        went = self.left or self.process.exit_code in (EXIT_LEFT, ENDED_BY_NOTICE)
+        """True where its host is taken away, and it went."""
+        went = self.left or self.exit_code in (EXIT_LEFT, ENDED_BY_NOTICE)
         return went and not self.given_up  # its guard ends by SIGTERM then
 
     @property
     def lost_host(self) -> bool:
         """True where its whole host cannot be reached."""
-        code = self.process.exit_code
-        cut_off = code in (SSH_EXIT_CODE, EXIT_CUT_OFF) or bool(self.given_up)
-        return self.process.is_remote and cut_off
+        cut_off = self.exit_code in (SSH_EXIT_CODE, EXIT_CUT_OFF) or bool(self.given_up)
+        return self.is_remote and cut_off
 
     def end_in_words(self) -> str:
         """Why it is gone, as a clause."""
-        code = self.process.exit_code or 0
         if self.given_up:
             return self.given_up
         if self.error is not None:
             return f"ended with {self.error.error}: {self.error.message}"
-        if self.process.is_remote and code == SSH_EXIT_CODE:
-            return f"is out of reach: its SSH session broke off{self._last_words()}"
-        if self.process.is_remote and code == EXIT_CUT_OFF:
-            return "was cut off: no ping of the driver has reached its host for too long"
-        return f"{end_in_words(code)}{self._last_words()}"
+        code = self.exit_code or 0
+        if self.is_remote and code == SSH_EXIT_CODE:
+            clause = "is out of reach: its SSH session broke off"
+        elif self.is_remote and code == EXIT_CUT_OFF:
+            clause = "was cut off: no ping of the driver has reached its host for too long"
+        else:
+            clause = end_in_words(code)
+        lines = [line for line in self.last_lines if line.strip()]
+        return f"{clause} ({' | '.join(lines)})" if lines else clause
 
-    def _last_words(self) -> str:
-        lines = [line for line in self.process.last_lines if line.strip()]
-        return f" ({' | '.join(lines)})" if lines else ""
+    def send(self, message: ToRank) -> None:
+        """Send the rank a message; what a stuck rank does not take is dropped in the end."""
+        if len(self._waiting) < MAX_WAITING_BYTES:
+            self._waiting += encoded(message)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._input.fileno(), self._waiting) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._waiting = b""
+
+    def begin_to_end(self) -> None:
+        """End the rank at once, wherever it is; returns before it is gone."""
+        if self._input.closed:
+            return
+        self.send(Stop())
+        self._input.close()  # ends a remote rank even where its link is slow
+        self._guard.terminate()
+
+    def end(self) -> None:
+        """End the rank and wait until all processes of it here are gone."""
+        self.begin_to_end()
+        end_guard(self._guard, guard.GRACE_S)
+        self.messages.pipe.close()
+        self.prints.pipe.close()
 
 
 OnLine = Callable[[str, str], None]
@@ -320,22 +304,16 @@ class Fleet:
         """Ranks in any of some states, the oldest first."""
         return [member for member in self if member.state in states]
 
-    def tell_all(self, message: ToRank) -> None:
-        """Send every rank the same."""
-        for member in self:
-            member.process.send(message)
-
     def has(self, place: str) -> bool:
         """True where a rank is at a place, be it one that is just ending."""
         return place in self._members or any(member.place == place for member in self._ending)
 
     def start(self, host: str, slot: int) -> None:
         """Start a rank."""
-        process = RankProcess(host, self._spec, self._config)
-        member = Member(process, host, slot, self._num_started, time.monotonic())
+        member = Member(host, slot, self._num_started, self._spec, self._config)
         self._num_started += 1
         self._members[member.place] = member
-        for lines in (process.messages, process.prints):
+        for lines in (member.messages, member.prints):
             self._selector.register(lines.pipe, selectors.EVENT_READ, (member, lines))
 
     def hear(self, wait_s: float, take: Callable[[Member, FromRank], None]) -> None:
@@ -343,34 +321,32 @@ class Fleet:
         for key, _ in self._selector.select(wait_s):
             member, lines = cast(tuple[Member, Lines], key.data)
             for line in lines.read():
-                message = from_rank(line) if lines is member.process.messages else None
+                message = from_rank(line) if lines is member.messages else None
                 if message is not None:
                     take(member, message)
                 else:
-                    self._print(member, line.decode(errors="replace"))
+                    text = line.decode(errors="replace")
+                    member.last_lines.append(text)
+                    self._on_line(member.label, text)
             if not lines.is_open:
                 self._selector.unregister(lines.pipe)
-
-    def _print(self, member: Member, text: str) -> None:
-        member.process.last_lines.append(text)
-        self._on_line(member.label, text)
 
     def take_ended(self) -> list[Member]:
         """Ranks that have ended since the last call; they no longer belong to the fleet."""
         for member in [m for m in self._ending if m.has_ended]:
-            member.process.end()
+            member.end()
             self._ending.remove(member)
         ended = [member for member in self if member.has_ended]
         for member in ended:
-            member.process.end()
+            member.end()
             del self._members[member.place]
         return ended
 
     def give_up(self, member: Member, why: str) -> None:
         """End a rank, wherever it is; returns before it is gone, but it no longer belongs here."""
         member.given_up = why
-        member.process.begin_to_end()
-        for lines in (member.process.messages, member.process.prints):
+        member.begin_to_end()
+        for lines in (member.messages, member.prints):
             if lines.is_open:
                 self._selector.unregister(lines.pipe)
                 lines.is_open = False
@@ -381,7 +357,7 @@ class Fleet:
         """End all ranks and wait until their processes here are gone."""
         everyone = [*self._members.values(), *self._ending]
         for member in everyone:
-            member.process.begin_to_end()
+            member.begin_to_end()
         for member in everyone:
-            member.process.end()
+            member.end()
         self._selector.close()

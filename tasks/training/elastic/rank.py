@@ -24,7 +24,6 @@ from tasks.training.elastic.link import (
     Left,
     RankLink,
     Ready,
-    Running,
     Start,
 )
 from tasks.training.launch.rendezvous import address_of
@@ -52,7 +51,7 @@ def run_elastic(
     """
     sockets = GroupSockets()
     link = RankLink(sockets)
-    link.watch_for_notice(config.notice_file)
+    link.watch_for_notice()
     try:
         address_of(config.interface)
         ElasticRank(link, build(), make_exchange, sockets).run()
@@ -91,13 +90,13 @@ class ElasticRank:
                     self._leave_group()
                     return
                 case Left():
-                    self._link.leave_now(committed=True)
+                    self._link.leave_now()
 
     def _take_part(self, start: Start) -> None:
         failed = ""
         try:
             self._join(start)
-            self._train(start)
+            self._train()
             self._link.send(Finished())
             return
         except Regroup:
@@ -126,12 +125,10 @@ class ElasticRank:
             self._commits.receive(self._exchange)
         self._session.restore(self._commits.state())
 
-    def _train(self, start: Start) -> None:
+    def _train(self) -> None:
         assert self._exchange is not None
-        self._link.send(Running(group=start.group))
-        self._session.run(
-            CheckedSteps(start.group, self._link, self._exchange, self._session, self._commits)
-        )
+        checks = CheckedSteps(self._link, self._exchange, self._session, self._commits)
+        self._session.run(checks)
 
     def _leave_group(self) -> None:
         if self._exchange is not None:

@@ -22,7 +22,7 @@ from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
-from tasks.training.launch.host import Host, in_words, plan_ranks
+from tasks.training.launch.host import in_words, num_usable_cores, plan_ranks
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of
 from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
@@ -107,13 +107,13 @@ def _planned(
     path, columns = store.path(snapshot.data), snapshot.columns
     if initial is not None and config.replay_share is not None:
         since, share = initial.trained_on, config.replay_share
-        told = write_replayed(path, run.snapshot, columns, splits, since, share, config.seed)
-        LOGGER.info("%s", told)
+        described = write_replayed(path, run.snapshot, columns, splits, since, share, config.seed)
+        LOGGER.info("%s", described)
         path = run.snapshot
     if lesson is not None:
         LOGGER.info("%s", write_taught(path, run.taught_snapshot, dataset, splits, lesson, store))
         path = run.taught_snapshot
-    num_ranks, threads = plan_ranks(config, Host.of_this_process())
+    num_ranks, threads = plan_ranks(config, num_usable_cores())
     LOGGER.info("%s", in_words(num_ranks, threads))
     return TrainingJob(
         snapshot_path=path,

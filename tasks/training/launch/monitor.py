@@ -8,10 +8,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tasks.contracts.training import EpochMetrics
@@ -27,87 +25,20 @@ from tasks.training.core.run_directory import (
     RankError,
     RankProgress,
     RunDirectory,
-    RunPlan,
     TrainingJob,
 )
 from tasks.training.launch.rank_group import RankGroup, end_in_words, error_of_rank
 
 LOGGER = logging.getLogger(__name__)
 LINE_EVERY_S = 10.0
-NUM_POINTS = 7
-"""The speed is that of the last minute: a machine that got busy shows within it."""
-
-
-class Eta:
-    """Turns positions into lines; the time of validation and checkpoints counts like any other.
-
-    Args:
-        num_epochs: epochs of the run, unless it stops early.
-        plan: steps of an epoch, and rows of a step.
-    """
-
-    def __init__(self, num_epochs: int, plan: RunPlan) -> None:
-        self._num_epochs = num_epochs
-        self._plan = plan
-        self._seen: deque[tuple[float, int]] = deque(maxlen=NUM_POINTS)
-
-    def line(self, now_s: float, epoch: int, step: int) -> str | None:
-        """A line about the run every ten seconds, once the speed is known.
-
-        After a position that lies before the last (a rank was lost, the run went on from a
-        checkpoint) the speed is measured again.
-
-        Args:
-            now_s: of a clock that never goes back.
-            epoch: of the rank that is furthest behind, from 0.
-            step: steps done of it.
-        """
-        num_steps = self._plan.steps_per_epoch
-        done = epoch * num_steps + step
-        if self._seen and done < self._seen[-1][1]:
-            self._seen.clear()
-        if self._seen and now_s - self._seen[-1][0] < LINE_EVERY_S:
-            return None
-        self._seen.append((now_s, done))
-        first_s, first = self._seen[0]
-        if done == first:
-            return None
-        steps_per_s = (done - first) / (now_s - first_s)
-        left_s = (self._num_epochs * num_steps - done) / steps_per_s
-        return (
-            f"epoch {epoch + 1} of {self._num_epochs}, step {step} of {num_steps}, "
-            f"{steps_per_s * self._plan.rows_per_step:,.0f} rows/s, about {duration(left_s)} left"
-        )
-
-
-def duration(seconds: float) -> str:
-    """About how long, in the two units that matter: `40 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{round(seconds)} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-LINES_PER_S = 2
-# What may come at once before that rate holds: all that ranks say while they start.
-BURST_LINES = 20
 # How a rank's line says its level: our own lines with a word, Horovod's core with a letter behind
 # the time. Any other line (a traceback, a library's print) is for the file alone.
 LEVEL_PATTERN = re.compile(r"(?:(DEBUG|INFO|WARNING|ERROR) |\[[^]]*: ([WEF]) )")
-LEVELS = {
-    "DEBUG": logging.DEBUG,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "W": logging.WARNING,
-    "E": logging.ERROR,
-    "F": logging.ERROR,
-}
+OF_CORE = {"W": logging.WARNING, "E": logging.ERROR, "F": logging.ERROR}
 
 
 class RankLog:
-    """Writes every line into a file and passes warnings, and few other lines, on to the log.
+    """Writes every line into a file, and passes those with a level above debug on to the log.
 
     Raises:
         StorageError: the disk refused a write.
@@ -117,22 +48,13 @@ class RankLog:
         self._path = path
         with refused_writes_explained(path):
             self._file = path.open("a", encoding="utf-8")
-        self._started = self._refilled = time.monotonic()
-        self._allowance = float(BURST_LINES)
-        self._left_out = 0
+        self._started = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._left_out:
-            LOGGER.info("%d more lines of the ranks are in training.log", self._left_out)
 
     def note(self, line: str) -> None:
         """Write a line of the driver itself, into the file only."""
@@ -147,24 +69,9 @@ class RankLog:
         match = LEVEL_PATTERN.match(line)
         if match is None:
             return
-        level = LEVELS.get(match[1] or match[2], logging.INFO)
-        if level == logging.DEBUG:
-            return
-        if level == logging.INFO and self._is_over_rate():
-            self._left_out += 1
-            return
-        LOGGER.log(level, "%s: %s", who, line[match.end() :] if match[1] else line)
-
-    def _is_over_rate(self) -> bool:
-        """A token bucket: refilled at the rate, and never fuller than the burst."""
-        now = time.monotonic()
-        earned = (now - self._refilled) * LINES_PER_S
-        self._allowance = min(BURST_LINES, self._allowance + earned)
-        self._refilled = now
-        if self._allowance < 1:
-            return True
-        self._allowance -= 1
-        return False
+        level = getattr(logging, match[1]) if match[1] else OF_CORE[match[2]]
+        if level > logging.DEBUG:
+            LOGGER.log(level, "%s: %s", who, line[match.end() :] if match[1] else line)
 
 
 # After a first rank has failed, how long the others may take to notice and report.
@@ -191,7 +98,8 @@ class RunMonitor:
         self._failed_at: float | None = None
         self._progress_at = self._started
         self._last_progress: dict[int, RankProgress] = {}
-        self._eta: Eta | None = None
+        self._first_seen: tuple[float, int] | None = None
+        self._logged_at = self._started
 
     def check(self) -> None:
         """Pass on new epochs and progress, and keep the time limit.
@@ -201,7 +109,7 @@ class RunMonitor:
         """
         self.report_epochs()
         self._read_progress()
-        self._log_eta()
+        self._log_progress()
         if time.monotonic() - self._started > self._config.time_limit_s:
             raise TrainingError(
                 f"training did not end within time_limit_s={self._config.time_limit_s}; it has "
@@ -239,18 +147,35 @@ class RunMonitor:
                 self._last_progress[rank] = progress
                 self._progress_at = time.monotonic()
 
-    def _log_eta(self) -> None:
+    def _log_progress(self) -> None:
         """Log how far the rank is that is furthest behind, once the number of steps is known."""
+        now, plan = time.monotonic(), self._run.read_plan()
         positions = [
             (progress.epoch, progress.step)
             for progress in self._last_progress.values()
             if progress.epoch is not None and progress.step is not None
         ]
-        if not positions or (plan := self._run.read_plan()) is None:
+        if not positions or plan is None or now - self._logged_at < LINE_EVERY_S:
             return
-        self._eta = self._eta or Eta(self._config.max_epochs, plan)
-        if line := self._eta.line(time.monotonic(), *min(positions)):
-            LOGGER.info("%s", line)
+        self._logged_at = now
+        epoch, step = min(positions)
+        done = epoch * plan.steps_per_epoch + step
+        first_s, first = self._first_seen or (now, done)
+        if done <= first:  # nothing to compare with, or resumed from an earlier checkpoint
+            self._first_seen = now, done
+            return
+        self._first_seen = first_s, first
+        steps_per_s = (done - first) / (now - first_s)
+        left_s = (self._config.max_epochs * plan.steps_per_epoch - done) / steps_per_s
+        LOGGER.info(
+            "epoch %d of %d, step %d of %d, %.0f rows/s, about %.1f min left",
+            epoch + 1,
+            self._config.max_epochs,
+            step,
+            plan.steps_per_epoch,
+            steps_per_s * plan.rows_per_step,
+            left_s / 60,
+        )
 
     def _check_for_progress(self, now: float) -> None:
         """A rank that waits for another reports nothing either: so all must be silent."""

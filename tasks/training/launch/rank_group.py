@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from signal import SIGKILL
 from typing import IO, cast
@@ -22,7 +22,7 @@ from tasks.kernel.errors import FalajError, TrainingError
 from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch.fork_server import MAX_MESSAGE_BYTES, ONE_THREAD
-from tasks.training.launch.rendezvous import rank_variables, rendezvous_server
+from tasks.training.launch.rendezvous import HOST_NAME, Rendezvous, assignments, rank_variables
 from tasks.training.strategies.torch_communicator import local_torch_variables
 
 # Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells
@@ -64,11 +64,11 @@ class Lines:
         return whole
 
 
-def end_guard(guarding: subprocess.Popen[bytes]) -> None:
+def end_guard(guarding: subprocess.Popen[bytes], within_s: float = END_WITHIN_S) -> None:
     """Ask a guard to end what it guards, and wait until all of it is gone."""
     guarding.terminate()
     try:
-        guarding.wait(END_WITHIN_S)
+        guarding.wait(within_s)
     except subprocess.TimeoutExpired:  # what it guards dies with it
         guarding.kill()
         guarding.wait()
@@ -114,11 +114,12 @@ def local_environments(
         threads: CPU threads of a rank.
         stall_s: a rank that is missing from a collective for so long ends the group.
     """
-    with rendezvous_server(num_ranks) as port:
+    server = Rendezvous(assignments([HOST_NAME] * num_ranks))
+    with closing(server):
         yield [
             {
                 **inherited_environment(os.environ),
-                **rank_variables(rank, num_ranks, port, stall_s),
+                **rank_variables(rank, num_ranks, server.port, stall_s),
                 **local_torch_variables(rank, num_ranks, store_file, stall_s),
                 "OMP_NUM_THREADS": str(threads),
             }

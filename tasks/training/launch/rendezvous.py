@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import psutil
 from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
@@ -56,14 +55,12 @@ class Rendezvous:
             self._thread.join()
 
 
-@contextmanager
-def rendezvous_server(num_ranks: int) -> Iterator[int]:
-    """Serve the rendezvous of `num_ranks` local ranks while the context lasts; yields the port."""
-    server = Rendezvous(get_host_assignments([HostInfo(HOST_NAME, num_ranks)], num_ranks))
-    try:
-        yield server.port
-    finally:
-        server.close()
+def assignments(hosts: Sequence[str]) -> list[SlotInfo]:
+    """Horovod's numbers of each rank; `hosts` are theirs in rank order, equal ones together."""
+    counts = {host: list(hosts).count(host) for host in dict.fromkeys(hosts)}
+    infos = [HostInfo(host, count) for host, count in counts.items()]
+    slots: list[SlotInfo] = get_host_assignments(infos, len(hosts))
+    return slots
 
 
 def address_of(interface: str) -> str:

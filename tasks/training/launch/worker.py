@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import sys
 import time
 import traceback
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from horovod.common.exceptions import HorovodInternalError
 
+from tasks.kernel.cores import physical_cores_by_node
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
@@ -33,7 +33,7 @@ from tasks.training.core.run_directory import (
 )
 from tasks.training.core.train import TrainingSession
 from tasks.training.elastic.rank import run_elastic
-from tasks.training.launch.host import Cores, cores_near_gpu
+from tasks.training.launch.host import cores_near_gpu, cores_of_rank
 from tasks.training.strategies.base import Communicator
 from tasks.training.strategies.build import join
 
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 def log_lines(stream: TextIO) -> None:
-    """Write log lines as the driver reads them, see `launch.rank_log`."""
+    """Write log lines as the driver reads them, see `launch.monitor.RankLog`."""
     logging.basicConfig(
         stream=stream, level=logging.INFO, format="%(levelname)s %(message)s", force=True
     )
@@ -127,7 +127,6 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
     ):
         session.rejoin(exchange)
         session.run(lambda _: None)
-    LOGGER.info("done; peak memory %d MB", _peak_memory_mb())
     exchange.shut_down()
 
 
@@ -166,9 +165,8 @@ def prepare_device(job: TrainingJob, exchange: Communicator, allowed: set[int]) 
         ConfigurationError: `cuda` is asked for where there is none, or too few for NCCL.
     """
     if job.config.device == "cpu":
-        cores = Cores.of_host(allowed).of_rank(
-            exchange.local_rank, exchange.local_size, job.threads_per_rank
-        )
+        nodes = list(physical_cores_by_node(allowed).values())
+        cores = cores_of_rank(nodes, exchange.local_rank, exchange.local_size, job.threads_per_rank)
         os.sched_setaffinity(0, cores or allowed)
         return
     num_devices = torch.cuda.device_count()
@@ -179,6 +177,13 @@ def prepare_device(job: TrainingJob, exchange: Communicator, allowed: set[int]) 
             f"device='cuda' is asked for {exchange.local_size} rank(s), but this machine shows "
             f"{num_devices} CUDA device(s); set device='cpu' or run where there is one for each"
         )
+    if exchange.rank == 0 and num_devices > exchange.local_size:
+        LOGGER.warning(
+            "%d of %d GPUs stay idle. Set launch.ranks for one rank a GPU; another number of ranks "
+            "makes another model",
+            num_devices - exchange.local_size,
+            num_devices,
+        )
     device = exchange.local_rank % num_devices
     torch.cuda.set_device(device)
     os.sched_setaffinity(0, cores_near_gpu(bus_address(device), allowed) or allowed)
@@ -188,10 +193,6 @@ def bus_address(device: int) -> str:
     """Where a GPU is on the PCI bus, as `/sys` names it, such as `0000:af:00.0`."""
     found: Any = torch.cuda.get_device_properties(device)  # PyTorch's stubs lack these three
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-
-
-def _peak_memory_mb() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
 
     def program(ranks: ThreadCommunicator) -> tuple[int, int, int]:
         link, session, commits = FakeLink(), FakeSession(), Commits()
-        point = CheckedSteps(1, link, ranks, session, commits)  # type: ignore[arg-type]
+        point = CheckedSteps(link, ranks, session, commits)  # type: ignore[arg-type]
         try:
             while True:
                 session.step += 1
@@ -115,7 +115,7 @@ def test_a_rank_that_is_to_leave_makes_all_write_a_checkpoint_first() -> None:
 def test_commits_of_a_slow_state_are_made_less_often() -> None:
     link, session, commits = FakeLink(), FakeSession(), Commits()
     ranks = ThreadCommunicator(Room(1), 0)
-    point = CheckedSteps(1, link, ranks, session, commits)  # type: ignore[arg-type]
+    point = CheckedSteps(link, ranks, session, commits)  # type: ignore[arg-type]
     point._commit_cost_s = 3600.0
     for _ in range(20_000):
         point(0.0)

@@ -3,14 +3,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.training.elastic.config import ElasticConfig
@@ -19,10 +17,10 @@ from tasks.training.elastic.discovery import (
     Cooldown,
     Discovery,
     HostWatch,
-    KubernetesPods,
     Slots,
     discovery_of,
     parse_hosts,
+    ready_pods,
 )
 
 
@@ -38,16 +36,6 @@ def test_a_hosts_file_names_slots_in_three_ways_and_may_hold_comments() -> None:
 def test_a_line_that_is_no_host_is_refused_with_its_number(line: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^hosts, line 2: .* is no host; expected"):
         parse_hosts(f"h0\n{line}\n", 1, "hosts")
-
-
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), st.integers(1, 64), max_size=5
-    )
-)
-def test_whatever_hosts_are_written_are_read(hosts: dict[str, int]) -> None:
-    text = "".join(f"{host} slots={slots}\n" for host, slots in hosts.items())
-    assert parse_hosts(text, 1, "hosts") == hosts
 
 
 def source(kind: str, place: str, **fields: object) -> Discovery:
@@ -116,33 +104,6 @@ class FixedHosts:
         return self.slots
 
 
-class PodAnswers(BaseHTTPRequestHandler):
-    pods: ClassVar[list[object]] = []
-    seen: ClassVar[list[tuple[str, str]]] = []
-
-    def do_GET(self) -> None:
-        self.seen.append((self.path, self.headers["Authorization"]))
-        body = json.dumps({"kind": "PodList", "items": self.pods}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def api() -> Iterator[str]:
-    PodAnswers.seen.clear()
-    with HTTPServer(("127.0.0.1", 0), PodAnswers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
 def pod(name: str, ip: str, **changes: object) -> dict[str, object]:
     ready = {"type": "Ready", "status": changes.pop("ready", "True")}
     status = {"phase": changes.pop("phase", "Running"), "podIP": ip, "conditions": [ready]}
@@ -150,16 +111,35 @@ def pod(name: str, ip: str, **changes: object) -> dict[str, object]:
     return {"metadata": metadata, "spec": changes, "status": status}
 
 
-def test_only_ready_pods_that_stay_are_hosts(api: str, tmp_path: Path) -> None:
+PODS = [
+    pod("w0", "10.0.0.1", hostname="job-worker-0", subdomain="job"),
+    pod("w1", "10.0.0.2"),
+    pod("w2", "10.0.0.3", ready="False"),
+    pod("w3", "10.0.0.4", phase="Pending"),
+    pod("w4", "10.0.0.5", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+]
+
+
+class PodAnswers(BaseHTTPRequestHandler):
+    seen: ClassVar[list[tuple[str, str]]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, self.headers["Authorization"]))
+        body = json.dumps({"kind": "PodList", "items": PODS}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_only_ready_pods_that_stay_are_hosts(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
-    PodAnswers.pods = [
-        pod("w0", "10.0.0.1", hostname="job-worker-0", subdomain="job"),
-        pod("w1", "10.0.0.2"),
-        pod("w2", "10.0.0.3", ready="False"),
-        pod("w3", "10.0.0.4", phase="Pending"),
-        pod("w4", "10.0.0.5", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
-    ]
-    found = KubernetesPods("ml/job-name=flights", 2, api, tmp_path).find()
+    with HTTPServer(("127.0.0.1", 0), PodAnswers) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        found = ready_pods("ml/job-name=flights", 2, url, tmp_path)
+        thread.join()
     assert found == {"job-worker-0.job": 2, "10.0.0.2": 2}
     expected = "/api/v1/namespaces/ml/pods?labelSelector=job-name%3Dflights"
     assert PodAnswers.seen == [(expected, "Bearer abc")]
@@ -168,12 +148,7 @@ def test_only_ready_pods_that_stay_are_hosts(api: str, tmp_path: Path) -> None:
 def test_an_api_server_that_does_not_answer_is_transient(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc")
     with pytest.raises(TransientError, match="did not list the pods of ml"):
-        KubernetesPods("ml/a=b", 2, "http://127.0.0.1:9", tmp_path).find()
-
-
-def test_a_place_without_a_selector_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is not namespace/label selector"):
-        KubernetesPods("ml", 2)
+        ready_pods("ml/a=b", 2, "http://127.0.0.1:9", tmp_path)
 
 
 def test_a_failed_look_keeps_the_hosts_of_the_last_one() -> None:
@@ -205,19 +180,17 @@ def test_a_host_is_gone_only_after_several_looks_without_it() -> None:
     assert watch.slots == {"h1": 3}
 
 
-def test_a_place_rests_and_comes_back_and_others_do_not_rest() -> None:
+def test_a_place_rests_longer_with_each_failure_and_long_use_is_forgiven() -> None:
     cooldown = Cooldown(5)
-    cooldown.punish("h1-0", 100.0)
+    assert cooldown.punish("h1-0", 100.0) == 5
     assert cooldown.is_resting("h1-0", 104.9)
     assert not cooldown.is_resting("h1-0", 105.0)
     assert not cooldown.is_resting("h1-1", 101.0)
-
-
-def test_long_use_without_a_failure_is_forgiven() -> None:
-    cooldown = Cooldown(5)
-    cooldown.punish("h1", 0.0)
-    assert cooldown.punish("h1", 10.0) == 10
-    assert cooldown.punish("h1", 400.0) == 5
+    assert cooldown.punish("h1-0", 110.0) == 10
+    assert cooldown.punish("h1-0", 500.0) == 5
+    rests = [cooldown.punish("h2-0", 0.0) for _ in range(3000)]
+    assert rests[:8] == [5, 10, 20, 40, 80, 160, 300, 300]
+    assert rests[-1] == LONGEST_REST_S
 
 
 def test_a_clean_leave_is_held_against_nobody() -> None:
@@ -227,8 +200,30 @@ def test_a_clean_leave_is_held_against_nobody() -> None:
     assert cooldown.punish("h1", 26.0) == 5
 
 
-def test_each_failure_doubles_the_rest_up_to_the_bound() -> None:
-    cooldown = Cooldown(5)
-    rests = [cooldown.punish("h1-0", 0.0) for _ in range(3000)]
-    assert rests[:8] == [5, 10, 20, 40, 80, 160, 300, 300]
-    assert rests[-1] == LONGEST_REST_S
+REMOTE = {
+    "discovery": "ssh",
+    "place": "/shared/hosts",
+    "interface": "eth0",
+    "ssh_key_file": "/keys/id",
+    "ssh_known_hosts_file": "/keys/known_hosts",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"place": ""}, "needs place"),
+        ({"interface": "lo"}, "needs an interface that other"),
+        ({"ssh_key_file": None}, "needs ssh_key_file"),
+        ({"ssh_known_hosts_file": None}, "needs ssh_known_hosts_file"),
+        ({"min_ranks": 5, "max_ranks": 4}, "min_ranks=5 is above max_ranks=4"),
+        ({"interface": "eth0; rm"}, "interface"),
+        ({"ssh_user": "-oProxyCommand=x y"}, "ssh_user"),
+        ({"discovery": "kubernetes", "place": "ml"}, "needs place as namespace/label selector"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_rejected_with_what_it_needs(
+    changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        ElasticConfig.model_validate({**REMOTE, **changes})

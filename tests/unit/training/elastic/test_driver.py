@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.elastic.driver import assignments, in_rank_order
-from tasks.training.launch.rendezvous import Rendezvous, address_of
+from tasks.training.elastic.driver import in_rank_order
+from tasks.training.launch.rendezvous import Rendezvous, address_of, assignments
 
 
 @dataclass

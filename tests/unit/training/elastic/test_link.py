@@ -4,7 +4,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from tasks.training.elastic.link import GroupSockets
+import msgspec
+import pytest
+
+from tasks.training.elastic.link import GroupSockets, Ready, encoded, from_rank, to_rank
 
 
 @contextmanager
@@ -52,11 +55,16 @@ def test_a_group_that_breaks_while_it_is_joined_is_broken_up_when_it_is() -> Non
         assert not works(of_group)
 
 
-def test_a_group_that_was_left_is_not_broken_up() -> None:
-    sockets = GroupSockets()
-    with ExitStack() as stack:
-        with sockets.joining(1):
-            of_group = stack.enter_context(connection())
-        sockets.left()
-        sockets.break_up(1)
-        assert works(of_group)
+@pytest.mark.parametrize(
+    "line", [b"", b"hello", b'{"kind":"ready"', b'{"kind":"ready","commit":-1}', b'{"kind":"x"}']
+)
+def test_what_a_library_prints_is_no_message(line: bytes) -> None:
+    assert from_rank(line) is None
+
+
+def test_a_message_is_one_line_and_an_unknown_order_is_rejected() -> None:
+    message = Ready(commit=3, failed="a\nb")
+    assert encoded(message).count(b"\n") == 1
+    assert from_rank(encoded(message)) == message
+    with pytest.raises(msgspec.ValidationError):
+        to_rank(b'{"kind":"format-the-disk"}')

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.process import ElasticSpec, Lines, Member, RankProcess, ssh_command
+from tasks.training.elastic.process import ElasticSpec, Lines, Member, ssh_command
 from tests.support.host.processes import wait_until
 
 REMOTE = ElasticConfig.model_validate(
@@ -54,53 +55,45 @@ def test_a_pipe_is_split_into_lines_as_they_come() -> None:
         assert not lines.is_open
 
 
-def test_a_rank_that_cannot_begin_is_told_of_with_its_last_words(tmp_path: Path) -> None:
-    process = RankProcess("localhost", ElasticSpec("no_such_module", tmp_path, {}), ElasticConfig())
-    member = Member(process, "localhost", slot=1, seniority=0, started_s=0.0)
-    try:
-        wait_until(lambda: process.exit_code is not None, "the rank has ended")
-        member.process.last_lines.extend(
-            line.decode() for line in member.process.prints.read() if line
-        )
-        assert member.place == "localhost-1"
-        assert member.label == "localhost joining"
-        assert "ended with exit code 1 and without a report (" in member.end_in_words()
-        assert "No module named" in member.end_in_words()
-        assert not member.lost_host
-        assert not member.left_in_good_order
-    finally:
-        member.process.end()
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    """A rank on this host that cannot begin."""
+    spec = ElasticSpec("no_such_module", tmp_path, {})
+    member = Member("localhost", 1, 0, spec, ElasticConfig())
+    yield member
+    member.end()
 
 
-class EndedProcess:
-    """A process that has ended."""
-
-    def __init__(self, exit_code: int, is_remote: bool) -> None:
-        self.exit_code = exit_code
-        self.is_remote = is_remote
-        self.last_lines = ["Permission denied (publickey)."]
-
-
-def ended(exit_code: int, is_remote: bool = False) -> Member:
-    process = EndedProcess(exit_code, is_remote)
-    return Member(process, "h1", slot=0, seniority=0, started_s=0.0)  # type: ignore[arg-type]
+def test_a_rank_that_cannot_begin_is_described_with_its_last_words(member: Member) -> None:
+    wait_until(lambda: member.exit_code is not None, "the rank has ended")
+    member.last_lines.extend(line.decode() for line in member.prints.read() if line)
+    assert (member.place, member.label) == ("localhost-1", "localhost joining")
+    assert "ended with exit code 1 and without a report (" in member.end_in_words()
+    assert "No module named" in member.end_in_words()
+    assert not member.lost_host
+    assert not member.left_in_good_order
 
 
 @pytest.mark.parametrize(
-    ("member", "words"),
+    ("code", "is_remote", "given_up", "words"),
     [
-        (ended(137), "was killed (signal 9; out of memory?) (Permission"),
-        (ended(134), "was ended by signal 6 (Aborted) (Permission denied (publickey).)"),
-        (ended(255, is_remote=True), "is out of reach: its SSH session broke off (Permission"),
+        (137, False, "", "was killed (signal 9; out of memory?) (Permission"),
+        (134, False, "", "was ended by signal 6 (Aborted) (Permission"),
+        (255, True, "", "is out of reach: its SSH session broke off (Permission"),
+        (143, True, "has not answered for 15 s", "has not answered for 15 s"),
     ],
 )
-def test_the_end_of_a_rank_is_put_into_words(member: Member, words: str) -> None:
+def test_the_end_of_a_rank_is_put_into_words(
+    member: Member,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    is_remote: bool,
+    given_up: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(Member, "exit_code", code)
+    member.last_lines.append("Permission denied (publickey).")
+    member.is_remote, member.given_up = is_remote, given_up
     assert member.end_in_words().startswith(words)
-
-
-def test_a_rank_that_was_given_up_has_not_left_though_its_guard_ends_by_a_signal() -> None:
-    member = ended(143, is_remote=True)
-    member.given_up = "has not answered for 15 s"
-    assert not member.left_in_good_order
-    assert member.lost_host
-    assert member.end_in_words() == "has not answered for 15 s"
+    assert member.lost_host is is_remote
+    assert not member.left_in_good_order, "its guard ends by a signal when it was given up"
