@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import EpochMetrics
-from tasks.control.leases.affinity import applied
+from tasks.control.leases.leases import applied
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import processes_of_lease
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.host import num_usable_cores
-from tests.support.platform.lease_devices import host
 from tests.support.ranks.runs import CONFIG, config, train
 
-MARK = "test-of-leased-cores"
+LEASE = "test-of-leased-cores"
 LAST = max(os.sched_getaffinity(0))
 
 
@@ -25,18 +24,18 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(tmp_path: Path) ->
     seen: dict[int, set[int]] = {}
 
     def look(_: EpochMetrics) -> None:
-        for pid in processes_of_lease(MARK):
+        for pid in processes_of_lease(LEASE):
             try:
                 seen[pid] = os.sched_getaffinity(pid)
             except ProcessLookupError:  # it has just ended
                 continue
 
-    with applied(Grant(cores=(LAST,)), MARK, host()):
+    with applied(Grant(cores=(LAST,)), LEASE):
         model = train(tmp_path, config(max_epochs=2, patience=2), on_epoch=look)
     assert len(seen) >= 4, "two ranks and their guards"
     assert set(map(frozenset, seen.values())) == {frozenset({LAST})}
     assert model.num_ranks == 2
-    assert processes_of_lease(MARK) == []
+    assert processes_of_lease(LEASE) == []
 
 
 @pytest.mark.slow
@@ -44,7 +43,7 @@ def test_the_number_of_ranks_and_threads_follows_the_leased_cores(tmp_path: Path
     wanted = TrainingConfig.model_validate(
         {**CONFIG.model_dump(), "launch": {}, "max_epochs": 1, "patience": 1}
     )
-    with applied(Grant(cores=(LAST,)), MARK, host()):
+    with applied(Grant(cores=(LAST,)), LEASE):
         assert num_usable_cores() == 1
         model = train(tmp_path, wanted)
     assert model.launch == "1 rank x 1 thread"

@@ -51,10 +51,10 @@ def test_two_hundred_waiting_processes_are_all_served_and_idle_meanwhile(tmp_pat
         "hold_s": 0.01,
         "rounds": 1,
     }
-    book = LeaseRepository(url)
-    with acquire(book, LeaseRequest(cores=1), "holder", devices=one_core) as lease:
+    repository = LeaseRepository(url)
+    with acquire(repository, LeaseRequest(cores=1), "holder", devices=one_core) as lease:
         with farm(folder, url, **options) as process:
-            wait_until(lambda: len(book.facts()) == NUM_WAITING + 1, "all in line", 600)
+            wait_until(lambda: len(repository.facts()) == NUM_WAITING + 1, "all in line", 600)
             workers = psutil.Process(process.pid).children()
             before = sum(sum(each.cpu_times()[:2]) for each in workers)
             time.sleep(30)
@@ -81,10 +81,10 @@ def test_a_database_away_for_ten_seconds_costs_no_lease_and_one_away_for_longer_
         freeze(parent, 10)
         time.sleep(30)
         lease.check()
-    book = LeaseRepository(postgres, LeaseTerms(ttl_s=5))
-    with acquire(book, LeaseRequest(cores=1), "a", devices=host()) as lease:
+    repository = LeaseRepository(postgres, LeaseTerms(ttl_s=5))
+    with acquire(repository, LeaseRequest(cores=1), "a", devices=host()) as lease:
         freeze(parent, 10)
-        with pytest.raises(LeaseLostError, match="no sign of life"):
+        with pytest.raises(LeaseLostError, match="no heartbeat"):
             lease.check()
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.control.leases.affinity import applied
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices, hardware_classes
-from tasks.control.leases.leases import acquire
+from tasks.control.leases.leases import acquire, applied
 from tasks.control.leases.repository import LeaseRepository
 
 pytestmark = [
@@ -37,10 +36,10 @@ def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: P
     found = HostDevices.of_this_process()
     wanted = found.gpus[-1]
     request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile, devices=(wanted.uuid,))
-    book = LeaseRepository(f"sqlite:///{tmp_path / 'operation.db'}")
+    repository = LeaseRepository(f"sqlite:///{tmp_path / 'operation.db'}")
     with (
-        acquire(book, request, "test") as lease,
-        applied(lease.grant, lease.mark, lease.devices),
+        acquire(repository, request, "test") as lease,
+        applied(lease.grant, lease.lease_id),
     ):
         program = (
             "import torch; print(torch.cuda.device_count(), torch.ones(3, device='cuda').sum())"

@@ -33,12 +33,14 @@ def figures(bench: Bench) -> Measured:
     devices = HostDevices(
         core_sets=(CoreSet(node=0, physical=tuple((core,) for core in range(NUM_CORES))),)
     )
-    book = LeaseRepository(f"sqlite:///{bench.folder / 'operation.db'}")
+    repository = LeaseRepository(f"sqlite:///{bench.folder / 'operation.db'}")
     bare: list[float] = []
     leased: list[float] = []
     for _ in range(rounds):
-        bare.append(_seconds(lambda: _transact(book)))
-        leased.append(_seconds(lambda: acquire(book, ONE_CORE, "bench", devices=devices).release()))
+        bare.append(_seconds(lambda: _transact(repository)))
+        leased.append(
+            _seconds(lambda: acquire(repository, ONE_CORE, "bench", devices=devices).release())
+        )
     bare_s, lease_s = statistics.median(bare), statistics.median(leased)
     evidence = (
         f"acquire and release {1e3 * lease_s:.1f} ms, a bare transaction {1e3 * bare_s:.1f} ms, "
@@ -47,8 +49,8 @@ def figures(bench: Bench) -> Measured:
     return [at_most("lease, times a bare transaction", lease_s / bare_s, BOUND, evidence)]
 
 
-def _transact(book: LeaseRepository) -> None:
-    with book.engine.begin() as connection:
+def _transact(repository: LeaseRepository) -> None:
+    with repository.engine.begin() as connection:
         connection.execute(sa.update(lease_state).values(version=lease_state.c.version + 1))
 
 

@@ -146,11 +146,12 @@ def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> 
     is_visible = _visibility(environment, models)
     for index, (handle, model) in enumerate(zip(handles, models, strict=True)):
         uuid = str(library.nvmlDeviceGetUUID(handle))
-        if (fault := _fault_of(library, handle)) is not None:
-            unusable.append(Unusable(device=uuid, reason=fault))
-            continue
         node = node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
-        for gpu in _leasable(library, handle, uuid, model, node):
+        found = list(_leasable(library, handle, uuid, model, node))
+        if not found:
+            reason = "it is in MIG mode and has no slice; make some with `nvidia-smi mig -cgi`"
+            unusable.append(Unusable(device=uuid, reason=reason))
+        for gpu in found:
             if is_visible(index, uuid) or is_visible(None, gpu.uuid):
                 usable.append(gpu)
             else:
@@ -183,20 +184,6 @@ def _visibility(
     )
 
 
-def _fault_of(library: Any, handle: object) -> str | None:
-    """Why no program may use a device; None where one may."""
-    mode = _known(library, lambda: library.nvmlDeviceGetComputeMode(handle))
-    if mode == library.NVML_COMPUTEMODE_PROHIBITED:
-        return "its compute mode is Prohibited; set it with `nvidia-smi -c DEFAULT`"
-    minor = _known(library, lambda: library.nvmlDeviceGetMinorNumber(handle))
-    node = Path(f"/dev/nvidia{minor}")
-    if minor is not None and node.exists() and not os.access(node, os.R_OK | os.W_OK):
-        return f"{node} is not open to this user; add the user to the group that owns it"
-    if _is_cut(library, handle) and not list(_slices(library, handle)):
-        return "it is in MIG mode and has no slice; make some with `nvidia-smi mig -cgi`"
-    return None
-
-
 def _leasable(
     library: Any, handle: object, uuid: str, model: str, node: int | None
 ) -> Iterator[Gpu]:
@@ -216,8 +203,10 @@ def _leasable(
 
 
 def _is_cut(library: Any, handle: object) -> bool:
-    mode = _known(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
-    return bool(mode == library.NVML_DEVICE_MIG_ENABLE)
+    try:
+        return bool(library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE)
+    except library.NVMLError_NotSupported:  # of a device that cannot be cut
+        return False
 
 
 def _slices(library: Any, handle: object) -> Iterator[object]:
@@ -226,14 +215,6 @@ def _slices(library: Any, handle: object) -> Iterator[object]:
             yield library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except library.NVMLError_NotFound:  # slices need not be numbered without gaps
             continue
-
-
-def _known(library: Any, ask: Callable[[], Any]) -> Any:
-    """The answer, or None: old devices and virtual ones do not know everything."""
-    try:
-        return ask()
-    except library.NVMLError_NotSupported:
-        return None
 
 
 def fault_of_cuda(environment: Mapping[str, str]) -> str | None:

@@ -1,4 +1,9 @@
-"""Leases: wait for devices of this host, hold them, give them back."""
+"""Leases: wait for devices of this host, hold them, work on them alone, give them back.
+
+Cores and environment are inherited, so a training's ranks, probes and guards have them without
+being told. A share of a GPU below 1 is a promise among those who lease: the driver slices time
+evenly among the programs on a device, whatever their shares.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Self
 
 import tenacity
@@ -14,8 +21,7 @@ import tenacity
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.placement import HELD, Claim, Grant
-from tasks.control.leases.repository import LeaseRepository, Outlook
-from tasks.control.leases.signals import Heartbeat, WakeUp
+from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook
 from tasks.kernel.errors import LeaseError, LeaseLostError, StorageError, TransientError
 
 LOGGER = logging.getLogger(__name__)
@@ -25,14 +31,80 @@ SHORTEST_LOOK_S = 0.25
 # How long the database may be away when a request is made that waits as long as it takes.
 ASK_WITHIN_S = 120.0
 ASK_AGAIN_S = 0.5
+# After a refusal, the next try comes sooner than the next heartbeat would.
+RETRIES_PER_BEAT = 8
+THREADS_OF_THIS = Path("/proc/self/task")
 OnWait = Callable[[Outlook], None]
+
+
+class Heartbeat:
+    """Keeps a lease, and reports once, in a thread of its own, when it is lost.
+
+    The alarm does not ask the database, so it is in time even where that hangs.
+
+    Args:
+        renew: gives a heartbeat and returns the new deadline (`time.monotonic`); None where the
+            lease is no longer there.
+        deadline_s: when the lease is lost without a heartbeat.
+        beat_s: seconds between two heartbeats.
+        on_lost: gets the reason.
+    """
+
+    def __init__(
+        self,
+        renew: Callable[[], float | None],
+        deadline_s: float,
+        beat_s: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._renew, self._beat_s, self._on_lost = renew, beat_s, on_lost
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._set_alarm(deadline_s)
+        threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True).start()
+
+    def stop(self) -> bool:
+        """No more heartbeats, and no report of a loss; False where it was over before."""
+        with self._lock:
+            was_over = self._over.is_set()
+            self._over.set()
+            self._alarm.cancel()
+        return not was_over
+
+    def _set_alarm(self, deadline_s: float) -> None:
+        with self._lock:
+            if not self._over.is_set():
+                left_s = max(0.0, deadline_s - time.monotonic())
+                lost = ("no heartbeat could be given in time",)
+                self._alarm = threading.Timer(left_s, self._lose, lost)
+                self._alarm.daemon = True
+                self._alarm.start()
+
+    def _beat(self) -> None:
+        pause_s = self._beat_s
+        while not self._over.wait(pause_s):
+            try:
+                deadline_s = self._renew()
+            except (TransientError, StorageError) as exc:
+                LOGGER.warning("no heartbeat could be given, trying again: %s", exc)
+                pause_s = self._beat_s / RETRIES_PER_BEAT
+                continue
+            if deadline_s is None:
+                self._lose("its devices have been given to others")
+                return
+            self._alarm.cancel()
+            self._set_alarm(deadline_s)
+            pause_s = self._beat_s
+
+    def _lose(self, reason: str) -> None:
+        if self.stop():
+            self._on_lost(reason)
 
 
 class Lease:
     """Devices that this process holds until the context is left.
 
-    A thread gives heartbeats. A lease that is lost is not had again: `lost` is set, and whoever
-    works on the devices has to stop within the grace of `LeaseTerms`.
+    A lease that is lost is not had again: `lost` is set, and whoever works on the devices has to
+    stop within the grace of `LeaseTerms`.
 
     Args:
         repository: where it is written.
@@ -42,8 +114,7 @@ class Lease:
     Attributes:
         grant: the devices.
         token: fencing token, larger than that of each lease before.
-        mark: what processes have in their environment that run under this lease.
-        devices: all that the process could use when it asked.
+        lease_id: what processes have in their environment that run under this lease.
         why_lost: a sentence about the loss.
     """
 
@@ -56,7 +127,7 @@ class Lease:
         self._repository, self._claim, self._on_lost = repository, claim, on_lost
         self._owner = os.getpid()
         self.grant, self.token = claim.grant or Grant(), claim.token or 0
-        self.mark, self.devices = claim.mark, claim.devices
+        self.lease_id = claim.lease_id
         self.why_lost = ""
         self.lost = threading.Event()
         self._heartbeat = Heartbeat(
@@ -89,10 +160,9 @@ class Lease:
 
         Where the database does not answer, the lease is left to expire.
         """
-        if os.getpid() != self._owner:
-            return
-        self._heartbeat.stop()
-        _give_back(self._repository, self._claim)
+        if os.getpid() == self._owner:
+            self._heartbeat.stop()
+            _give_back(self._repository, self._claim)
 
     def _lose(self, reason: str) -> None:
         self.why_lost = (
@@ -144,8 +214,8 @@ def acquire(
     )
     claim = ask_again(repository.ask, request, holder, found, priority)
     if claim.state != HELD:
-        until_s = None if wait_s is None else started_s + wait_s
-        claim = _Waiter(repository, claim, until_s, on_wait or (lambda _: None)).wait()
+        until_s = float("inf") if wait_s is None else started_s + wait_s
+        claim = _Waiter(repository, claim, until_s, on_wait).wait()
     lease = Lease(repository, claim, on_lost)
     LOGGER.info("%s for %s after %.1f s", lease, holder, time.monotonic() - started_s)
     return lease
@@ -162,13 +232,12 @@ class _Waiter:
     """In line for devices, asleep most of the time."""
 
     def __init__(
-        self, repository: LeaseRepository, claim: Claim, until_s: float | None, on_wait: OnWait
+        self, repository: LeaseRepository, claim: Claim, until_s: float, on_wait: OnWait | None
     ) -> None:
         self._repository, self._claim = repository, claim
         self._until_s, self._on_wait = until_s, on_wait
         self._outlook: Outlook | None = None
         self._next_beat_s = time.monotonic() + repository.terms.beat_s
-        self._wake_up = WakeUp(claim.mark)
 
     def wait(self) -> Claim:
         """Wait for the devices; whatever ends the wait, no claim stays in the line.
@@ -177,40 +246,34 @@ class _Waiter:
             LeaseError: they were not to be had in time.
         """
         try:
-            while (claim := self._look()).state != HELD:
+            while True:
+                try:
+                    self._look()
+                except TransientError as exc:
+                    LOGGER.warning("%s still waits: %s", self._claim.holder, exc)
+                if self._claim.state == HELD:
+                    return self._claim
                 self._sleep()
         except BaseException:
             _give_back(self._repository, self._claim)
             raise
-        finally:
-            self._wake_up.close()
-        return claim
 
-    def _look(self) -> Claim:
-        """See whether the devices were given, or can be had; the claim as it then is."""
-        try:
-            if self._outlook is None or self._repository.has_changed(self._outlook):
-                self._take_in(self._repository.outlook(self._claim))
-            if self._claim.state != HELD and time.monotonic() >= self._next_beat_s:
-                self._next_beat_s = time.monotonic() + self._repository.terms.beat_s
-                if self._repository.renew(self._claim.ticket) is None:
-                    self._queue_again()
-        except TransientError as exc:
-            LOGGER.warning("%s still waits: %s", self._claim.holder, exc)
-            self._outlook = None
-        return self._claim
-
-    def _take_in(self, outlook: Outlook) -> None:
-        before, self._outlook = self._outlook, outlook
+    def _look(self) -> None:
+        """See whether the devices were given, or can be had, and give a heartbeat in time."""
+        before, outlook = self._outlook, self._repository.outlook(self._claim)
+        self._outlook = outlook
         if outlook.mine is None:
             self._queue_again()
-        elif outlook.mine.state == HELD:
-            self._claim = outlook.mine
-        elif outlook.is_my_turn:
+            return
+        self._claim = outlook.mine
+        if outlook.is_my_turn:
             self._claim = self._repository.serve(self._claim) or self._claim
-            self._outlook = None
         elif before is None or before.num_before != outlook.num_before:
-            self._on_wait(outlook)
+            if self._on_wait is not None and self._claim.state != HELD:
+                self._on_wait(outlook)
+        if self._claim.state != HELD and time.monotonic() >= self._next_beat_s:
+            self._next_beat_s = time.monotonic() + self._repository.terms.beat_s
+            self._repository.renew(self._claim.ticket)
 
     def _queue_again(self) -> None:
         """Get in line again, at the old place: the claim had been taken for a dead one's."""
@@ -219,9 +282,6 @@ class _Waiter:
         self._claim = self._repository.ask(
             old.request, old.holder, old.devices, old.priority, old.due_s
         )
-        self._wake_up.close()
-        self._wake_up = WakeUp(self._claim.mark)
-        self._outlook = None
 
     def _sleep(self) -> None:
         """Sleep until something may have changed.
@@ -229,20 +289,60 @@ class _Waiter:
         Raises:
             LeaseError: there is no time left.
         """
-        now_s = time.monotonic()
-        until_s = float("inf") if self._until_s is None else self._until_s
-        if now_s >= until_s:
-            raise LeaseError(self._too_late())
+        left_s = self._until_s - time.monotonic()
         num_before = self._outlook.num_before if self._outlook else 0
+        if left_s <= 0:
+            held = [str(each) for each in self._outlook.holders] if self._outlook else []
+            raise LeaseError(
+                f"{self._claim.holder} did not get {self._claim.request} in time. {num_before} are "
+                f"before it in the line; held by {'; '.join(held) or 'nobody that could be read'}. "
+                "Nothing was started; wait longer, raise its priority, or ask for less"
+            )
         pause_s = min(SHORTEST_LOOK_S * (1 + num_before), self._repository.terms.longest_look_s)
-        self._wake_up.sleep(min(now_s + pause_s, self._next_beat_s, until_s) - now_s)
+        time.sleep(min(pause_s, left_s))
 
-    def _too_late(self) -> str:
-        outlook, claim = self._outlook, self._claim
-        held = [str(each) for each in outlook.holders] if outlook else []
-        before = outlook.num_before if outlook else 0
-        return (
-            f"{claim.holder} did not get {claim.request} in time. {before} are before it in the "
-            f"line; held by {'; '.join(held) or 'nobody that could be read'}. Nothing was started; "
-            "wait longer, raise its priority, or ask for less"
-        )
+
+def variables_of(grant: Grant, lease_id: str) -> dict[str, str]:
+    """Environment of a process under a lease; GPUs that it does not hold are hidden from it."""
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(grant.gpus), LEASE_VARIABLE: lease_id}
+    if grant.cores:
+        variables["OMP_NUM_THREADS"] = str(len(grant.cores))
+    return variables
+
+
+@contextmanager
+def applied(grant: Grant, lease_id: str) -> Iterator[None]:
+    """Confine this process, and what it starts, to the devices of a lease while inside.
+
+    All threads that the process has are confined, and those that they start. Linux takes memory
+    from the node of the core that first writes it, so that is near too.
+    """
+    variables, cores = variables_of(grant, lease_id), os.sched_getaffinity(0)
+    before = {name: os.environ.get(name) for name in variables}
+    _set_variables(variables)
+    try:
+        if grant.cores:
+            _confine_threads(grant.cores)
+        yield
+    finally:
+        _set_variables(before)
+        if grant.cores:
+            _confine_threads(cores)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _confine_threads(cores: Iterable[int]) -> None:
+    """Set the cores of every thread, until no new one has come meanwhile."""
+    wanted, done = set(cores), set[int]()
+    while present := {int(entry.name) for entry in THREADS_OF_THIS.iterdir()} - done:
+        for thread in present:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(thread, wanted)
+        done |= present

@@ -67,7 +67,7 @@ class Claim(BaseModel):
     holder: str = Field(description="For people: the flow run, or whoever it is for.")
     host: str = Field(description="For people: name of the machine.")
     process: ProcessName
-    mark: str = Field(description="What processes that run under the lease have as a sign of it.")
+    lease_id: str = Field(description="What processes under the lease have in their environment.")
     priority: int = Field(description="1 is the most urgent.")
     due_s: float = Field(
         description="Place in the order, by the clock of its machine's boot; the smallest is next."

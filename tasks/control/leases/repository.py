@@ -42,7 +42,6 @@ from tasks.control.leases.placement import (
     grants_for,
     place,
 )
-from tasks.control.leases.signals import wake
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.process import ProcessName, processes_by_variable
 from tasks.metadata.database import database_now, open_database, transaction
@@ -65,25 +64,16 @@ class Outlook:
     """How things stand for one who waits.
 
     Args:
-        version: counts all changes of who waits and who holds.
-        now_s: the database's clock then.
         mine: the own claim; None where it is no longer there.
         is_my_turn: whether the devices could be taken.
         num_before: how many who wait are served first.
-        others: all other claims that are somebody's.
+        holders: who holds devices.
     """
 
-    version: int
-    now_s: float
     mine: Claim | None
     is_my_turn: bool
     num_before: int
-    others: tuple[Claim, ...]
-
-    @property
-    def holders(self) -> tuple[Claim, ...]:
-        """Who holds devices."""
-        return tuple(each for each in self.others if each.state == HELD)
+    holders: tuple[Claim, ...]
 
 
 class LeaseFacts(BaseModel):
@@ -179,29 +169,18 @@ class LeaseRepository:
                 **self._heartbeat(now_s),
             }
             added = connection.execute(sa.insert(leases).values(row).returning(leases.c.ticket))
-            ticket: int = added.scalar_one()
-            _count_change(connection)
-            claims, granted = self._serve(connection, now_s)
-        wake(granted)
-        return claims[ticket]
+            return self._serve(connection, now_s)[added.scalar_one()]
 
     def serve(self, claim: Claim) -> Claim | None:
         """Give to all who wait what they may have; the claim, or None where it is gone."""
         with self._changing() as (connection, now_s):
-            claims, granted = self._serve(connection, now_s)
-        wake(granted)
-        return claims.get(claim.ticket)
+            return self._serve(connection, now_s).get(claim.ticket)
 
     def give_back(self, ticket: int) -> None:
         """Remove a claim, and give what it held to those who wait."""
         with self._changing() as (connection, now_s):
             _remove(connection, ticket)
-            first = sa.select(leases.c.ticket).where(
-                leases.c.boot == self.boot, leases.c.state == WAITING
-            )
-            is_waited_for = connection.scalar(first.limit(1)) is not None
-            granted = self._serve(connection, now_s)[1] if is_waited_for else []
-        wake(granted)
+            self._serve(connection, now_s)
 
     def free_ended(self) -> list[Claim]:
         """Free what dead holders of this machine had, for a sweep; returns their claims.
@@ -213,36 +192,25 @@ class LeaseRepository:
             for each in before:
                 if now_s > each.expires_s + ABANDONED_AFTER_S and each.process.boot != self.boot:
                     _remove(connection, each.ticket, each.beat)
-            _, granted = self._serve(connection, now_s)
+            self._serve(connection, now_s)
             left = {each.ticket for each in _claims(connection)}
-        wake(granted)
         return [each for each in before if each.ticket not in left]
 
     def outlook(self, claim: Claim) -> Outlook:
         """How things stand for one who waits; changes nothing."""
         with transaction(self.engine, reads_only=True) as connection:
             now_s = database_now(connection).timestamp()
-            version = _version(connection)
             claims = self._claims_here(connection)
         mine = next((each for each in claims if each.ticket == claim.ticket), None)
         others = [each for each in claims if each is not mine and not self.why_gone(each, now_s)]
         line = self._waiting(others)
         everyone = line if mine is None else self._waiting([*others, mine])
         return Outlook(
-            version=version,
-            now_s=now_s,
             mine=mine,
             is_my_turn=claim.ticket in grants_for(everyone, Taken.by(others, self.boot)),
             num_before=sum(each.order < claim.order for each in line),
-            others=tuple(others),
+            holders=tuple(each for each in others if each.state == HELD),
         )
-
-    def has_changed(self, outlook: Outlook) -> bool:
-        """True where one who waits should read the outlook again: somebody came, went or died."""
-        with transaction(self.engine, reads_only=True) as connection:
-            if _version(connection) != outlook.version:
-                return True
-        return any(self.why_gone(each, outlook.now_s) for each in outlook.others)
 
     def renew(self, ticket: int) -> float | None:
         """Give a heartbeat; the new deadline (`time.monotonic`), None where nothing is there."""
@@ -277,7 +245,7 @@ class LeaseRepository:
             return f"it gave no heartbeat for {patience_s:g} s"
         if not claim.process.is_visible_to(self._me) or not claim.process.has_ended():
             return None
-        if claim.state == HELD and processes_of_lease(claim.mark):
+        if claim.state == HELD and processes_of_lease(claim.lease_id):
             return None  # what it started still runs, under its guard, for some seconds
         return "its process has ended"
 
@@ -288,11 +256,11 @@ class LeaseRepository:
             connection.execute(sa.select(lease_state.c.version).with_for_update())
             yield connection, database_now(connection).timestamp()
 
-    def _serve(self, connection: Connection, now_s: float) -> tuple[dict[int, Claim], list[str]]:
+    def _serve(self, connection: Connection, now_s: float) -> dict[int, Claim]:
         """Free what is nobody's, and give to all who wait what they may have.
 
         Returns:
-            All claims of this machine by ticket, and the marks of those that were served.
+            All claims of this machine by ticket.
         """
         alive = {}
         for each in self._claims_here(connection):
@@ -305,7 +273,7 @@ class LeaseRepository:
         grants = grants_for(self._waiting(claims), Taken.by(claims, self.boot))
         for ticket, grant in grants.items():
             alive[ticket] = _give(connection, alive[ticket], grant, now_s)
-        return alive, [alive[ticket].mark for ticket in grants]
+        return alive
 
     def _claims_here(self, connection: Connection) -> list[Claim]:
         """Claims of this boot of this machine, and others that hold a GPU which these may use."""
@@ -345,17 +313,9 @@ class LeaseRepository:
         )
 
 
-def processes_of_lease(mark: str) -> list[int]:
-    """Process ids of everything that was started under a lease (its `mark`) and still runs."""
-    return processes_by_variable(LEASE_VARIABLE).get(mark, [])
-
-
-def _version(connection: Connection) -> int:
-    return int(connection.scalar(sa.select(lease_state.c.version)) or 0)
-
-
-def _count_change(connection: Connection) -> None:
-    connection.execute(sa.update(lease_state).values(version=lease_state.c.version + 1))
+def processes_of_lease(lease_id: str) -> list[int]:
+    """Process ids of everything that was started under a lease and still runs."""
+    return processes_by_variable(LEASE_VARIABLE).get(lease_id, [])
 
 
 def _give(connection: Connection, claim: Claim, grant: Grant, moment_s: float) -> Claim:
@@ -374,7 +334,6 @@ def _give(connection: Connection, claim: Claim, grant: Grant, moment_s: float) -
     held = {"state": HELD, "token": token, "granted_s": moment_s}
     change = sa.update(leases).where(leases.c.ticket == claim.ticket)
     connection.execute(change.values(**held, lease=grant.model_dump_json()))
-    _count_change(connection)
     return claim.model_copy(update={**held, "grant": grant})
 
 
@@ -386,7 +345,6 @@ def _remove(connection: Connection, ticket: int, beat: int | None = None) -> boo
     if connection.execute(sa.delete(leases).where(which)).rowcount == 0:
         return False
     connection.execute(sa.delete(lease_units).where(lease_units.c.ticket == ticket))
-    _count_change(connection)
     return True
 
 
@@ -397,9 +355,10 @@ def _claims(connection: Connection, which: sa.ColumnElement[bool] | None = None)
 
 
 def _claim(row: dict[str, Any]) -> Claim:
-    lease = row.pop("lease")
+    lease, lease_id = row.pop("lease"), row.pop("mark")
     return Claim(
         **{name: row[name] for name in row.keys() - {"boot", "process", "request", "devices"}},
+        lease_id=lease_id,
         process=ProcessName.model_validate_json(row["process"]),
         request=_request(row["request"]),
         devices=_devices(row["devices"]),

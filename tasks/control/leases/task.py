@@ -11,10 +11,9 @@ from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from tasks.control.leases.affinity import Affinity, applied
 from tasks.control.leases.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
-from tasks.control.leases.leases import Lease, acquire
+from tasks.control.leases.leases import Lease, acquire, applied
 from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseRepository, Outlook
 from tasks.kernel.errors import LeaseLostError
@@ -48,11 +47,11 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
         get_run_logger().info("no devices are leased: lease.enabled is false")
         yield None
         return
-    book = LeaseRepository(Settings.from_environment().metadata_url, TERMS)
+    repository = LeaseRepository(Settings.from_environment().metadata_url, TERMS)
     with (
         _Interruption() as interruption,
         acquire(
-            book,
+            repository,
             request,
             _holder(),
             priority=policy.priority,
@@ -60,9 +59,10 @@ def leased(request: LeaseRequest, policy: StageLease) -> Iterator[Lease | None]:
             on_wait=lambda outlook: _show_wait(request, outlook),
             on_lost=interruption.raise_there,
         ) as lease,
-        applied(lease.grant, lease.mark, lease.devices) as affinity,
+        applied(lease.grant, lease.lease_id),
     ):
-        _show_lease(lease, affinity)
+        get_run_logger().info("holds %s", lease)
+        _show(f"Holds **{lease.grant}** (fencing token {lease.token}).")
         try:
             yield lease
         except LeaseLostError:
@@ -105,11 +105,6 @@ def _show_wait(request: LeaseRequest, outlook: Outlook) -> None:
     )
     listed = "".join(f"\n- {each}" for each in holders)
     _show(f"Waits for **{request}**; {outlook.num_before} before this run. Held by:\n{listed}")
-
-
-def _show_lease(lease: Lease, affinity: Affinity) -> None:
-    get_run_logger().info("%s: %s", lease, affinity)
-    _show(f"Holds **{lease.grant}** (fencing token {lease.token}). {affinity}.")
 
 
 def _show(markdown: str) -> None:

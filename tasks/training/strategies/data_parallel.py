@@ -183,7 +183,6 @@ class Strategy:
         """
         if not self.network.training:
             self.network.train()
-        draws = torch.get_rng_state()
         on_device = batch.to(self.device)
         self._clear_gradients()
         loss = self._accumulate(on_device, global_rows)
@@ -196,7 +195,7 @@ class Strategy:
             self._scale.after_overflow()
             LOGGER.debug("fp16 overflow: step skipped, loss scale now %g", self._scale.factor)
         else:
-            self._name_the_source(on_device, global_rows, draws)
+            self._name_the_source(on_device)
         return loss
 
     def _accumulate(self, batch: Batch, global_rows: int) -> Tensor:
@@ -227,34 +226,21 @@ class Strategy:
         self._optimizer.step(learning_rate)
         self._scale.after_step()
 
-    def _name_the_source(self, batch: Batch, global_rows: int, draws: Tensor) -> None:
-        """Compute the step again with the rows of one rank at a time, and name who breaks it.
-
-        Collective. Costs a good step nothing; the weights are still those from before the step.
-        """
-        none = Batch(tuple(part[:0] for part in batch.inputs), batch.labels[:0])
-        breaking = []
-        for replica in range(self.data_size):
-            torch.set_rng_state(draws)
-            self._clear_gradients()
-            self._accumulate(batch if replica == self.data_rank else none, global_rows)
-            self._sum_gradients()
-            if not math.isfinite(self._norm()):
-                breaking.append(replica * (self.ranks.size // self.data_size))
-        torch.set_rng_state(draws)
+    def _name_the_source(self, batch: Batch) -> None:
+        """Name the ranks whose rows break a step; the weights are those from before. Collective."""
         with torch.no_grad():
             losses = self._losses(batch)
         bad_rows = int((~torch.isfinite(losses)).sum())
         seen = cast(list[list[int]], self.ranks.gather_values([bad_rows, batch.num_rows]))
         source = " and ".join(
-            f"rank {rank} ({seen[rank][0]} of its {seen[rank][1]} rows have a loss that is NaN or "
-            "infinite)"
-            for rank in breaking
+            f"rank {rank} ({bad} of its {num_rows} rows have a loss that is NaN or infinite)"
+            for rank, (bad, num_rows) in enumerate(seen)
+            if bad
         )
         raise TrainingError(
             "the gradient of a step is NaN or infinite. It comes from "
-            f"{source or 'the sum over ranks, while each share is finite'}. The weights were not "
-            "changed. Look for NaN or extreme values in these rows, or lower the learning rate"
+            f"{source or 'rows whose losses are all finite'}. The weights were not changed. Look "
+            "for NaN or extreme values in these rows, or lower the learning rate"
         )
 
     # Evaluation and state

@@ -69,7 +69,7 @@ class LocalSgd(HorovodStrategy):
             self._weights_differ = False
             self._num_steps_alone = 0
 
-    def _name_the_source(self, batch: Batch, global_rows: int, draws: Tensor) -> None:
+    def _name_the_source(self, batch: Batch) -> None:
         # The others know nothing of this rank's gradient, so this is no collective.
         raise TrainingError(
             f"rank {self.ranks.rank}: the gradient of its own {batch.num_rows} rows is NaN or "

@@ -29,7 +29,7 @@ from tasks.control.leases.leases import acquire
 from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseFacts, LeaseRepository
 from tasks.control.leases.task import leased, training_request
-from tasks.kernel.errors import LeaseError, LeaseLostError
+from tasks.kernel.errors import LeaseLostError
 from tasks.kernel.retry_policy import only_transient
 from tasks.kernel.settings import Settings
 from tests.support.host.processes import wait_until
@@ -105,16 +105,6 @@ def has_logged(run_id: str, text: str) -> bool:
     return any(text in line.message for line in lines)
 
 
-def test_a_flow_that_waits_in_vain_says_who_holds_the_devices(home: Settings) -> None:
-    book = LeaseRepository(home.metadata_url)
-    with (
-        acquire(book, LeaseRequest(cores=1), "somebody else"),
-        pytest.raises(LeaseError, match="held by somebody else"),
-    ):
-        leased_work(StageLease(wait_s=0.3))
-    assert facts(home) == []
-
-
 def test_a_lost_lease_ends_the_work_and_is_not_retried(
     home: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +114,8 @@ def test_a_lost_lease_ends_the_work_and_is_not_retried(
     def work() -> None:
         with begun.open("a") as stream:
             stream.write("x")
-        book = LeaseRepository(home.metadata_url)
-        book.give_back(facts(home)[0].ticket)
+        repository = LeaseRepository(home.metadata_url)
+        repository.give_back(facts(home)[0].ticket)
         for _ in range(6000):
             time.sleep(0.05)
         raise AssertionError("went on working on devices that were lost")
@@ -152,7 +142,7 @@ def test_a_policy_may_say_that_no_lease_is_needed(home: Settings) -> None:
     assert not (home.home / "operation").exists()
 
 
-def test_a_training_asks_for_all_it_may_use_unless_told_otherwise() -> None:
+def test_a_training_asks_for_all_it_may_use_unless_configured() -> None:
     some = LeaseRequest(cores=1, gpus=1, gpu_share=0.5)
     assert training_request(StageLease(request=some), "cuda", 1) == some
     everything = training_request(StageLease(), "cpu", 1)

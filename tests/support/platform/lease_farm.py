@@ -80,14 +80,16 @@ def main(arguments: list[str]) -> None:
 def _work(orders: Orders, seat: int) -> None:
     folder, chance = Path(orders.folder), random.Random(os.getpid())
     devices = HostDevices.model_validate(orders.devices)
-    book = LeaseRepository(orders.url, LeaseTerms(**orders.terms))
+    repository = LeaseRepository(orders.url, LeaseTerms(**orders.terms))
     for _ in range(orders.rounds):
         if (folder / "stop").exists():
             return
         request = LeaseRequest.model_validate(chance.choice(orders.requests))
         priority = chance.randint(1, 5)
         with (
-            acquire(book, request, f"seat {seat}", priority=priority, devices=devices) as lease,
+            acquire(
+                repository, request, f"seat {seat}", priority=priority, devices=devices
+            ) as lease,
             ExitStack() as locks,
         ):
             for unit, part in lease.grant.units(""):
@@ -180,10 +182,10 @@ def kill_at_random(folder: Path, url: str, num_kills: int) -> None:
         process.wait(120)
     assert not lines_of(folder / "violations")
     assert not lines_of(folder / "lost")
-    book = LeaseRepository(url)
-    book.free_ended()  # what was killed last, with nobody left to want it
-    assert book.facts() == []
-    with transaction(book.engine, reads_only=True) as connection:
+    repository = LeaseRepository(url)
+    repository.free_ended()  # what was killed last, with nobody left to want it
+    assert repository.facts() == []
+    with transaction(repository.engine, reads_only=True) as connection:
         assert connection.scalar(sa.text("select count(*) from falaj_lease_units")) == 0
     tokens = [int(line.split()[0]) for line in lines_of(folder / "journal")]
     assert len(tokens) == len(set(tokens))

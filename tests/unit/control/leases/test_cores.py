@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.control.leases.devices import core_sets
-from tasks.kernel.cores import core_limit, node_of_pci_device, parse_cpu_list
+from tasks.kernel.cores import core_limit, node_of_pci_device
 
 
 def write(file: Path, text: str) -> None:
@@ -31,22 +31,11 @@ def test_cores_are_grouped_by_memory_node_and_physical_core(two_nodes: Path) -> 
     assert (second.node, second.cores) == (1, (2, 6, 3, 7))
 
 
-def test_only_cores_that_the_process_may_use_are_there(two_nodes: Path) -> None:
+def test_only_cores_that_the_process_may_use_are_there_and_none_is_lost(two_nodes: Path) -> None:
     (only,) = core_sets({2, 6, 3}, two_nodes)
     assert (only.node, only.physical) == (1, ((2, 6), (3,)))
-
-
-def test_a_host_that_says_nothing_is_one_node(tmp_path: Path) -> None:
-    (only,) = core_sets({0, 1}, tmp_path)
-    assert (only.node, only.physical) == (0, ((0,), (1,)))
-
-
-def test_cores_that_no_node_lists_are_not_lost(two_nodes: Path) -> None:
-    assert core_sets({0, 9}, two_nodes)[-1].cores == (9,)
-    assert core_sets({0, 9}, two_nodes)[-1].node == 1
-
-
-def test_this_hosts_cores_are_those_of_the_process() -> None:
+    unlisted = core_sets({0, 9}, two_nodes)[-1]
+    assert (unlisted.node, unlisted.cores) == (1, (9,))
     found = {core for each in core_sets(os.sched_getaffinity(0)) for core in each.cores}
     assert found == os.sched_getaffinity(0)
 
@@ -96,8 +85,3 @@ def test_the_node_of_a_device_is_read_from_its_place_on_the_bus(tmp_path: Path) 
     assert node_of_pci_device("00000000:3B:00.0", tmp_path) == 1
     assert node_of_pci_device("00000000:5E:00.0", tmp_path) is None
     assert node_of_pci_device("00000000:99:00.0", tmp_path) is None
-
-
-def test_lists_of_cores_are_read() -> None:
-    assert parse_cpu_list("0-2,8,10-11") == {0, 1, 2, 8, 10, 11}
-    assert parse_cpu_list("") == set()

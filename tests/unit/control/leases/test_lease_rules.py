@@ -42,7 +42,7 @@ class Actor:
     claim: Claim
     deadline_s: float
     is_alive: bool = True
-    is_deaf: bool = False
+    is_silent: bool = False
 
     @property
     def holds(self) -> bool:
@@ -61,7 +61,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         self.now_s = 0.0
         self.me = ProcessName.of_this()
         self.asking = self.me
-        self.book = LeaseRepository(
+        self.repository = LeaseRepository(
             f"sqlite:///{Path(self.folder.name) / 'operation' / 'operation.db'}",
             TERMS,
             who=lambda: self.asking,
@@ -98,7 +98,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         assert start is not None
         name = self.me.model_copy(update={"pid": process.pid, "start": start})
         self.asking = name
-        claim = self.book.ask(request, f"actor {process.pid}", self.devices, priority)
+        claim = self.repository.ask(request, f"actor {process.pid}", self.devices, priority)
         actor = Actor(process, name, claim, self.now_s + 60)
         self.actors.append(actor)
         self.see_what_was_given()
@@ -112,20 +112,20 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         self.poll(data.draw(st.sampled_from(self.line)))
 
     def poll(self, actor: Actor) -> None:
-        if actor.is_deaf:
+        if actor.is_silent:
             return
-        outlook = self.book.outlook(actor.claim)
+        outlook = self.repository.outlook(actor.claim)
         if outlook.mine is None:  # it had been silent for too long
             self.forget(actor)
         elif outlook.is_my_turn:
-            self.book.serve(actor.claim)
+            self.repository.serve(actor.claim)
             self.see_what_was_given()
             assert actor.holds
 
     def see_what_was_given(self) -> None:
         """Those in line see what any change has given them."""
         for actor in sorted(self.line, key=lambda each: each.claim.order):
-            mine = self.book.outlook(actor.claim).mine
+            mine = self.repository.outlook(actor.claim).mine
             if mine is not None and mine.state == HELD:
                 actor.claim = mine
                 self.note_grant(actor)
@@ -150,7 +150,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
                 assert free >= wanted.gpus, "a GPU was taken past one before"
 
     def is_written_off(self, actor: Actor) -> bool:
-        return actor.is_deaf and self.now_s > actor.deadline_s + TERMS.grace_s
+        return actor.is_silent and self.now_s > actor.deadline_s + TERMS.grace_s
 
     def held(self) -> list[Actor]:
         """Everybody whose devices are not to be given on."""
@@ -186,15 +186,15 @@ class LeasesOfOneHost(RuleBasedStateMachine):
     @precondition(lambda self: any(a.is_alive for a in self.actors))
     @rule(data=st.data())
     def fall_silent(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([a for a in self.actors if a.is_alive])).is_deaf = True
+        data.draw(st.sampled_from([a for a in self.actors if a.is_alive])).is_silent = True
 
     @rule(seconds=st.sampled_from([5.0, 14.0, 45.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
-        for actor in [a for a in self.actors if a.is_alive and not a.is_deaf]:
+        for actor in [a for a in self.actors if a.is_alive and not a.is_silent]:
             if actor.holds and self.now_s >= actor.deadline_s:
                 continue  # it has been told, and gives no more signs
-            deadline_s = self.book.renew(actor.claim.ticket)
+            deadline_s = self.repository.renew(actor.claim.ticket)
             if deadline_s is None:
                 self.forget(actor)
             else:
@@ -203,10 +203,10 @@ class LeasesOfOneHost(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         believing = {a.claim.ticket for a in self.believers}
-        assert not believing & {each.ticket for each in self.book.free_ended()}
+        assert not believing & {each.ticket for each in self.repository.free_ended()}
         self.see_what_was_given()
         dead = {a.claim.ticket for a in self.actors if not a.is_alive}
-        left = {each.ticket for each in self.book.facts()}
+        left = {each.ticket for each in self.repository.facts()}
         assert not dead & left, "dead holders were freed"
 
     def forget(self, actor: Actor) -> None:
@@ -240,10 +240,10 @@ class LeasesOfOneHost(RuleBasedStateMachine):
             self.time_passes(TERMS.beat_s)
             for actor in sorted(self.line, key=lambda a: a.claim.order):
                 self.poll(actor)
-        assert not [a for a in self.line if not a.is_deaf]
+        assert not [a for a in self.line if not a.is_silent]
 
     def give_back_now(self, actor: Actor) -> None:
-        self.book.give_back(actor.claim.ticket)
+        self.repository.give_back(actor.claim.ticket)
         self.forget(actor)
         self.see_what_was_given()
 

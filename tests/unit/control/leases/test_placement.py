@@ -39,7 +39,7 @@ def claim(
         holder=f"run {ticket}",
         host="here",
         process=ProcessName(boot=BOOT, space="", pid=ticket + 1, start=0),
-        mark="",
+        lease_id="",
         priority=priority,
         due_s=due_s(asked_s, priority, AGEING_S),
         request=request,
@@ -126,14 +126,6 @@ def test_small_requests_do_not_pass_a_large_one_by() -> None:
     assert 3 not in grants_for([large, small], Taken.by([running], BOOT))
 
 
-def test_who_needs_nothing_of_the_first_in_line_goes_on() -> None:
-    devices = host(cores=4, gpus=1)
-    running = claim(1, LeaseRequest(gpus=1), devices, grant=Grant(gpus={"GPU-0": (0,)}))
-    first = claim(2, LeaseRequest(gpus=1), devices, asked_s=1)
-    second = claim(3, LeaseRequest(cores=4), devices, asked_s=2)
-    assert 3 in grants_for([first, second], Taken.by([running], BOOT))
-
-
 SHARED = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
 
 
@@ -216,6 +208,6 @@ def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
         ({"gpus": 1, "gpu_share": float("nan")}, "gpu_share"),
     ],
 )
-def test_a_wrong_request_gets_a_sentence(wrong: dict[str, object], said: str) -> None:
+def test_a_wrong_request_is_rejected(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         LeaseRequest.model_validate(wrong)

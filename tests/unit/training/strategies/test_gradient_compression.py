@@ -90,37 +90,6 @@ def test_what_was_left_out_survives_another_number_of_ranks() -> None:
             torch.testing.assert_close(of_rank, left_out(state), rtol=1e-4, atol=1e-5)
 
 
-def test_power_sgd_goes_on_on_other_ranks_as_if_nothing_had_happened() -> None:
-    """It is linear in the gradients, so it does not matter which rank owes what."""
-    later = [gradient(0, step) for step in (1, 2)]
-
-    def unbroken(ranks: ThreadCommunicator) -> tuple[State, list[Tensor]]:
-        compressed = POWER_SGD(ranks)
-        compressed.sum_(gradients_of(gradient(ranks.rank, 0)))
-        state = compressed.state()
-        return state, go_on(compressed, ranks)
-
-    def go_on(compressed: GradientSum, ranks: ThreadCommunicator) -> list[Tensor]:
-        outputs = []
-        for tensors in later:
-            shares = {name: value / ranks.size for name, value in tensors.items()}
-            gradients = gradients_of(shares)
-            compressed.sum_(gradients)
-            outputs.append(gradients.flat.clone())
-        return outputs
-
-    state, expected = on_threads(2, unbroken)[0]
-
-    def resumed(ranks: ThreadCommunicator) -> list[Tensor]:
-        compressed = POWER_SGD(ranks)
-        compressed.load(state)
-        return go_on(compressed, ranks)
-
-    for size in (1, 3):
-        for output, wanted in zip(on_threads(size, resumed)[0], expected, strict=True):
-            torch.testing.assert_close(output, wanted, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("build", [POWER_SGD, HalfPrecisionSum])
 def test_what_is_no_number_on_one_rank_is_none_on_all_and_spoils_no_later_step(
@@ -167,15 +136,6 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
         assert given_bytes == 100
 
 
-def test_half_precision_of_no_gradient_sends_next_to_nothing() -> None:
-    def part(ranks: ThreadCommunicator) -> float:
-        gradients = gradients_of({"all": torch.zeros(5)})
-        HalfPrecisionSum(ranks).sum_(gradients)
-        return float(gradients.flat.abs().max())
-
-    assert on_threads(2, part) == [0.0, 0.0]
-
-
 @examples(20)
 @given(rows=st.integers(2, 12), columns=st.integers(2, 12), rank=st.integers(1, 3))
 def test_power_sgd_is_exact_for_matrices_of_its_rank(rows: int, columns: int, rank: int) -> None:
@@ -214,21 +174,6 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
 
     errors = on_threads(1, part)[0]
     assert errors[-1] < 1.02 * best < errors[0]
-
-
-def test_power_sgd_recovers_from_a_gradient_that_was_zero() -> None:
-    def part(ranks: ThreadCommunicator) -> float:
-        compressed = PowerSgdSum(ranks, rank=2)
-        compressed.sum_(gradients_of({"matrix": torch.zeros(9, 7)}))
-        total = torch.zeros(9, 7)
-        matrix = torch.ones(9, 7)
-        for _ in range(3):
-            gradients = gradients_of({"matrix": matrix})
-            compressed.sum_(gradients)
-            total += gradients.views["matrix"]
-        return float((total - 3 * ranks.size * matrix).abs().max())
-
-    assert max(on_threads(2, part)) < 1e-3
 
 
 def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:

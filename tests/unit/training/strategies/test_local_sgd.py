@@ -185,23 +185,6 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_a
         assert torch.equal(of_rank, wanted)
 
 
-@pytest.mark.parametrize("kind", ["local", "asynchronous"])
-def test_bytes_are_those_of_synchronous_training_over_the_local_steps(kind: str) -> None:
-    def part(exchange: ThreadCommunicator) -> list[int]:
-        sent = []
-        for name, local_steps in (("synchronous", 1), (kind, 5)):
-            strategy = build(name, exchange, local_steps)
-            before = exchange.given_bytes
-            train(strategy, range(20))
-            sent += [strategy.wire_bytes, exchange.given_bytes - before]
-        return sent
-
-    synchronous, given, local, given_locally = on_threads(2, part)[0]
-    assert local * 5 == synchronous
-    assert given_locally * 5 == given
-    assert synchronous == 20 * 4 * sum(p.numel() for p in network().parameters())
-
-
 def test_a_rank_whose_gradient_is_no_number_says_so_alone() -> None:
     def part(exchange: ThreadCommunicator) -> None:
         strategy = build("local", exchange, 10)

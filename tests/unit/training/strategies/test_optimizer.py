@@ -11,8 +11,6 @@ from tasks.training.strategies.optimizer import (
     FlatGradients,
     LossScale,
     NamedOptimizer,
-    autocast,
-    ring_bytes,
 )
 from tests.support.ranks.strategy_cases import SmallNetwork, adamw, global_batch
 
@@ -42,11 +40,6 @@ def test_a_network_with_nothing_to_train_is_refused_with_a_sentence() -> None:
     network = nn.Linear(2, 1).requires_grad_(False)
     with pytest.raises(TrainingError, match="no parameter to train"):
         FlatGradients(network.named_parameters())
-
-
-@pytest.mark.parametrize(("size", "expected"), [(1, 0), (2, 1000), (4, 1500)])
-def test_a_ring_sends_nearly_twice_the_buffer_at_most(size: int, expected: int) -> None:
-    assert ring_bytes(1000, size) == expected
 
 
 def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:
@@ -110,15 +103,6 @@ def test_a_state_without_some_parameters_leaves_those_new() -> None:
     assert fresh.state().keys() == part.keys()
 
 
-def test_every_step_is_taken_at_its_own_rate() -> None:
-    network = SmallNetwork()
-    optimizer = NamedOptimizer(adamw, network.named_parameters())
-    before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    network(*global_batch(0).inputs).sum().backward()
-    optimizer.step(0.0)
-    assert all(torch.equal(before[name], p) for name, p in network.named_parameters())
-
-
 @given(st.lists(st.booleans(), max_size=60))
 def test_the_loss_scale_is_that_of_torchs_own_scaler(overflows: list[bool]) -> None:
     ours = LossScale(2.0**10, growth_steps=4)
@@ -135,15 +119,6 @@ def test_the_loss_scale_is_that_of_torchs_own_scaler(overflows: list[bool]) -> N
     assert ours.num_skipped == sum(overflows)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_only_fp16_scales_its_loss(precision: str) -> None:
-    scale = LossScale.of(precision)  # type: ignore[arg-type]
-    for _ in range(3000):
-        scale.after_step()
-    assert scale.factor == 1.0
-    assert not scale.can_fall
-
-
 def test_a_scale_goes_on_from_a_checkpoint() -> None:
     scale = LossScale.of("fp16")
     for _ in range(3):
@@ -152,22 +127,3 @@ def test_a_scale_goes_on_from_a_checkpoint() -> None:
     again = LossScale.of("fp16")
     again.load(scale.state())
     assert again == scale
-
-
-def test_a_checkpoint_of_another_precision_leaves_the_scale_as_it_is() -> None:
-    scale = LossScale.of("fp16")
-    scale.load({})
-    assert scale == LossScale.of("fp16")
-    plain = LossScale.of("fp32")
-    plain.load(LossScale.of("fp16").state())
-    assert plain.factor == 1.0
-
-
-def test_products_are_in_sixteen_bits_where_that_is_asked_for() -> None:
-    rows = torch.ones(2, 2)
-    cpu = torch.device("cpu")
-    kinds = {}
-    for precision in ("fp32", "bf16", "fp16"):
-        with autocast(precision, cpu):  # type: ignore[arg-type]
-            kinds[precision] = (rows @ rows).dtype
-    assert kinds == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
