@@ -217,13 +217,13 @@ def compress(
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.shrinking import shrinking_flow
-        from tasks.reporting.shrinking_page import place_of
+        from tasks.reporting.compression import page_path
 
         if method:
             chosen = config.shrinking.model_copy(update={"method": method})
             config = config.model_copy(update={"shrinking": chosen})
         result = shrinking_flow(config, version)
-        page = place_of(result, context.settings.reports)
+        page = page_path(result, context.settings.reports)
         return [*compression_lines(result), row("Page", page)]
 
     return run_flow(context, work)

@@ -30,7 +30,7 @@ from tasks.registry.task import (
     find_shrinking_parent,
     register_candidate,
 )
-from tasks.reporting.task import publish_shrinking
+from tasks.reporting.task import publish_compression
 from tasks.training.compression.distillation import StudentPlan, chosen, lesson_of
 from tasks.training.compression.task import plan_student
 from tasks.training.task import train_distributed
@@ -83,10 +83,10 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
         judged=judged,
     )
     if judged.refusal:
-        publish_shrinking(result, config.name)
+        publish_compression(result, config.name)
         return result
     result = release(result, model, dataset, config)
-    publish_shrinking(result, config.name)
+    publish_compression(result, config.name)
     return result
 
 

@@ -1,8 +1,9 @@
-"""What a run record says, in the words and the order of the page. Nothing is computed anew."""
+"""What a run record shows, in the order and the figures of the page. Nothing is computed anew."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,32 +11,35 @@ from dataclasses import dataclass
 from tasks.contracts.conversion import VariantLatency
 from tasks.contracts.data import ValidationResult
 from tasks.contracts.drift import DriftResult, FeatureDrift
-from tasks.contracts.evaluation import Comparison, Metric, SliceMetrics
-from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
-from tasks.contracts.run import RunRecord, StageTime
-from tasks.kernel.settings import DEFAULT_FEATURE_REPO
-from tasks.reporting.judgement import (
-    describe_labels,
-    describe_labels_at_length,
-    describe_outputs,
-    describe_skill,
-    second_tile,
-    slice_rank,
+from tasks.contracts.evaluation import (
+    Comparison,
+    EvaluationReport,
+    Metric,
+    MetricSet,
+    Quality,
+    RegressionMetrics,
+    SliceMetrics,
 )
+from tasks.contracts.release import Approval, ModelVariant
+from tasks.contracts.run import RunRecord
 from tasks.reporting.quantities import (
+    MISSING,
     count,
     days,
     decimal,
-    difference,
     duration,
     estimate,
     factor,
     interval,
     is_shown,
     milliseconds,
+    percent,
     plural,
 )
 
+DIGITS = ((1000.0, 0), (10.0, 1), (0.0, 3))
+"""From which size on numbers have how many digits after the point."""
+MOST_ORIGINS = 24
 _NATURAL_ORDER = re.compile(r"\d+([-./: ]\d+)*")
 
 
@@ -63,45 +67,34 @@ def promotion_result(record: RunRecord) -> Result:
     """Promoted, refused (by which gates), or nothing to move."""
     decision = record.promotion
     version, before = decision.candidate.version, decision.previous_champion
-    closed = [g.name for g in decision.gates if not g.passed]
-    passed = f"{_num_passed(decision)} of {plural(len(decision.gates), 'gate')} passed"
+    closed = [gate.name for gate in decision.gates if not gate.passed]
+    num_passed = len(decision.gates) - len(closed)
+    passed = f"{num_passed} of {plural(len(decision.gates), 'gate')} passed"
+    kept = f"version {before} stays the champion" if before else "there is no champion"
     if decision.promoted and before == version:
-        return Result(
-            "good",
-            "✓",
-            f"Version {version} stays the champion",
-            f"{passed}; it was the champion already.",
-        )
+        detail = f"{passed}; it was the champion already."
+        return Result("good", "✓", f"Version {version} stays the champion", detail)
     if decision.promoted:
         was = f"it takes the place of version {before}" if before else "it is the first"
-        return Result(
-            "good",
-            "✓",
-            f"Promoted: version {version} is the champion",
-            f"{passed}; {was}.",
-        )
-    kept = f"version {before} stays the champion" if before else "there is no champion"
+        headline = f"Promoted: version {version} is the champion"
+        return Result("good", "✓", headline, f"{passed}; {was}.")
     if closed:
-        return Result(
-            "bad",
-            "✕",
-            f"Refused: {', '.join(closed)}",
-            f"{passed}, version {version} is not promoted; {kept}.",
-        )
-    if decision.approval is not None:
-        return _approval_result(decision.approval, version, f"{passed}; {kept}.")
-    return Result("care", "→", f"Version {version} was not moved", f"No gate closed; {kept}.")
+        detail = f"{passed}, version {version} is not promoted; {kept}."
+        return Result("bad", "✕", f"Refused: {', '.join(closed)}", detail)
+    headline = f"Version {version} {_consent(decision.approval)}"
+    return Result("care", "→", headline, f"{passed}; {kept}.")
 
 
-def _approval_result(approval: Approval, version: int, detail: str) -> Result:
+def _consent(approval: Approval | None) -> str:
+    if approval is None:
+        return "was not moved"
     until = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
-    headline = {
-        "waiting": f"Version {version} waits for a person's approval until {until}",
-        "approved": f"Version {version} is approved and was not moved",
-        "rejected": f"Version {version} was rejected by {approval.approver}",
-        "timed_out": f"Version {version} was rejected: nobody answered before {until}",
+    return {
+        "waiting": f"waits for a person's approval until {until}",
+        "approved": "is approved and was not moved",
+        "rejected": f"was rejected by {approval.approver}",
+        "timed_out": f"was rejected: nobody answered before {until}",
     }[approval.state]
-    return Result("care", "→", headline, detail)
 
 
 def drift_result(record: RunRecord) -> Result:
@@ -122,24 +115,28 @@ def drift_result(record: RunRecord) -> Result:
 
 def key_figures(record: RunRecord) -> tuple[Tile, ...]:
     """The numbers that a reader wants first."""
-    snapshot, overall, model = record.dataset.snapshot, record.evaluation.overall, record.model
+    snapshot, report, model = record.dataset.snapshot, record.evaluation, record.model
+    overall, labels = report.overall, snapshot.label_summary
     excluded = sum(e.num_rows for e in snapshot.excluded)
-    reused = sum(s.reused for s in record.stages)
+    described = f"{percent(snapshot.positive_rate)} positive"
+    if labels is not None:
+        unit = f"{sized(labels.mean)} {snapshot.columns.unit}".strip()
+        described = f"{unit} on average, standard deviation {sized(labels.deviation)}"
     return (
         Tile(
             "Labelled rows",
             count(snapshot.num_rows),
             "",
-            f"{describe_labels(record)}; {count(excluded)} more without a label",
+            f"{described}; {count(excluded)} more without a label",
         ),
         Tile(
             f"{overall.primary_name} on the test window",
             decimal(overall.primary.value),
             interval(overall.primary),
-            f"baseline model {estimate(record.evaluation.baseline_model.primary)}, "
-            f"{record.evaluation.baseline_model_name}",
+            f"baseline model {estimate(report.baseline_model.primary)}, "
+            f"{report.baseline_model_name}",
         ),
-        Tile(*second_tile(record)),
+        _error_tile(report),
         _latency_tile(record.variants),
         Tile(
             "Training",
@@ -152,24 +149,35 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             "The whole loop",
             duration(sum(s.seconds for s in record.stages if is_shown(s.seconds))),
             "",
-            f"{reused} of {plural(len(record.stages), 'stage')} reused from earlier runs",
+            f"{sum(s.reused for s in record.stages)} of {plural(len(record.stages), 'stage')} "
+            "reused from earlier runs",
         ),
     )
 
 
+def _error_tile(report: EvaluationReport) -> Tile:
+    overall = report.overall
+    if isinstance(overall, MetricSet):
+        note = "mean gap between a score and what came true"
+        return Tile("Calibration error", *cell(overall.calibration_error), note)
+    note = "no baseline is named"
+    if report.baseline is not None and overall.skill is not None:
+        baseline = sized(report.baseline.mae.value)
+        note = f"the baseline has {baseline}, skill {estimate(overall.skill)}"
+    note = f"{overall.unit}; {note}" if overall.unit else note
+    return Tile("Mean absolute error", *cell(overall.mae), note)
+
+
 def _latency_tile(variants: Sequence[ModelVariant]) -> Tile:
-    title = "Fastest CPU variant, one row"
-    best = fastest_on_cpu(variants)
+    title, best = "Fastest CPU variant, one row", fastest_on_cpu(variants)
     if best is None:
         return Tile(title, "none", "", "no CPU variant was kept and measured with one row")
     variant, latency = best
-    return Tile(
-        title,
-        milliseconds(latency.p50_ms),
-        "",
-        f"{factor(latency.ratio_to_eager)} of PyTorch eager; {variant.name}, 95 % of calls within "
-        f"{milliseconds(latency.p95_ms)}",
+    note = (
+        f"{factor(latency.ratio_to_eager)} of PyTorch eager; {variant.name}, 95 % of requests "
+        f"within {milliseconds(latency.p95_ms)}"
     )
+    return Tile(title, milliseconds(latency.p50_ms), "", note)
 
 
 def fastest_on_cpu(
@@ -193,162 +201,108 @@ def suites(record: RunRecord) -> tuple[ValidationResult, ...]:
     return tuple({(r.suite, r.subject, r.subject_sha256): r for r in results}.values())
 
 
-def warnings(record: RunRecord) -> list[tuple[str, str]]:
-    """Suite and sentence of every warning of this run."""
-    return [(result.suite, sentence) for result in suites(record) for sentence in result.warnings]
-
-
-def describe_monitoring(record: RunRecord) -> str:
-    """The section of features over time in a paragraph."""
-    seen = record.refresh.monitoring
-    if seen is None:
-        return "Features were not monitored in this run."
-    text = (
-        f"{plural(seen.num_statistics, 'statistic')} of {plural(len(seen.views), 'feature view')} "
-        f"are kept for the days of {days(seen.window)}."
-    )
-    if seen.baseline is None:
-        return f"{text} There is no baseline, so nothing was judged."
-    return (
-        f"{text} Against {days(seen.baseline)} they gave {plural(seen.num_alerts, 'alert')}. "
-        "Drift is measured over whole weeks, and counts from what the baseline's own weeks "
-        "differ by: most of it is the season."
-    )
-
-
-def describe_data(record: RunRecord) -> str:
-    """The data section in a paragraph."""
-    snapshot, passed = record.dataset.snapshot, suites(record)
-    checks = sum(r.num_expectations for r in passed)
-    return (
-        f"{count(snapshot.num_rows)} rows of {days(snapshot.window)} carry a label; "
-        f"{describe_labels_at_length(record)}. "
-        f"{plural(len(passed), 'validation suite')} with {plural(checks, 'expectation')} passed "
-        "before anything was trained."
-    )
-
-
-def describe_training(record: RunRecord) -> str:
-    """The training section in a paragraph."""
-    model = record.model
-    energy = (
-        f" It took {count(model.energy_j)} J of energy."
-        if is_shown(model.energy_j)
-        else " Energy could not be measured on this machine."
-    )
-    if model.telemetry is not None:  # which has a section of its own, with what is known of it
-        energy = ""
-    return (
-        f"A network of {count(model.num_parameters)} parameters learned from "
-        f"{days(model.splits.train)} on {plural(model.num_ranks, 'rank')} ({model.strategy}) in "
-        f"{duration(model.seconds)}. Of {plural(len(model.epochs), 'epoch')}, number "
-        f"{model.best_epoch} did best on {days(model.splits.validation)} and was kept.{energy}"
-    )
-
-
-def describe_judging(record: RunRecord) -> str:
-    """The judging section in a paragraph."""
-    report, splits = record.evaluation, record.model.splits
-    later = report.window.start >= max(splits.train.end, splits.validation.end)
-    seen = "which training never saw" if later else "not all later than what training saw"
-    text = (
-        f"Judged on {count(report.overall.num_rows)} rows of {days(report.window)}, "
-        f"{seen}: {report.overall.primary_name} {estimate(report.overall.primary)}. The baseline "
-        f"model is {report.baseline_model_name}."
-    )
-    told = [describe_comparison(c.against, c.primary) for c in comparisons(record)]
-    return " ".join([text, *told, describe_skill(report)]).strip()
-
-
 def comparisons(record: RunRecord) -> list[Comparison]:
     """The paired comparisons, with names that a reader knows."""
+    names = {"yardstick": "baseline model"}
     return [
-        c.model_copy(update={"against": c.against.replace("champion:", "champion, version ")})
-        if c.against != "yardstick"
-        else c.model_copy(update={"against": "baseline model"})
+        c.model_copy(
+            update={
+                "against": names.get(
+                    c.against, c.against.replace("champion:", "champion, version ")
+                )
+            }
+        )
         for c in record.evaluation.comparisons
     ]
 
 
-def describe_comparison(against: str, change: Metric) -> str:
-    """One paired difference of the first metric as a sentence."""
+def meaning(change: Metric) -> str:
+    """What a paired difference of the first metric allows to claim."""
     if not (is_shown(change.low) and is_shown(change.high)):
-        meaning = "its interval could not be computed"
-    elif change.low > 0:
-        meaning = "the candidate is better"
-    elif change.high < 0:
-        meaning = "the candidate is worse"
-    else:
-        meaning = "these rows cannot tell the two apart"
-    return f"Against the {against}: {difference(change)}, so {meaning}."
+        return "its interval could not be computed"
+    if change.low > 0:
+        return "the candidate is better"
+    return "the candidate is worse" if change.high < 0 else "these rows cannot tell the two apart"
 
 
-def describe_conversion(record: RunRecord) -> str:
-    """The conversion section in a paragraph."""
-    variants = record.variants
-    if not variants:
-        return "No variant was built in this run."
-    kept = [v for v in variants if v.accepted]
-    best = fastest_on_cpu(variants)
-    text = f"{len(kept)} of {plural(len(variants), 'variant')} earned their place."
-    if best is None:
-        return text
-    variant, latency = best
-    return (
-        f"{text} With one row at a time {variant.name} answers in {milliseconds(latency.p50_ms)}, "
-        f"{factor(latency.ratio_to_eager)} of the time of PyTorch eager measured beside it."
-    )
+def is_regression(record: RunRecord) -> bool:
+    """Whether the model gives numbers and not probabilities."""
+    return isinstance(record.evaluation.overall, RegressionMetrics)
 
 
-def describe_drift(record: RunRecord) -> str:
-    """What the drift check compared, in a sentence."""
-    drift = record.drift
-    return (
-        f"{plural(drift.num_current_rows, 'row')} of {days(drift.current)} against "
-        f"{plural(drift.num_reference_rows, 'row')} of {days(drift.reference)}."
-    )
+def models(report: EvaluationReport) -> list[tuple[str, Quality]]:
+    """The candidate, the baseline model and, of a regression, the baseline."""
+    found: list[tuple[str, Quality]] = [
+        ("candidate", report.overall),
+        (report.baseline_model_name, report.baseline_model),
+    ]
+    if report.baseline is not None:
+        found.append((f"baseline, {report.baseline_name}", report.baseline))
+    return found
 
 
-def describe_promotion(record: RunRecord) -> str:
-    """The promotion section in a sentence."""
-    gates = record.promotion.gates
-    if not gates:
-        return "No gate was evaluated."
-    passed = _num_passed(record.promotion)
-    return f"{passed} of {plural(len(gates), 'gate')} passed. A gate without evidence stays closed."
+def figures(metrics: Quality) -> list[tuple[str, str, Metric | None]]:
+    """Name, better direction and value of each metric."""
+    if isinstance(metrics, MetricSet):
+        return [
+            ("AUC", "higher", metrics.auc),
+            ("PR-AUC", "higher", metrics.pr_auc),
+            ("Brier score", "lower", metrics.brier),
+            ("Log loss", "lower", metrics.log_loss),
+            ("Calibration error", "lower", metrics.calibration_error),
+        ]
+    return [
+        ("R²", "higher", metrics.r2),
+        ("RMSE", "lower", metrics.rmse),
+        ("MAE", "lower", metrics.mae),
+        ("Bias", "near 0", metrics.bias),
+        ("Skill over baseline", "higher", metrics.skill),
+    ]
 
 
-def _num_passed(decision: PromotionDecision) -> int:
-    return sum(gate.passed for gate in decision.gates)
+def cell(metric: Metric | None) -> tuple[str, str]:
+    """A metric and its interval, with as many digits as fit its size."""
+    if metric is None:
+        return MISSING, ""
+    digits = digits_of(metric.value, metric.low, metric.high)
+    return decimal(metric.value, digits), interval(metric, digits)
 
 
-def next_step(record: RunRecord) -> str:
-    """What leads from the last stage back to the first."""
-    return {
-        DriftResult.STABLE: "stable: the next window starts the loop again",
-        DriftResult.WATCH: "watch: the next window starts the loop again",
-        DriftResult.RETRAIN: "drift advises to run the loop again now",
-        DriftResult.DATA_FAULT: "data fault: mend the data, then run again",
-    }[record.drift.result]
+def digits_of(*values: float) -> int:
+    """Digits after the point that fit the size of some numbers."""
+    largest = max((abs(v) for v in values if is_shown(v)), default=0.0)
+    return next(digits for least, digits in DIGITS if largest >= least)
 
 
-def shares_of_time(record: RunRecord) -> list[tuple[StageTime, float]]:
-    """Stages that took time, each with its share of it."""
-    timed = [s for s in record.stages if is_shown(s.seconds) and s.seconds > 0]
-    total = sum(s.seconds for s in timed)
-    return [(stage, stage.seconds / total) for stage in timed]
+def sized(value: float) -> str:
+    """A number in the label's unit, with digits that fit its size."""
+    return decimal(value, digits_of(value))
 
 
-def slices_by_column(record: RunRecord) -> dict[str, list[SliceMetrics]]:
+def with_label_unit(words: str, report: EvaluationReport) -> str:
+    """Words followed by the label's unit, where it has one."""
+    unit = report.overall.unit if isinstance(report.overall, RegressionMetrics) else ""
+    return f"{words}, {unit}" if unit else words
+
+
+def slice_metric(metrics: Quality) -> tuple[str, Metric]:
+    """What slices are compared by. R2 says little of a slice whose labels hardly differ."""
+    if isinstance(metrics, MetricSet):
+        return metrics.primary_name, metrics.auc
+    return "Mean absolute error", metrics.mae
+
+
+def slices_by_column(report: EvaluationReport) -> dict[str, list[SliceMetrics]]:
     """Slices of each column: numbers and dates in their own order, names from best to worst."""
     groups: dict[str, list[SliceMetrics]] = {}
-    for part in record.evaluation.slices:
+    for part in report.slices:
         groups.setdefault(part.column, []).append(part)
+    sign = 1 if isinstance(report.overall, MetricSet) else -1
     for parts in groups.values():
         if all(_NATURAL_ORDER.fullmatch(p.value) for p in parts):
             parts.sort(key=lambda p: [int(n) for n in re.findall(r"\d+", p.value)])
         else:
-            parts.sort(key=lambda p: _by_size(slice_rank(p.metrics)))
+            parts.sort(key=lambda p: _by_size(sign * slice_metric(p.metrics)[1].value))
     return groups
 
 
@@ -361,73 +315,141 @@ def features_by_drift(record: RunRecord) -> list[FeatureDrift]:
     return sorted(record.drift.features, key=lambda f: (not f.drifted, _by_size(f.effect)))
 
 
-def settings_of(config: Mapping[str, object]) -> list[tuple[str, str]]:
-    """A nested configuration as rows: dotted name, value as JSON without quotes around words."""
+@dataclass(frozen=True)
+class Bar:
+    """One bar of the page: where it begins and how wide it is, as shares of the picture."""
+
+    name: str
+    left: float
+    width: float
+    text: str
+    kind: str = ""
+
+
+def windows(record: RunRecord) -> list[Bar]:
+    """Which span of time served which purpose: nothing is judged on what it was trained on."""
+    splits, drift = record.model.splits, record.drift
+    spans = [
+        ("all rows", record.dataset.snapshot.window),
+        ("train", splits.train),
+        ("validate", splits.validation),
+        ("test", splits.test),
+        ("drift reference", drift.reference),
+        ("quality reference", drift.performance_reference),
+        ("drift current", drift.current),
+    ]
+    known = [(name, span) for name, span in spans if span is not None]
+    first, last = min(s.start for _, s in known), max(s.end for _, s in known)
     return [
-        (name, value if isinstance(value, str) else json.dumps(value, default=str))
-        for name, value in _flat(config, "")
+        Bar(name, (s.start - first) / (last - first), (s.end - s.start) / (last - first), days(s))
+        for name, s in known
     ]
 
 
-def _flat(config: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+def latencies(record: RunRecord) -> dict[int, list[Bar]]:
+    """Median latency of each variant by batch size, on one logarithmic scale, fastest first."""
+    measured = [
+        (variant, at)
+        for variant in record.variants
+        for at in variant.latencies
+        if is_shown(at.p50_ms) and at.p50_ms > 0
+    ]
+    scale = [math.log10(at.p50_ms) for _, at in measured]
+    low, high = min(scale, default=0.0) - 0.5, max(scale, default=0.0)
+    groups: dict[int, list[Bar]] = {}
+    for variant, at in sorted(measured, key=lambda pair: (pair[1].batch_rows, pair[1].p50_ms)):
+        text = f"{milliseconds(at.p50_ms)} · {factor(at.ratio_to_eager)} eager"
+        width = (math.log10(at.p50_ms) - low) / (high - low)
+        bar = Bar(variant.name, 0, width, text, "" if variant.accepted else "dropped")
+        groups.setdefault(at.batch_rows, []).append(bar)
+    return groups
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One goal on one hardware class, and what serves it."""
+
+    goal: str
+    hardware_class: str
+    variant: str
+    rule: str
+    reason: str
+
+
+def choices(record: RunRecord) -> list[Choice]:
+    """For each goal and hardware class the variant that serves it; also where there is none."""
+    found: dict[tuple[str, str], Choice] = {}
+    nobody = "no variant", "none was kept that meets the goal and is worth it"
+    for variant in record.variants:
+        for standing in variant.standings:
+            key = standing.goal, variant.hardware_class
+            if standing.chosen or key not in found:
+                name, why = (variant.name, standing.reason) if standing.chosen else nobody
+                found[key] = Choice(*key, name, standing.rule, why)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A version of something; `dropped` ones are outlined with dashes."""
+
+    name: str
+    digest: str
+    tip: str = ""
+    dropped: bool = False
+
+
+def origins(record: RunRecord) -> dict[str, list[Origin]]:
+    """What the variants came from, from the raw files on, by kind; as many as can be shown."""
+    snapshot, version = record.dataset.snapshot, record.version
+    landed = [t for t in record.refresh.rows.landed.tables if t.source is not None]
+    views = snapshot.pins.views if snapshot.pins else {}
+    found = {
+        "raw files": [
+            Origin(t.source.uri.rsplit("/", 1)[-1], t.source.sha256, t.source.uri)
+            for t in landed
+            if t.source is not None
+        ],
+        "tables": [
+            Origin(t.name, t.artifact.sha256, plural(t.num_rows, "row"))
+            for t in record.refresh.tables.raw
+        ],
+        "feature views": [
+            Origin(name, digest, f"{name}@v{views[name].version}" if name in views else name)
+            for name, digest in snapshot.feature_views.items()
+        ],
+        "snapshot": [
+            Origin(snapshot.feature_service, snapshot.data.sha256, plural(snapshot.num_rows, "row"))
+        ],
+        "model": [Origin(f"{version.name} {version.version}", version.program_sha256)],
+        "variants": [
+            Origin(v.name, v.files.sha256, v.reason, not v.accepted)
+            for v in record.variants
+            if v.files is not None
+        ],
+    }
+    return {kind: _counted(things) for kind, things in found.items() if things}
+
+
+def _counted(things: list[Origin]) -> list[Origin]:
+    """As many as can be shown; the last one counts the others."""
+    if len(things) <= MOST_ORIGINS:
+        return things
+    rest = things[MOST_ORIGINS - 1 :]
+    names = ", ".join(thing.name for thing in rest)
+    return [*things[: MOST_ORIGINS - 1], Origin(f"and {len(rest)} more", "", names)]
+
+
+def settings_of(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A nested configuration as rows: dotted name, value as JSON without quotes around words."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from settings_of(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
-
-
-def describe_rerun(record: RunRecord) -> str:
-    """The command that does the whole run again, as far as the code is known."""
-    commit, _, modified = record.code_commit.partition("-")
-    command, remarks = "make run", []
-    if describe_repo(record):
-        remarks.append("FALAJ_FEATURE_REPO names the use case's feature repository")
-    if re.fullmatch(r"[0-9a-f]{7,64}", commit):
-        command = f"git checkout {commit} && make run"
-        remarks += ["plus changes that were not committed"] * bool(modified)
-    return f"{command}   # {'; '.join(remarks)}" if remarks else command
-
-
-def describe_repo(record: RunRecord) -> str:
-    """The argument by which a command finds the use case; empty for the default one."""
-    return "" if record.use_case == DEFAULT_FEATURE_REPO.name else "--repo REPOSITORY "
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{prefix}{name}", text
 
 
 def is_committed(record: RunRecord) -> bool:
     """Whether a commit alone names the code."""
     return re.fullmatch(r"[0-9a-f]{7,64}", record.code_commit) is not None
-
-
-def limits(record: RunRecord) -> list[str]:
-    """What the numbers on the page do not say."""
-    report, drift = record.evaluation, record.drift
-    found = [
-        "Intervals are 95 % bootstrap intervals within one window. They hold the chance of the "
-        "sample, not the change that a later season brings.",
-        "Latencies were measured on the machine named above, beside PyTorch eager. Ratios travel "
-        "to other machines better than milliseconds do.",
-    ]
-    if not is_committed(record):
-        found.append(
-            f"The code is not wholly named by a commit ({record.code_commit}): the run can be "
-            "repeated only where that working tree still exists."
-        )
-    if report.skipped_slices:
-        found.append(
-            f"{plural(len(report.skipped_slices), 'slice')} held too few rows to be judged: "
-            f"{', '.join(report.skipped_slices)}."
-        )
-    if drift.current_performance is None:
-        found.append(
-            "The current window has no labels yet: drift was judged by features and "
-            f"{describe_outputs(record)} alone."
-        )
-    telemetry = record.model.telemetry
-    if record.model.energy_j is None and (telemetry is None or telemetry.energy.joules is None):
-        found.append("Energy is not reported: the machine offers no meter that could be read.")
-    if not any(c.against.startswith("champion") for c in report.comparisons):
-        found.append(
-            "There was no champion to compare with; the baseline model is the only measure."
-        )
-    return found

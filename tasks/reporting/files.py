@@ -22,8 +22,8 @@ from tasks.kernel.files import write_atomically
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
-from tasks.reporting.figures import Pictures
 from tasks.reporting.page import StoredArtifact, render_page, stored_artifacts
+from tasks.reporting.pictures import Pictures
 from tasks.reporting.quantities import printable
 
 SCHEMA_VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getmembers, isfunction
@@ -15,17 +15,21 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
+from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import ArtifactError
-from tasks.kernel.settings import URI_SCHEME, ArtifactStore, named_artifacts
-from tasks.reporting import conversion, facts, figures, judgement, quantities, training_cost
+from tasks.kernel.settings import (
+    DEFAULT_FEATURE_REPO,
+    URI_SCHEME,
+    ArtifactStore,
+    named_artifacts,
+)
+from tasks.reporting import facts, quantities, training_cost
 from tasks.reporting.drawing import STYLE_SHEET
-from tasks.reporting.quantities import count, decimal, percent
+from tasks.reporting.pictures import Pictures, draw
+from tasks.reporting.quantities import count, decimal
 
 FOLDER = Path(__file__).parent
-Drawings = Mapping[str, Markup]
-"""Pictures of a page by key."""
 _UNBROKEN = re.compile(
     rf"\d{{4}}-\d\d-\d\d|(?:[-+{quantities.MINUS}]?[\d.,]+ )?\[[^][<>]{{1,40}}\]"
 )
@@ -35,7 +39,7 @@ def render_page(
     record: RunRecord,
     stored: Sequence[StoredArtifact],
     docs: str,
-    pictures: figures.Pictures | None = None,
+    pictures: Pictures | None = None,
 ) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load.
 
@@ -45,22 +49,16 @@ def render_page(
         docs: where the data docs lie, from the page's folder.
         pictures: of the run; they are drawn here where none are given.
     """
-    found: list[Check] = checks(record, stored)
-    return (
-        page_environment()
-        .get_template("report.html.j2")
-        .render(
-            record=record,
-            facts=facts,
-            conversion=conversion,
-            judgement=judgement,
-            figures=figures,
-            pictures=pictures or figures.Pictures(record),
-            training_cost=training_cost,
-            stored=stored,
-            docs=docs,
-            checks=found,
-        )
+    template = page_environment().get_template("report.html.j2")
+    return template.render(
+        record=record,
+        facts=facts,
+        pictures=pictures or draw(record),
+        training_cost=training_cost,
+        stored=stored,
+        docs=docs,
+        checks=checks(record, stored),
+        default_use_case=DEFAULT_FEATURE_REPO.name,
     )
 
 
@@ -78,14 +76,15 @@ def page_environment() -> Environment:
     for name, sheet in (("chart_style", STYLE_SHEET), ("page_style", FOLDER / "report.css")):
         environment.globals[name] = Markup(sheet.read_text(encoding="utf-8"))
     environment.filters["prose"] = prose
+    environment.tests["is_shown"] = quantities.is_shown
     environment.filters.update(getmembers(quantities, isfunction))
     return environment
 
 
 def prose(text: str) -> Markup:
     """Escaped text in which no line breaks inside a date or an interval."""
-    escaped = str(escape(quantities.printable(text)))
-    return Markup(_UNBROKEN.sub(r'<span class="nowrap">\g<0></span>', escaped))
+    escaped = text if isinstance(text, Markup) else escape(quantities.printable(text))
+    return Markup(_UNBROKEN.sub(r'<span class="nowrap">\g<0></span>', str(escaped)))
 
 
 def _without_control_characters(value: object) -> object:
@@ -138,68 +137,42 @@ def _is_whole(artifact: Artifact, store: ArtifactStore) -> bool:
 def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
     """Commands that recompute the main claims from the stored files alone."""
     paths = {(s.artifact.uri, s.artifact.sha256): s.path for s in stored}
-
-    def path(artifact: Artifact) -> str:
-        return paths[artifact.uri, artifact.sha256]
-
-    snapshot = record.dataset.snapshot
-    rows = f"d = pandas.read_parquet({json.dumps(path(snapshot.data))})"
-    label = json.dumps(snapshot.columns.label)
-    mean = percent(snapshot.positive_rate, 3)
-    if snapshot.label_summary is not None:
-        mean = decimal(snapshot.label_summary.mean, 3)
-    return [
-        *_of_predictions(record.evaluation, path(record.evaluation.predictions), label),
-        Check("Rows", count(snapshot.num_rows), _python(f"import pandas; {rows}; print(len(d))")),
-        Check(
-            "Positive rate" if snapshot.label_summary is None else "Mean label",
-            mean,
-            _python(f"import pandas; {rows}; print(d[{label}].mean())"),
-        ),
-        Check(
-            "Digest of the rows",
-            snapshot.data.sha256,
-            f"sha256sum {shlex.quote(path(snapshot.data))}",
-        ),
-        Check(
-            "Digest of the model",
-            record.model.program.sha256,
-            f"sha256sum {shlex.quote(path(record.model.program))}",
-        ),
-    ]
-
-
-def _of_predictions(report: EvaluationReport, path: str, label: str) -> list[Check]:
-    """Commands that recompute the metrics from the stored predictions."""
-    overall, baseline_model = report.overall, report.baseline_model
-    opened = f"import pandas, sklearn.metrics as m; p = pandas.read_parquet({json.dumps(path)})"
-    name, function = "AUC", "roc_auc_score"
+    snapshot, report, overall = (
+        record.dataset.snapshot,
+        record.evaluation,
+        record.evaluation.overall,
+    )
+    predictions, rows, program = (
+        paths[a.uri, a.sha256] for a in (report.predictions, snapshot.data, record.model.program)
+    )
+    label, name = json.dumps(snapshot.columns.label), overall.primary_name
+    judge = "import pandas, sklearn.metrics as m; p = pandas.read_parquet("
+    judge += f"{json.dumps(predictions)}); print("
+    error = f"((p[{label}] - p.score) ** 2).mean()"
+    function, second = "roc_auc_score", ("Brier score", error)
     if isinstance(overall, RegressionMetrics):
-        name, function = "R²", "r2_score"
-        second = Check(
-            "RMSE",
-            decimal(overall.rmse.value, 6),
-            _python(f"{opened}; print(((p[{label}] - p.score) ** 2).mean() ** 0.5)"),
-        )
-    else:
-        second = Check(
-            "Brier score",
-            decimal(overall.brier.value, 6),
-            _python(f"{opened}; print(((p[{label}] - p.score) ** 2).mean())"),
-        )
-    return [
-        Check(
-            name,
-            decimal(overall.primary.value, 6),
-            _python(f"{opened}; print(m.{function}(p[{label}], p.score))"),
-        ),
-        Check(
+        function, second = "r2_score", ("RMSE", f"{error} ** 0.5")
+    value = overall.rmse if isinstance(overall, RegressionMetrics) else overall.brier
+    mean = snapshot.positive_rate if snapshot.label_summary is None else snapshot.label_summary.mean
+    read = f"import pandas; d = pandas.read_parquet({json.dumps(rows)}); print("
+    python = (
+        (name, overall.primary.value, f"{judge}m.{function}(p[{label}], p.score))"),
+        (
             f"{name} of the baseline model",
-            decimal(baseline_model.primary.value, 6),
-            _python(f"{opened}; print(m.{function}(p[{label}], p.yardstick_score))"),
+            report.baseline_model.primary.value,
+            f"{judge}m.{function}(p[{label}], p.yardstick_score))",
         ),
-        second,
-    ]
+        (second[0], value.value, f"{judge}{second[1]})"),
+        ("Mean label", mean, f"{read}d[{label}].mean())"),
+    )
+    found = [Check(claim, decimal(seen, 6), _python(program)) for claim, seen, program in python]
+    found.append(Check("Rows", count(snapshot.num_rows), _python(f"{read}len(d))")))
+    for claim, sha256, path in (
+        ("Digest of the rows", snapshot.data.sha256, rows),
+        ("Digest of the model", record.model.program.sha256, program),
+    ):
+        found.append(Check(claim, sha256, f"sha256sum {shlex.quote(path)}"))
+    return found
 
 
 def _python(program: str) -> str:

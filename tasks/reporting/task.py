@@ -37,10 +37,10 @@ def publish_report(record: RunRecord) -> ReportFiles:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.figures import Pictures
     from tasks.reporting.files import announcement, write_report
+    from tasks.reporting.pictures import draw
 
-    settings, pictures = Settings.from_environment(), Pictures(record)
+    settings, pictures = Settings.from_environment(), draw(record)
     files = write_report(record, settings.store, settings.reports, pictures)
     mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
     folder = settings.reports.relative_to(settings.home).as_posix()
@@ -55,9 +55,9 @@ def publish_report(record: RunRecord) -> ReportFiles:
 
 @task(name="publish-search", task_run_name="page-{record.study}", **_POLICY)
 def publish_search(record: StudyRecord) -> str:
-    """Write the page of a search, show its pictures in the Prefect UI; returns the page's place.
+    """Write the page of a search, show its pictures in the Prefect UI; returns the page's path.
 
-    The place is relative to the state folder. Safe to retry: the same record gives the same files,
+    The path is relative to the state folder. Safe to retry: the same record gives the same files,
     and a picture shown twice is a new version of the same artifact.
 
     Raises:
@@ -68,7 +68,7 @@ def publish_search(record: StudyRecord) -> str:
     settings = Settings.from_environment()
     pictures = gallery(record)
     page = write_search_page(record, settings.reports, pictures)
-    _show(pictures, "search", record.study)
+    _show({"history": pictures["history"]}, "search", record.study)
     create_markdown_artifact(
         f"{len(record.trials)} trials of `{record.study}`; the page is `{page}`.",
         key="search-page",
@@ -78,34 +78,33 @@ def publish_search(record: StudyRecord) -> str:
 
 
 @task(
-    name="publish-shrinking",
+    name="publish-compression",
     task_run_name="page-{result.shrinking.method}-of-v{result.shrinking.parent.version}",
     **_POLICY,
 )
-def publish_shrinking(result: ShrinkingResult, use_case: str) -> str:
-    """Write the page of a shrinking, show its pictures in the Prefect UI; returns the page's place.
+def publish_compression(result: ShrinkingResult, use_case: str) -> str:
+    """Write the page of a model compression, show its pictures; returns the page's path.
 
-    The place is relative to the state folder. Safe to retry: the same result gives the same files.
+    The path is relative to the state folder. Safe to retry: the same result gives the same files.
 
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.shrinking_page import announcement, gallery, write_shrinking_page
+    from tasks.reporting.compression import announcement, gallery, write_compression_page
 
     settings = Settings.from_environment()
     pictures, made = gallery(result), result.shrinking
-    page = write_shrinking_page(result, use_case, settings.reports, pictures)
-    place = str(page.relative_to(settings.home))
-    _show(
-        pictures, "shrinking", f"{made.method} of {made.parent.name} version {made.parent.version}"
-    )
+    page = write_compression_page(result, use_case, settings.reports, pictures)
+    path = str(page.relative_to(settings.home))
+    parent = f"{made.parent.name} version {made.parent.version}"
+    _show(pictures, "compression", f"{made.method} of {parent}")
     create_markdown_artifact(
-        announcement(result, place),
-        key="shrinking",
-        description=f"A smaller network of version {made.parent.version}: "
+        announcement(result, path),
+        key="compression",
+        description=f"A smaller network of {parent}: "
         f"{'refused' if result.judged.refusal else 'registered'}",
     )
-    return place
+    return path
 
 
 def _show(pictures: Mapping[str, Markup], key: str, subject: str) -> None:

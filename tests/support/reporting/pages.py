@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from tasks.contracts.conversion import GoalStanding, VariantLatency
-from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.page import render_page, stored_artifacts
@@ -84,29 +82,3 @@ def place(group: ElementTree.Element) -> tuple[float, float]:
     """Where a dot is drawn."""
     dot = next(group.iter(f"{SVG}use"))
     return float(dot.get("x", "")), float(dot.get("y", ""))
-
-
-def width(group: ElementTree.Element) -> float:
-    """How wide a bar is drawn."""
-    path = next(group.iter(f"{SVG}path")).get("d") or ""
-    xs = [float(x) for x in re.findall(r"[ML] ?(-?[\d.]+)", path)]
-    return max(xs) - min(xs)
-
-
-def variant(
-    name: str,
-    latencies: tuple[VariantLatency, ...] = (),
-    accepted: bool = True,
-    goals: tuple[str, ...] = (),
-) -> ModelVariant:
-    """A variant that serves some goals."""
-    standings = [
-        GoalStanding(goal=goal, rule="", figure=None, unit="", chosen=True, reason="")
-        for goal in goals
-    ]
-    return ModelVariant(
-        name=name, format="onnx", precision="fp32", hardware_class="cpu", files=None,
-        source_sha256="0" * 64, parity_max=None, parity_mean=None, latencies=latencies,
-        num_bytes=0, load_ms=None, accepted=accepted, reason="", settings={},
-        standings=tuple(standings),
-    )  # fmt: skip

@@ -25,6 +25,7 @@ from tasks.contracts.data import (
     FeatureTables,
     LandedRows,
     MaterializedView,
+    NumberSummary,
     SnapshotPins,
     SourceFile,
     TableRef,
@@ -40,7 +41,10 @@ from tasks.contracts.evaluation import (
     Metric,
     MetricSet,
     PairedComparison,
+    RegressionComparison,
+    RegressionMetrics,
     SliceMetrics,
+    ValueBand,
 )
 from tasks.contracts.release import GateResult, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime
@@ -442,6 +446,95 @@ def later(record: RunRecord, minutes: int, run_id: str) -> RunRecord:
     """The same run, started later (or earlier) under another id."""
     started = record.started + timedelta(minutes=minutes)
     return record.model_copy(update={"started": started, "run_id": run_id})
+
+
+def number_quality(
+    r2: float = 0.967, mae: float = 224.0, skill: float | None = 0.65
+) -> RegressionMetrics:
+    return RegressionMetrics(
+        num_rows=4362,
+        unit="vehicles",
+        label_mean=3354.0,
+        label_deviation=1980.0,
+        r2=metric(r2, 0.01),
+        rmse=metric(361.0, 90),
+        mae=metric(mae, 30),
+        bias=metric(16.3, 40),
+        skill=metric(skill, 0.2),
+    )
+
+
+def regression_record(store: ArtifactStore) -> RunRecord:
+    """The record of the other pages, as if its label were a number."""
+    record = run_record(store)
+    snapshot, model, drift = record.dataset.snapshot, record.model, record.drift
+    columns = snapshot.columns.model_copy(update={"task": "regression", "unit": "vehicles"})
+    summary = NumberSummary(mean=3321.4, deviation=1968.9, low=113, high=7280)
+    epochs = [
+        e.model_copy(update={"validation_auc": None, "validation_r2": 0.9}) for e in model.epochs
+    ]
+    differences = {"r2_difference": metric(-0.0039, 0.001), "rmse_difference": metric(21.8, 9)}
+    evaluation = record.evaluation.model_copy(
+        update={
+            "overall": number_quality(),
+            "baseline_model": number_quality(0.971, 198.0),
+            "baseline": number_quality(0.904, 300.0, 0.0),
+            "baseline_name": "last_week",
+            "slices": tuple(
+                SliceMetrics(
+                    column="weekday",
+                    value=day,
+                    metrics=number_quality(mae=mae),
+                    error_ratio=metric(mae / 200, 0.125),
+                )
+                for day, mae in (("Monday", 224.0), ("Friday", 196.0), ("Sunday", 252.0))
+            ),
+            "comparisons": (RegressionComparison(against="yardstick", **differences),),
+            "roc": (),
+            "precision_recall": (),
+            "calibration": (),
+            "observed": tuple(
+                ValueBand(x=x, low=x - 300, mean=x + 20, high=x + 300, num_rows=200)
+                for x in (300.0, 2500.0, 6000.0)
+            ),
+            "residuals": tuple(
+                CurvePoint(x=x, y=50.0, weight=abs(x)) for x in (-1050.0, 0.0, 1050.0)
+            ),
+        }
+    )
+    dataset = record.dataset.model_copy(
+        update={
+            "snapshot": snapshot.model_copy(
+                update={"columns": columns, "positive_rate": None, "label_summary": summary}
+            )
+        }
+    )
+    variants = tuple(
+        v.model_copy(update={"auc_change": None, "r2_change": v.auc_change, "reason": "why"})
+        for v in record.variants
+    )
+    after = drift.model_copy(
+        update={
+            "reference_performance": number_quality(),
+            "current_performance": number_quality(0.9),
+            "auc_change": None,
+            "excess_brier_change": None,
+            "r2_change": metric(-0.067, 0.01),
+            "skill_change": metric(-0.1, 0.01),
+            "evidence": (),
+        }
+    )
+    promotion = record.promotion.model_copy(update={"gates": ()})
+    return record.model_copy(
+        update={
+            "dataset": dataset,
+            "model": model.model_copy(update={"epochs": tuple(epochs), "columns": columns}),
+            "evaluation": evaluation,
+            "variants": variants,
+            "drift": after,
+            "promotion": promotion,
+        }
+    )
 
 
 EVIL = "<script>alert('1')</script>\"&|`*\x00{{ 7*7 }}"

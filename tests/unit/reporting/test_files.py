@@ -18,7 +18,7 @@ from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.reporting import files as files_module
-from tasks.reporting.files import write_report
+from tasks.reporting.files import announcement, write_report
 from tasks.reporting.page import checks, stored_artifacts
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
@@ -122,18 +122,6 @@ def test_writing_twice_changes_nothing(store: ArtifactStore, reports: Path) -> N
     assert sorted(p.name for p in reports.iterdir()) == [record.run_id, "latest"]
 
 
-def test_the_page_finds_the_data_docs_from_wherever_its_reports_lie(
-    store: ArtifactStore, reports: Path
-) -> None:
-    home, record = store.root.parent, run_record(store)
-    (home / "data_docs" / "current").mkdir(parents=True)
-    (home / "data_docs" / "current" / "index.html").touch()
-    for folder in (home / "reports", home / "use_cases" / "other" / "reports"):
-        page = write_report(record, store, folder).page_path
-        (link,) = re.findall(r'href="([^"]*index.html)"', page.read_text())
-        assert (page.parent / link).is_file()
-
-
 def test_latest_leads_to_the_run_that_started_last(store: ArtifactStore, reports: Path) -> None:
     first = run_record(store)
     newer = later(first, 60, "newer")
@@ -145,23 +133,18 @@ def test_latest_leads_to_the_run_that_started_last(store: ArtifactStore, reports
     assert (reports / "older" / "report.html").is_file()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"started": 3}', '{"started": "2999-01-01"}'])
-def test_unreadable_facts_of_the_newest_run_do_not_stop_the_next(
-    store: ArtifactStore, reports: Path, content: str
+@pytest.mark.parametrize("content", [None, "", '{"started": 3}', '{"started": "2999-01-01"}'])
+def test_a_latest_that_cannot_be_read_is_replaced_and_a_newer_one_stays(
+    store: ArtifactStore, reports: Path, content: str | None
 ) -> None:
     record = run_record(store)
     (reports / "broken").mkdir(parents=True)
-    (reports / "broken" / "report.json").write_text(content)
+    if content is not None:
+        (reports / "broken" / "report.json").write_text(content)
     (reports / "latest").symlink_to("broken")
     write_report(record, store, reports)
-    newest = "broken" if "2999" in content else record.run_id
+    newest = "broken" if content and "2999" in content else record.run_id
     assert (reports / "latest").readlink() == Path(newest)
-
-
-def test_a_latest_that_leads_nowhere_is_mended(store: ArtifactStore, reports: Path) -> None:
-    reports.mkdir(parents=True)
-    (reports / "latest").symlink_to("removed")
-    assert write_report(run_record(store), store, reports).latest_path.is_file()
 
 
 def test_a_folder_in_the_place_of_latest_is_left_alone(store: ArtifactStore, reports: Path) -> None:
@@ -180,21 +163,6 @@ def test_a_run_id_that_cannot_name_a_folder_is_refused(
     assert not reports.exists()
 
 
-def test_a_disk_that_refuses_the_write_is_told_in_a_sentence(
-    store: ArtifactStore, reports: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = run_record(store)
-    write_report(record, store, reports)
-
-    def full(path: Path, text: str) -> None:
-        raise StorageError(f"{path}: the disk refused a write (No space left on device)")
-
-    monkeypatch.setattr(files_module, "write_atomically", full)
-    with pytest.raises(StorageError, match="refused a write"):
-        write_report(later(record, 60, "newer"), store, reports)
-    assert (reports / "latest").readlink() == Path(record.run_id), "the last whole report stays"
-
-
 def test_a_report_killed_between_its_files_is_never_the_latest(
     store: ArtifactStore, reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,3 +173,26 @@ def test_a_report_killed_between_its_files_is_never_the_latest(
     assert not (reports / "latest").exists()
     monkeypatch.undo()
     assert write_report(record, store, reports).latest_path.is_file()
+
+
+def test_the_announcement_gives_results_figures_and_the_place(
+    store: ArtifactStore, reports: Path
+) -> None:
+    record = run_record(store)
+    files = write_report(record, store, reports)
+    text = announcement(record, files)
+    for words in ("Promoted: version 3", "Drift: watch", "0.752", "report.html", "report.json"):
+        assert words in text.replace("&#95;", "_"), words
+    assert "](http" not in text
+    linked = announcement(record, files, "http://127.0.0.1:5000/reports")
+    assert f"[The report](http://127.0.0.1:5000/reports/{record.run_id}/report.html)" in linked
+
+
+def test_names_out_of_the_data_are_neither_markdown_nor_html(
+    store: ArtifactStore, reports: Path
+) -> None:
+    record = hostile_record(store)
+    text = announcement(record, write_report(record, store, reports))
+    assert not re.search(r"<(?!/?b>)", text)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(line.count("|") == 4 for line in rows), "no name adds a cell"

@@ -7,10 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.drift import DriftResult
+from tasks.contracts.evaluation import Metric
+from tasks.contracts.release import Approval, GateResult
+from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
+from tasks.reporting import facts
 from tasks.reporting.page import prose
+from tasks.reporting.pictures import draw
 from tests.support.reporting.pages import DATA_DOCS, rendered
-from tests.support.reporting.run_records import EVIL, hostile_record, run_record
+from tests.support.reporting.run_records import (
+    EVIL,
+    YEAR,
+    hostile_record,
+    regression_record,
+    run_record,
+)
 
 SECTIONS = ["result", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance"]  # fmt: skip
@@ -44,7 +56,7 @@ def test_the_page_names_the_facts_of_the_run(store: ArtifactStore) -> None:
 def test_every_picture_has_a_role_a_title_and_a_description(store: ArtifactStore) -> None:
     text, page = rendered(run_record(store), store)
     pictures = [a for tag, a in page.tags if tag == "svg" and "chart" in (a.get("class") or "")]
-    assert len(pictures) == 18
+    assert len(pictures) == 10
     assert all(a.get("role") == "img" for a in pictures)
     assert text.count("<desc>") == len(pictures)
 
@@ -82,6 +94,7 @@ def test_two_hundred_features_are_all_in_the_table_and_twenty_in_the_picture(
     assert "All 200 features as a table" in page.words
     assert text.count(">steady<") + text.count(">▲ drifted<") == 200
     assert "20 of 200" in page.words
+    assert text.count('class="fill drifted"') == 20
 
 
 def test_what_is_missing_is_said_in_words(store: ArtifactStore) -> None:
@@ -142,6 +155,118 @@ def test_the_page_says_what_the_snapshot_pins_and_how_to_check_it(store: Artifac
         assert words in page.words, words
     _, old = rendered(hostile_record(store), store)
     assert "made by a release that kept no pins" in old.words
+
+
+def test_a_page_of_another_outcome_says_so(store: ArtifactStore) -> None:
+    record = run_record(store)
+    gates = tuple(g.model_copy(update={"passed": n > 1}) for n, g in enumerate(gates_of(record)))
+    known = {"state": "rejected", "asked": YEAR.start, "deadline": YEAR.end, "approver": "Amal"}
+    rejected = Approval.model_validate({**known, "comment": "", "answered": YEAR.start})
+    for changes, tone, words in (
+        ({"previous_champion": None}, "good", "it is the first."),
+        ({"previous_champion": 3}, "good", "Version 3 stays the champion"),
+        ({"gates": gates, "promoted": False}, "bad", "Refused: data was validated, better"),
+        ({"gates": gates, "promoted": False}, "bad", "version 2 stays the champion"),
+        ({"promoted": False}, "care", "Version 3 was not moved"),
+        ({"promoted": False, "approval": rejected}, "care", "was rejected by Amal"),
+    ):
+        decision = record.promotion.model_copy(update=changes)
+        changed = record.model_copy(update={"promotion": decision})
+        result = facts.promotion_result(changed)
+        assert result.tone == tone
+        assert words in f"{result.headline} {result.detail}"
+
+
+def gates_of(record: RunRecord) -> tuple[GateResult, ...]:
+    return record.promotion.gates
+
+
+@pytest.mark.parametrize("result", list(DriftResult))
+def test_every_drift_result_has_words_and_a_next_step(
+    store: ArtifactStore, result: DriftResult
+) -> None:
+    record = run_record(store)
+    drift = record.drift.model_copy(update={"result": result})
+    _, page = rendered(record.model_copy(update={"drift": drift}), store)
+    assert page.words.count("5 of 31 features drifted") == 2
+    assert result.value.replace("_", " ").removesuffix("ing") in page.words
+
+
+def test_the_fastest_variant_is_a_kept_one_for_a_cpu_at_batch_one(store: ArtifactStore) -> None:
+    record = run_record(store)
+    best = facts.fastest_on_cpu(record.variants)
+    assert best is not None
+    assert (best[0].name, best[1].batch_rows) == ("onnx-fp32", 1)
+    elsewhere = [v.model_copy(update={"hardware_class": "gpu"}) for v in record.variants]
+    assert facts.fastest_on_cpu(elsewhere) is None
+    assert facts.fastest_on_cpu(record.variants[2:]) is None, "dropped, or never built"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.001, 0.003, "the candidate is better"),
+        (-0.003, -0.001, "the candidate is worse"),
+        (0.0, 0.002, "these rows cannot tell the two apart"),
+        (float("nan"), 0.002, "its interval could not be computed"),
+    ],
+)
+def test_a_comparison_claims_only_what_its_interval_allows(
+    low: float, high: float, words: str
+) -> None:
+    assert facts.meaning(Metric(value=0.001, low=low, high=high)) == words
+
+
+def test_bars_are_where_their_windows_and_latencies_are(store: ArtifactStore) -> None:
+    record = run_record(store)
+    spans = {bar.name: bar for bar in facts.windows(record)}
+    assert (spans["all rows"].left, spans["all rows"].width) == (0, 1)
+    assert spans["test"].left == pytest.approx(243 / 365)
+    single, *_ = facts.latencies(record).values()
+    assert [(bar.name, bar.kind) for bar in single] == [
+        ("onnx-fp32", ""), ("openvino-fp32", ""), ("openvino-int8", "dropped"),
+    ]  # fmt: skip
+    assert single[0].width < single[1].width < 1
+
+
+def test_the_lineage_names_each_version_and_counts_what_does_not_fit(store: ArtifactStore) -> None:
+    parts = facts.origins(run_record(store))
+    assert list(parts) == ["raw files", "tables", "feature views", "snapshot", "model", "variants"]
+    assert parts["raw files"][0].name == "flights.csv.zip"
+    assert [one.dropped for one in parts["variants"]] == [False, False, True]
+    views = facts.origins(hostile_record(store))["feature views"]
+    assert len(views) == facts.MOST_ORIGINS
+    assert views[-1].name == "and 17 more"
+
+
+def test_the_page_shows_goals_and_costs(store: ArtifactStore) -> None:
+    record = run_record(store)
+    assert {c.goal: (c.variant, c.rule) for c in facts.choices(record)} == {
+        "one-row": ("onnx-fp32", "Best at one-row."),
+        "bulk": ("openvino-fp32", "Best at bulk."),
+        "edge": ("no variant", "Best at edge."),
+    }
+    _, page = rendered(record, store)
+    for words in ("What serves which goal", "240,000", "0.04 USD an hour", "batch 1: 0.0404 ms"):
+        assert words in page.words, words
+
+
+def test_the_page_of_a_regression_speaks_of_nothing_else(store: ArtifactStore) -> None:
+    record = regression_record(store)
+    html, page = rendered(record, store)
+    for words in (
+        "R² on the test window", "the baseline has 300.0, skill 0.650", "Change of skill",
+        "The model errs less than the baseline last_week", "Mean absolute error by weekday",
+        "R² change", "in standard deviations of the label", "RMSE ratio", "+21.8 [", "1.120",
+        "between the predictions of the variant", "RMSE difference, vehicles (left is better)",
+    ):  # fmt: skip
+        assert words in page.words, words
+    for word in ("AUC", "Brier", "base rate", "positive", "scores"):
+        assert word not in page.words, word
+    assert "r2_score" in html
+    days = [part.value for part in facts.slices_by_column(record.evaluation)["weekday"]]
+    assert days == ["Friday", "Monday", "Sunday"], "in order of their error"
+    assert {"observed", "residuals", "learning-curve"} == set(draw(record).gallery())
 
 
 def test_a_line_does_not_break_inside_a_date_or_an_interval() -> None:

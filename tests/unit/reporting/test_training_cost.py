@@ -19,7 +19,7 @@ from tasks.contracts.telemetry import (
     TrainingTelemetry,
 )
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.training_cost import MOST_RANKS, describe_cost, money, rank_bars, shown_ranks
+from tasks.reporting.training_cost import MOST_RANKS, describe_cost, money, phases, shown_ranks
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 
@@ -65,38 +65,22 @@ def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(tmp_path / "artifacts")
 
 
-def test_what_is_not_known_is_said_with_its_reason() -> None:
-    assert describe_cost(telemetry()) == (
-        "The training took 63.2 s; its 2 ranks trained on 100,000 rows a second together. Its "
-        "energy is not known: this host shows no RAPL counters. Its cost is not known: the "
-        "configuration names no price that could be used."
+def test_time_energy_and_cost_are_told_and_what_is_not_known_with_its_reason() -> None:
+    words = describe_cost(telemetry())
+    for part in ("took 63.2 s; 2 ranks", "100,000 rows a second", "shows no RAPL counters",
+                 "names no price"):  # fmt: skip
+        assert part in words
+    told = describe_cost(
+        telemetry(
+            num_attempts=2,
+            energy=EnergyUse(joules=7.2e6, known_by="12.5 W for each core", estimated=True),
+            cost=RunCost(amount=1.5, currency="OMR", energy_part=0.5, node_part=1.0),
+        )
     )
-
-
-def test_measured_energy_and_cost_are_told() -> None:
-    told = telemetry(
-        energy=EnergyUse(joules=7.2e6, known_by="RAPL counters of package-0"),
-        cost=RunCost(amount=1.5, currency="OMR", energy_part=0.5, node_part=1.0),
-    )
-    assert (
-        "It used 7,200,000 J (2.00 kWh) of energy (RAPL counters of package-0)."
-        in describe_cost(told)
-    )
-    assert "It cost 1.50 OMR: 0.50 for energy and 1.00 for the use of hosts." in describe_cost(told)
-
-
-def test_an_estimate_is_told_as_one() -> None:
-    energy = EnergyUse(joules=1250, known_by="estimated: 12.5 W for each core", estimated=True)
-    words = describe_cost(telemetry(energy=energy, num_attempts=2))
-    assert "It used about 1,250 J of energy, estimated: 12.5 W" in words
-    assert "took 63.2 s in 2 attempts" in words
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"), [(0.0, "0.00"), (0.00123, "0.0012"), (0.5, "0.50"), (1234.5, "1,234.50")]
-)
-def test_small_money_keeps_its_digits(amount: float, text: str) -> None:
-    assert money(amount) == text
+    assert "about 7,200,000 J (2.00 kWh) of energy (12.5 W for each core)." in told
+    assert "1.50 OMR: 0.50 for energy and 1.00 for the use of hosts." in told
+    assert "in 2 attempts" in told
+    assert money(0.00123) == "0.0012"
 
 
 def test_the_page_shows_ranks_devices_and_the_diagnosis(store: ArtifactStore) -> None:
@@ -123,40 +107,20 @@ def test_the_page_shows_ranks_devices_and_the_diagnosis(store: ArtifactStore) ->
     assert "Energy could not be measured" not in page.words, "the new section says it already"
 
 
-def test_a_run_without_telemetry_has_no_such_section(store: ArtifactStore) -> None:
-    text, _ = rendered(run_record(store), store)
-    assert "training-cost" not in text
-
-
-def test_telemetry_of_nothing_can_be_shown(store: ArtifactStore) -> None:
+def test_telemetry_of_nothing_can_be_shown_and_names_stay_names(store: ArtifactStore) -> None:
+    assert "training-cost" not in rendered(run_record(store), store)[0]
     _, page = rendered(with_telemetry(run_record(store), telemetry(ranks=())), store)
     assert "No rank was measured." in page.words
-    assert "no rank trained long enough for a rate" in page.words
-
-
-def test_names_stay_names(store: ArtifactStore) -> None:
     told = telemetry(ranks=(rank(0, host=EVIL),), diagnosis=Diagnosis(summary=EVIL))
     text, _ = rendered(with_telemetry(run_record(store), told), store)
     assert EVIL not in text
 
 
-def test_pieces_of_a_bar_are_as_long_as_their_phases_and_fill_it() -> None:
-    [(_, pieces, rate), *_] = rank_bars(telemetry())
-    assert len(pieces) == 4, "a phase that took no time has no piece"
-    assert pieces[0].share / pieces[2].share == pytest.approx(30 / 12)
-    assert sum(piece.share for piece in pieces) == pytest.approx(1)
-    assert rate == "50,000 rows/s"
-
-
-def test_of_many_ranks_the_slowest_are_shown(store: ArtifactStore) -> None:
-    ranks = tuple(rank(n, rows_per_s=1000.0 - n) for n in range(20))
-    told = telemetry(ranks=ranks)
+def test_of_many_ranks_the_slowest_are_shown_with_the_phases_that_took_time(
+    store: ArtifactStore,
+) -> None:
+    told = telemetry(ranks=tuple(rank(n, rows_per_s=1000.0 - n) for n in range(20)))
     assert [r.rank for r in shown_ranks(told)] == list(range(19, 3, -1))
     _, page = rendered(with_telemetry(run_record(store), told), store)
     assert f"the {MOST_RANKS} slowest of 20" in page.words
-
-
-def test_a_record_of_a_release_without_telemetry_still_parses(store: ArtifactStore) -> None:
-    model = run_record(store).model
-    text = model.model_dump_json(exclude={"telemetry"})
-    assert type(model).model_validate_json(text).telemetry is None
+    assert [seconds for _, _, seconds in phases(rank(0))] == [30.0, 3.0, 12.0, 5.0]

@@ -1,0 +1,196 @@
+"""The pictures of one run, drawn from its record; page and Prefect artifacts show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from tasks.contracts.evaluation import EvaluationReport, MetricSet, SliceMetrics
+from tasks.contracts.run import RunRecord
+from tasks.reporting.charts import (
+    Estimate,
+    Series,
+    calibration_chart,
+    curve_chart,
+    feature_charts,
+    interval_chart,
+    line_chart,
+    observed_chart,
+    residual_chart,
+)
+from tasks.reporting.facts import (
+    comparisons,
+    digits_of,
+    is_regression,
+    sized,
+    slice_metric,
+    slices_by_column,
+    with_label_unit,
+)
+from tasks.reporting.quantities import count, decimal, difference, estimate, is_shown, percent
+
+MOST_SLICES = 24
+HEADING_IN_ROWS = 5
+Drawings = Mapping[str, Markup]
+"""Pictures by the key under which the Prefect UI shows them."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture and its caption."""
+
+    caption: str
+    drawing: Markup
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Everything that is drawn of one run; None stands for what was not measured."""
+
+    losses: Markup
+    validation_quality: Markup
+    curves: dict[str, Picture]
+    compared: list[Picture]
+    slices: tuple[list[Picture], list[Picture]]
+    features: Markup | None
+
+    def gallery(self) -> dict[str, Markup]:
+        """The pictures worth showing beside a run, by key."""
+        features = {"features": self.features} if self.features is not None else {}
+        curves = {key: picture.drawing for key, picture in self.curves.items()}
+        return {**curves, "learning-curve": self.losses, **features}
+
+
+def draw(record: RunRecord) -> Pictures:
+    """Draw all pictures of a run."""
+    losses, validation_quality = _learning(record)
+    seen = record.refresh.monitoring
+    return Pictures(
+        losses=losses,
+        validation_quality=validation_quality,
+        curves=_curves(record.evaluation),
+        compared=_compared(record),
+        slices=_slices(record.evaluation),
+        features=feature_charts(seen.features) if seen and seen.features else None,
+    )
+
+
+def _learning(record: RunRecord) -> tuple[Markup, Markup]:
+    """Losses, and validation AUC (or R2), by epoch, the kept epoch marked."""
+    model, name = record.model, record.evaluation.overall.primary_name
+    zero = any(e.epoch == 0 for e in model.epochs)
+    x_title = "epoch, counted from 0" if zero else "epoch"
+    kept = model.best_epoch, f"kept: epoch {model.best_epoch}"
+    unit = "mean Huber loss of the standardised label" if is_regression(record) else ""
+    lines = [
+        Series("validation", [(e.epoch, e.validation_loss) for e in model.epochs]),
+        Series("training", [(e.epoch, e.train_loss) for e in model.epochs]),
+    ]
+    quality = Series("validation", [(e.epoch, e.quality) for e in model.epochs])
+    return (
+        line_chart("Loss by epoch", lines, x_title, unit or "mean cross-entropy, nats", kept),
+        line_chart(f"Validation {name} by epoch", [quality], x_title, name, kept),
+    )
+
+
+def _curves(report: EvaluationReport) -> dict[str, Picture]:
+    """What the candidate's quality looks like, by key."""
+    overall = report.overall
+    if not isinstance(overall, MetricSet):
+        observed, residuals = observed_chart(report), residual_chart(report)
+        return {
+            "observed": Picture("Predicted against observed: do predictions come true?", observed),
+            "residuals": Picture("Errors: how far off, and to which side?", residuals),
+        }
+    rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
+    roc, recall = (
+        Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points])
+        for points, area in (
+            (report.roc, overall.auc),
+            (report.precision_recall, overall.pr_auc),
+        )
+    )
+    titles = "false positive rate", "true positive rate"
+    return {
+        "calibration": Picture(
+            "Calibration: do scores come true?", calibration_chart(report.calibration)
+        ),
+        "roc": Picture(
+            "ROC: true against false alarms",
+            curve_chart("ROC curve", roc, *titles, ((0, 0), (1, 1))),
+        ),
+        "precision-recall": Picture(
+            "Precision and recall",
+            curve_chart(
+                "Precision-recall curve", recall, "recall", "precision", ((0, rate), (1, rate))
+            ),
+        ),
+    }
+
+
+def _compared(record: RunRecord) -> list[Picture]:
+    """Candidate minus each other model, first metric and error, around zero."""
+    found = comparisons(record)
+    if not found:
+        return []
+    name, error = record.evaluation.overall.primary_name, found[0].error_name
+    errors = [c.error for c in found]
+    digits = 4
+    if is_regression(record):
+        digits = digits_of(*(bound for e in errors for bound in (e.value, e.low, e.high)))
+    short = with_label_unit(f"{error} difference", record.evaluation)
+    sides = [
+        (f"{name}: right", f"{name} difference (right", [c.primary for c in found], 4),
+        (f"{error}: left", f"{short} (left", errors, digits),
+    ]
+    drawn = []
+    for caption, title, metrics, shown in sides:
+        rows = [
+            Estimate(c.against, m.value, m.low, m.high, difference(m, shown))
+            for c, m in zip(found, metrics, strict=True)
+        ]
+        x_title = f"{title} is better)"
+        drawing = interval_chart(x_title, rows, x_title, (0.0, "no difference"))
+        words = f"Candidate minus the other, {caption} of zero is better"
+        drawn.append(Picture(words, drawing))
+    return drawn
+
+
+def _slices(report: EvaluationReport) -> tuple[list[Picture], list[Picture]]:
+    """AUC, or mean absolute error, by slice: a chart a column, in two stacks of about one height.
+
+    Of many slices the largest are shown.
+    """
+    stacks: tuple[list[Picture], list[Picture]] = ([], [])
+    heights = [0, 0]
+    name, overall = slice_metric(report.overall)
+    for column, parts in slices_by_column(report).items():
+        largest = sorted(parts, key=lambda p: -p.metrics.num_rows)[:MOST_SLICES]
+        shown = [_slice(p) for p in parts if p in largest]
+        title, reference = f"{name} by {column}", (overall.value, f"all {sized(overall.value)}")
+        drawing = interval_chart(title, shown, f"{name} with 95 % interval", reference)
+        some = f", the {len(shown)} largest of {len(parts)}" if len(shown) < len(parts) else ""
+        shorter = heights.index(min(heights))
+        stacks[shorter].append(Picture(title + some, drawing))
+        heights[shorter] += len(shown) + HEADING_IN_ROWS
+    return stacks
+
+
+def _slice(part: SliceMetrics) -> Estimate:
+    metrics = part.metrics
+    name, shown = slice_metric(metrics)
+    if isinstance(metrics, MetricSet):
+        more = f"base rate {percent(metrics.base_rate)}"
+    else:
+        more = f"skill {estimate(metrics.skill)}"
+    rows = f"{count(metrics.num_rows)} rows"
+    return Estimate(
+        name=part.value or "(empty)",
+        value=shown.value,
+        low=shown.low,
+        high=shown.high,
+        note=f"{sized(shown.value)} · {rows}",
+        tip=f"{part.value}: {name} {estimate(shown)} on {rows}, {more}",
+    )

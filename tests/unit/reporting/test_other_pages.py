@@ -1,0 +1,185 @@
+"""The pages of a search and of a model compression."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.evaluation import Metric, StudentReport
+from tasks.contracts.release import GateResult, PromotionDecision, ShrinkingResult
+from tasks.contracts.training import Shrinking, StudyRecord
+from tasks.reporting import compression, search
+from tasks.reporting.drawing import as_data_url
+from tests.support.data.builders import splits
+from tests.support.registry.builders import comparison, metric_set
+from tests.support.reporting.studies import study, trial
+
+
+def whole() -> StudyRecord:
+    return study(
+        trial(0, auc=0.70),
+        trial(1, "pruned", auc=0.62, reason="rule median after epoch 2 of 8"),
+        trial(2, "failed", auc=None, reason="the loss is <nan> & more"),
+        trial(3, auc=0.74, attempts=2),
+        trial(4, auc=0.70, repeats=0),
+    )
+
+
+def loads_nothing(page: str) -> bool:
+    plain = page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    return "<script" not in page and "http" not in plain
+
+
+def test_the_page_of_a_search_shows_every_trial_and_why_it_ended(tmp_path: Path) -> None:
+    record = whole()
+    page = search.write_search_page(record, tmp_path, search.gallery(record))
+    assert page == tmp_path / record.study / "search.html"
+    text = page.read_text(encoding="utf-8")
+    for words in ("the loss is &lt;nan&gt; &amp; more", "same point as trial 0",
+                  "taken up 2 times", "3 complete, 1 pruned, 1 failed"):  # fmt: skip
+        assert words in text, words
+    assert text.count("<tr") == 1 + len(record.trials)
+    assert loads_nothing(text)
+    assert StudyRecord.model_validate_json(page.with_name("search.json").read_text()) == record
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        whole(),
+        study(),
+        study(trial(0, "failed", auc=None), importance={}),
+        study(trial(0, auc=math.nan), trial(1, auc=math.inf), importance={}),
+        study(*[trial(n, auc=0.5) for n in range(300)]),
+        study(trial(0, point={"learning_rate": 5.0, "dropout": -3.0, "hidden_sizes": "[32]"})),
+    ],
+    ids=["usual", "empty", "all failed", "not finite", "many alike", "outside the space"],
+)
+def test_pictures_of_a_search_are_drawn_whatever_came_out(record: StudyRecord) -> None:
+    pictures = search.gallery(record)
+    assert "</html>" in search.render_search_page(record, pictures)
+    for drawing in pictures.values():
+        ElementTree.fromstring(str(drawing))
+        assert as_data_url(drawing).startswith("data:image/svg+xml")
+        assert "nan" not in str(drawing)
+
+
+def test_a_search_over_a_regression_is_told_in_r2() -> None:
+    trials = [trial(n, auc=None, r2=0.9 + 0.01 * n, epochs=[]) for n in range(3)]
+    record = study(*trials, task="regression", best=2)
+    html = search.render_search_page(record, search.gallery(record))
+    assert "Best validation R²" in html
+    assert "AUC" not in html
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("[64, 32]", "64, 32"), ('"ddp"', "ddp"), ("true", "True"), (8, "8"), (0.012345, "0.0123")],
+)
+def test_values_are_written_as_people_read_them(value: object, words: str) -> None:
+    assert search.readable(value) == words
+
+
+def ref(number: int) -> ModelVersionRef:
+    return ModelVersionRef(
+        name="late", version=number, run_id="r", program_sha256="1" * 64, snapshot_sha256="2" * 64
+    )
+
+
+def result(
+    *,
+    teaches: bool = True,
+    refusal: str | None = None,
+    promoted: bool = True,
+    change: float = 0.002,
+) -> ShrinkingResult:
+    teaching = comparison("untaught twin", change)
+    judged = StudentReport(
+        window=splits().test,
+        parent=metric_set(0.7512),
+        student=metric_set(0.7498),
+        to_parent=comparison("parent", -0.0014),
+        taught=metric_set(0.7498) if teaches else None,
+        untaught=metric_set(0.7478) if teaches else None,
+        teaching=teaching if teaches else None,
+        result="The teacher <helped>: taught minus untaught." if teaches else None,
+        refusal=refusal,
+    )
+    gate = GateResult(name="champion", passed=promoted, evidence="lower bound -0.0100")
+    decision = PromotionDecision(
+        candidate=ref(4), previous_champion=3, gates=(gate,), promoted=promoted
+    )
+    return ShrinkingResult(
+        shrinking=Shrinking(
+            parent=ref(3),
+            method="pruning-distillation" if teaches else "pruning",
+            settings={"pruned_share": 0.75, "learning_rate": None},
+            parent_sizes=(512, 256),
+            parent_parameters=40_000,
+            is_taught=teaches,
+        ),
+        hidden_sizes=(128, 64),
+        num_parameters=8_000,
+        choice="on the validation rows the taught network is better",
+        judged=judged,
+        version=None if refusal else ref(4),
+        promotion=None if refusal else decision,
+    )
+
+
+def rendered(result: ShrinkingResult) -> str:
+    return compression.render_compression_page(result, "flights", compression.gallery(result))
+
+
+def test_the_page_of_a_compression_says_who_won_with_the_interval_and_loads_nothing() -> None:
+    page = rendered(result())
+    for words in ("The teacher &lt;helped&gt;", "small, untaught", "+0.0020", "20.0",
+                  "128-64 of 512-256"):  # fmt: skip
+        assert words in page, words
+    assert loads_nothing(page)
+
+
+def test_a_refusal_a_closed_gate_and_a_promotion_look_different() -> None:
+    refused = rendered(result(refusal="AUC 0.70 is below 0.74"))
+    assert "Not registered" in refused
+    assert "AUC 0.70 is below 0.74" in refused
+    closed = rendered(result(promoted=False))
+    assert "did not become the champion" in closed
+    assert "lower bound" in closed
+    assert "Version 4 is the champion" in rendered(result())
+
+
+def test_without_a_teacher_nothing_is_said_about_one_and_a_lost_metric_breaks_nothing() -> None:
+    made = result(teaches=False)
+    lost = Metric(value=math.nan, low=math.nan, high=math.nan)
+    student = made.judged.student.model_copy(update={"auc": lost})
+    judged = made.judged.model_copy(update={"student": student})
+    page = rendered(made.model_copy(update={"judged": judged}))
+    assert "Did the teacher help?" not in page
+    assert "Nobody taught the smaller network" in page
+    assert "small network" in page
+    assert "taught minus untaught" not in page
+
+
+def test_the_facts_are_beside_the_page_and_a_repeated_call_changes_nothing(tmp_path: Path) -> None:
+    drawn = compression.gallery(result())
+    page = compression.write_compression_page(result(), "flights", tmp_path, drawn)
+    assert page == tmp_path / "compression-late-v3-pruning-distillation" / "compression.html"
+    facts = json.loads(page.with_name("compression.json").read_text())
+    assert ShrinkingResult.model_validate(facts) == result()
+    before = page.read_text()
+    again = compression.write_compression_page(result(), "flights", tmp_path, drawn)
+    assert again.read_text() == before
+
+
+def test_the_announcement_names_the_outcome_first() -> None:
+    told = compression.announcement(result(), "p")
+    assert told.startswith("**late version 4 is the champion.**")
+    refused = compression.announcement(result(refusal="too weak"), "p")
+    assert refused.startswith("**Not registered.** too weak")
+    assert "| small, taught | 8,000 |" in refused
