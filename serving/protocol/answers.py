@@ -5,10 +5,12 @@ JSON has no words for NaN and infinity: both are `null` there. Binary tensors ho
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,11 +20,14 @@ from serving.interfaces import SERVED_HEADERS, Answer, Served
 from serving.protocol.plans import Wanted
 from serving.protocol.tensors import DATATYPE_OF
 
+logger = logging.getLogger(__name__)
 _ENCODER = msgspec.json.Encoder()
 MOST_MESSAGE = 4000
 """Characters of a refusal. gRPC has it in its trailers, and clients take no long ones there."""
 
 JSON = (b"content-type", b"application/json")
+_AS_JSON = b"content-type: application/json\r\n"
+_AS_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -51,16 +56,24 @@ class InferAnswer(msgspec.Struct, omit_defaults=True):
     outputs: list[OutputTensor] = []
 
 
+class Response(NamedTuple):
+    """What is sent over HTTP; `head` lacks the length alone, and its end."""
+
+    head: bytes
+    body: bytes
+
+
 def encode_answer(
     answer: Answer,
     wanted: Wanted,
-    request_id: str = "",
+    request_id: str,
+    client_id: str = "",
     parameters: Mapping[str, Any] | None = None,
-) -> tuple[bytes, int | None]:
-    """The body of an answer, and the bytes of its JSON where a binary tensor follows, else None."""
+) -> Response:
+    """An answer as JSON, or with its output as a binary tensor behind the JSON."""
     array = answer.outputs[wanted.name]
     tensor = OutputTensor(wanted.name, DATATYPE_OF[array.dtype], array.shape)
-    binary = None
+    binary = b""
     if wanted.binary:
         binary = np.ascontiguousarray(array).tobytes()
         tensor.parameters = {"binary_data_size": len(binary)}
@@ -68,9 +81,37 @@ def encode_answer(
         tensor.data = (array if array.ndim == 1 else array.ravel()).tolist()
     served = answer.served
     body = _ENCODER.encode(
-        InferAnswer(served.model, served.version, request_id, parameters, [tensor])
+        InferAnswer(served.model, served.version, client_id, parameters, [tensor])
     )
-    return (body, None) if binary is None else (body + binary, len(body))
+    kind = _AS_BINARY % len(body) if wanted.binary else _AS_JSON
+    head = b"%s%sx-request-id: %s\r\n" % (_served_head(served), kind, request_id.encode())
+    return Response(head, body + binary if binary else body)
+
+
+def encode_refusal(error: Exception, request_id: str = "") -> Response:
+    """What a client is sent instead of an answer."""
+    known = known_error(error)
+    head = head_of(known.status, refusal_headers(known, request_id))
+    return Response(head, encode_error(str(known)))
+
+
+def known_error(error: Exception) -> ServingError:
+    """What a client is told of an error; of a fault of ours, no more than that it was one."""
+    if isinstance(error, ServingError):
+        return error
+    logger.error("a request could not be taken", exc_info=error)
+    return ServingError("this server has failed on the request")
+
+
+def head_of(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Status line and headers as they are sent."""
+    first = f"HTTP/1.1 {status:d} {HTTPStatus(status).phrase}\r\n".encode()
+    return first + b"".join([b"%s: %s\r\n" % pair for pair in headers])
+
+
+@lru_cache(256)
+def _served_head(served: Served) -> bytes:
+    return head_of(HTTPStatus.OK, [*SECURITY_HEADERS, *served_headers(served)])
 
 
 def encode_json(value: Any) -> bytes:

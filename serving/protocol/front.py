@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -17,13 +17,16 @@ from serving.interfaces import (
     TRACKS,
     Answer,
     Call,
+    Done,
     Engine,
     EntityReader,
     Guard,
+    Headers,
     Observer,
     Track,
     num_rows_of,
 )
+from serving.protocol.answers import known_error
 from serving.protocol.messages import InferRequest, parse_request, sent_inputs
 from serving.protocol.plans import ModelPlan, Wanted
 from serving.protocol.tensors import Sent, read_columns
@@ -79,6 +82,7 @@ class Front:
         """Set when the process is to end; it is not ready from then on."""
         self.buffered = 0
         """Bytes of bodies being received, on all connections."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._plans: dict[tuple[str, str | None, Track], ModelPlan] = {}
 
     def plan(self, call: Call) -> ModelPlan:
@@ -197,6 +201,39 @@ class Front:
 
         self.engine.submit(call, done)
         return await future
+
+    def admit(
+        self, call: Call, headers: Headers, found: Mapping[bytes, bytes], address: str
+    ) -> None:
+        """Let a call's client ask its model, and note the call's track.
+
+        Raises:
+            ServingError: as `Guard.admit`.
+        """
+        call.track = self.track_meant(found)
+        call.subject = self.guard.admit(headers, address, "infer", call.model).subject
+
+    def submit(self, call: Call, done: Done) -> None:
+        """Give a call to the engine, once the features of its entities are read."""
+        if call.entities is None:
+            self.engine.submit(call, done)
+        else:
+            self.start(self._resolve_and_submit(call, done))
+
+    async def _resolve_and_submit(self, call: Call, done: Done) -> None:
+        try:
+            await self.resolve(call)
+            self.engine.submit(call, done)
+        except Exception as error:
+            known = known_error(error)
+            self.report_refused(call, known)
+            done(call, known)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what a connection waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def report_refused(self, call: Call, error: ServingError) -> None:
         """Give observers a call that never reached the engine."""

@@ -11,61 +11,28 @@ client sends ahead is kept up to a bound; then nothing more is read of it.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Iterable, MutableMapping
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from http import HTTPStatus
-from typing import Any, Literal
-from urllib.parse import unquote
+import math
+from collections.abc import Generator
+from functools import partial
 
 from starlette.types import ASGIApp
 
 from serving.config import MAX_BUFFERED_BYTES
 from serving.errors import OverloadedError, RequestTimeoutError, ServingError
-from serving.interfaces import Answer, Call, Served
-from serving.protocol.answers import (
-    SECURITY_HEADERS,
-    encode_answer,
-    encode_error,
-    refusal_headers,
-    served_headers,
-)
+from serving.interfaces import Answer, Call
+from serving.protocol.answers import Response, encode_answer, encode_refusal, known_error
 from serving.protocol.front import Front, infer_target, now
-from serving.protocol.http.framing import ChunkedBody, Head, SizedBody, split_head, too_large
+from serving.protocol.http.framing import Head, check_size, read_chunks, read_head
+from serving.protocol.http.pages import ask
 from serving.protocol.plans import Wanted
 
-logger = logging.getLogger(__name__)
 LINGER_S = 2.0
 """Time for a refused client to read why: closing a socket with unread data drops the answer."""
-MOST_AHEAD = 65_536
-"""Bytes that a client may send while it is answered, before reading stops."""
-MOST_PAGE_BODY = 65_536
-"""Bytes of the body of a request that is not for answers of a model."""
-_NOT_READ = 65_536
-"""Bytes of a refused request's body that are read and thrown away to keep the connection."""
-_TOLD = 100
+MOST_ASIDE = 65_536
+"""Bytes of the body for a page; of a refused request's, thrown away to keep the connection; and of
+what a client may send while it is answered, before reading stops."""
+_ANSWERED = 100
 """Connections past the bound that get an answer saying so; further ones are closed at once."""
-
-
-@dataclass(slots=True)
-class Request:
-    """One request, from its head on.
-
-    Attributes:
-        call: of what is asked of a model; None for a page.
-        wanted: how its output is sent.
-        client_id: of the request's body, sent back.
-        error: why it is refused, known before its body was there.
-    """
-
-    head: Head
-    request_id: str
-    body: SizedBody | ChunkedBody
-    call: Call | None = None
-    wanted: Wanted | None = None
-    client_id: str = ""
-    error: ServingError | None = None
 
 
 class Connections:
@@ -85,182 +52,149 @@ class Connections:
         self.answers_models = answers_models
         self.connections: set[Connection] = set()
         self.date = b""
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what a connection waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class Connection(asyncio.Protocol):
     """One connection of a listener."""
 
     def __init__(self, listener: Connections) -> None:
-        self._listener = listener
-        self._front = listener.front
+        self.transport: asyncio.Transport
+        self._listener, self._front = listener, listener.front
         self._limits = listener.front.config.http
-        self._transport: asyncio.Transport
         self._address = ""
-        self._state: Literal["idle", "arriving", "answering", "ended"] = "idle"
-        """`arriving` while a request has begun and is not whole."""
-        self._since = now()
-        """When `idle`, `arriving` or `ended` began."""
-        self._rest = b""
-        """Received, and not read."""
-        self._request: Request | None = None
-        """Whose head is read and whose answer is not sent."""
+        self._state = "idle"
+        """Or `arriving` while a request has begun and is not whole, `answering`, `ended`."""
+        self._deadline = now() + self._limits.keep_alive_s
+        """Of the state; see `sweep`."""
+        self._write_deadline = math.inf
+        """For a client that does not read what it is sent."""
+        self._rest, self._body = bytearray(), bytearray()
+        """Received, and not read; of a body in chunks, what was read."""
         self._num_held = 0
-        self._is_paused = False
-        self._write_paused_since: float | None = None
+        self._reading = self._read_requests()
+        self._head: Head
+        self._call: Call | None = None
+        """The request whose head is read and whose answer is not sent; without a model, a page."""
+        self._wanted: tuple[Wanted, str]
+        """How its output is sent, and its client's own name of it."""
 
     # Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, unless too many are open."""
-        self._transport = transport
-        peer = transport.get_extra_info("peername")
-        self._address = str(peer[0]) if peer else ""
+        self.transport = transport
+        self._address = str((transport.get_extra_info("peername") or [""])[0])
         self._listener.connections.add(self)
         most, num_open = self._limits.max_connections, len(self._listener.connections)
-        if num_open > most + _TOLD:
+        if num_open > most + _ANSWERED:
             transport.abort()
         elif num_open > most:
             busy = f"{most} connections are open (http.max_connections)"
-            self._refuse_rest(OverloadedError(busy, 1.0))
+            self._refuse(OverloadedError(busy, 1.0), is_last=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Mark the request under way: nobody reads its answer."""
         self._listener.connections.discard(self)
-        if self._request is not None and self._request.call is not None:
-            self._request.call.is_gone = True
-        self._drop()
+        if self._call is not None:
+            self._call.is_gone = True
+        self._end()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than it is answered."""
-        self._write_paused_since = now()
+        self._write_deadline = now() + self._limits.request_timeout_s
 
     def resume_writing(self) -> None:
         """The client has read on."""
-        self._write_paused_since = None
+        self._write_deadline = math.inf
         self._read_on()
 
     def data_received(self, data: bytes) -> None:
         """Read a request, or keep the bytes until the one before it is answered."""
         if self._state == "ended":
             return
-        self._rest = self._rest + data if self._rest else data
+        self._rest += data
         self._advance()
-        if len(self._rest) > MOST_AHEAD and self._state != "arriving":
-            self._is_paused = True
-            self._transport.pause_reading()
+        if len(self._rest) > MOST_ASIDE and self._state != "arriving":
+            self.transport.pause_reading()
 
     def sweep(self, at: float) -> None:
         """Close the connection if it is past one of its times."""
-        limits, waited_s = self._limits, at - self._since
-        if self._transport.is_closing():  # waits until the client has read what was sent
-            if waited_s > max(limits.keep_alive_s, LINGER_S) + limits.request_timeout_s:
-                self._transport.abort()
-        elif self._write_paused_since is not None:
-            if at - self._write_paused_since > limits.request_timeout_s:
-                self._transport.abort()
-        elif self._state == "arriving" and waited_s > limits.request_timeout_s:
-            late = f"the request did not arrive whole within {limits.request_timeout_s:g} s"
-            self._refuse_rest(RequestTimeoutError(late))
-        elif (self._state == "idle" and waited_s > limits.keep_alive_s) or (
-            self._state == "ended" and waited_s > LINGER_S
-        ):
-            self._transport.close()
+        if at < min(self._deadline, self._write_deadline):
+            return
+        if self._state == "arriving" and at < self._write_deadline:
+            late = f"the request did not arrive whole within {self._limits.request_timeout_s:g} s"
+            self._refuse(RequestTimeoutError(late), is_last=True)
+        elif self.transport.is_closing() or at >= self._write_deadline:
+            self.transport.abort()
+        else:  # closes once the client has read what was sent
+            self.transport.close()
+            self._deadline = at + self._limits.request_timeout_s
 
     def close_if_idle(self) -> None:
         """Close where no request has its head here; at the listener's end."""
-        if self._request is None and self._state != "ended":
-            self._transport.close()
+        if self._call is None and self._state != "ended":
+            self.transport.close()
 
-    def abort(self) -> None:
-        """End at once; what was not sent is lost."""
-        self._transport.abort()
+    def _enter(self, state: str, seconds: float) -> None:
+        self._state, self._deadline = state, now() + seconds
 
     # Reading
 
     def _advance(self) -> None:
         """Read as far as the bytes go, until a request is to be answered."""
-        if self._state not in ("idle", "arriving") or self._write_paused_since is not None:
+        if self._state in ("answering", "ended") or self._write_deadline < math.inf:
             return
         try:
-            if self._request is not None or self._begin():
-                self._read_body()
-            if self._rest or self._num_held or self._state == "arriving":
-                self._hold()
+            next(self._reading, None)
+            self._hold()
         except ServingError as error:
-            self._refuse_rest(error)
+            self._refuse(error, is_last=True)
 
-    def _begin(self) -> bool:
-        """Read a head and see who asks; False while it is not whole."""
-        self._rest = self._rest.lstrip(b"\r\n")
-        if not self._rest:
-            return False
-        if self._state == "idle":
-            self._state, self._since = "arriving", now()
-        split = split_head(self._rest)
-        if split is None:
-            return False
-        head, self._rest = split
-        request = self._request = self._request_of(head)
-        most = MOST_PAGE_BODY if request.call is None else self._limits.max_body_bytes
-        if head.length is None:
-            request.body = ChunkedBody(most)
-        try:
-            if request.call is not None:
-                self._admit(request.call, head)
-            if head.length is not None and head.length > most:
-                raise too_large(head.length, most)
-        except Exception as error:
-            request.error = _as_known(error)
-        self._expect(request)
-        return True
+    def _read_requests(self) -> Generator[None, None, None]:
+        """One request after another, each once the one before it is answered."""
+        while True:
+            while not self._rest.lstrip(b"\r\n"):
+                yield
+            self._enter("arriving", self._limits.request_timeout_s)
+            self._rest = self._rest.lstrip(b"\r\n")
+            head = self._head = yield from read_head(self._rest)
+            call = self._call = self._call_of(head)
+            most = self._limits.max_body_bytes if call.model else MOST_ASIDE
+            error = None
+            try:  # what is refused is known before its body is there
+                if call.model:
+                    self._front.admit(call, head.headers, head.found, self._address)
+                check_size(head.length or 0, most)
+            except Exception as exc:
+                error = known_error(exc)
+            if error is not None:
+                if head.waits or head.length is None or head.length > MOST_ASIDE:
+                    raise error
+            elif head.waits and head.length != 0 and not self._rest:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if head.length is None:
+                yield from read_chunks(self._rest, self._body, most)
+                body, self._body = bytes(self._body), bytearray()
+            else:
+                while len(self._rest) < head.length:
+                    yield
+                body = bytes(self._rest[: head.length])
+                del self._rest[: head.length]
+            self._enter("answering", math.inf)
+            if error is not None:
+                self._refuse(error)
+            elif call.model:
+                self._infer(head, call, body)
+            else:
+                told = head, self._address, body, call.request_id
+                self._front.start(ask(self._listener.pages, *told, partial(self._answer, call)))
+            yield
 
-    def _request_of(self, head: Head) -> Request:
+    def _call_of(self, head: Head) -> Call:
+        is_post = head.method == b"POST" and self._listener.answers_models
+        name, version = (infer_target(head.target) if is_post else None) or ("", None)
         request_id = self._front.ids.accepted(head.found.get(b"x-request-id"))
-        request = Request(head, request_id, SizedBody(head.length or 0))
-        if head.method == b"POST" and self._listener.answers_models:
-            target = infer_target(head.target)
-            if target is not None:
-                model, version = target
-                request.call = Call(model, {}, 0, request_id, version)
-        return request
-
-    def _admit(self, call: Call, head: Head) -> None:
-        call.track = self._front.track_meant(head.found)
-        principal = self._front.guard.admit(head.headers, self._address, "infer", call.model)
-        call.subject = principal.subject
-
-    def _expect(self, request: Request) -> None:
-        """Tell a client that waits to send its body; refuse at once what is not worth reading."""
-        head = request.head
-        waits = head.found.get(b"expect", b"").lower() == b"100-continue" and not head.is_1_0
-        if request.error is not None:
-            if waits or head.length is None or head.length > _NOT_READ:
-                raise request.error
-        elif waits and head.length != 0 and not self._rest:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def _read_body(self) -> None:
-        request = self._request
-        assert request is not None
-        rest = request.body.feed(self._rest)
-        self._rest = rest or b""
-        if rest is None:
-            return
-        self._state = "answering"
-        body = request.body.take()
-        if request.error is not None:
-            self._refuse_unseen(request, request.error)
-        elif request.call is None:
-            self._listener.start(self._show(request, body))
-        else:
-            self._infer(request, request.call, body)
+        return Call(name, {}, 0, request_id, version)
 
     def _hold(self) -> None:
         """Count the bytes that are kept, of all connections together.
@@ -268,177 +202,70 @@ class Connection(asyncio.Protocol):
         Raises:
             OverloadedError: they are too many for one more request.
         """
-        held = len(self._rest) + (self._request.body.num_bytes if self._request else 0)
+        held = len(self._rest) + len(self._body)
         self._front.buffered += held - self._num_held
         self._num_held = held
         if self._state == "arriving" and self._front.buffered > MAX_BUFFERED_BYTES:
             raise OverloadedError("bodies being received fill the memory for them", 1.0)
 
-    def _drop(self) -> None:
+    def _read_on(self) -> None:
+        self.transport.resume_reading()
+        if self._rest:  # in a turn of its own: many requests that were sent ahead are no recursion
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _end(self) -> None:
         """Forget what is kept, and the request under way; nothing more is read."""
-        self._rest, self._request = b"", None
-        self._state, self._since = "ended", now()
+        self._rest, self._body, self._call = bytearray(), bytearray(), None
+        self._enter("ended", LINGER_S)
         self._hold()
 
     # Answers
 
-    def _infer(self, request: Request, call: Call, body: bytes) -> None:
-        """Ask the engine, or read the features of entities first."""
+    def _infer(self, head: Head, call: Call, body: bytes) -> None:
         try:
-            found = request.head.found
-            request.wanted, request.client_id = self._front.read(call, found, body)
-            if call.entities is None:
-                self._front.engine.submit(call, self._computed)
-            else:
-                self._listener.start(self._resolve(request, call))
+            self._wanted = self._front.read(call, head.found, body)
+            self._front.submit(call, self._computed)
         except Exception as error:
-            self._refuse_unseen(request, error)
-
-    async def _resolve(self, request: Request, call: Call) -> None:
-        try:
-            await self._front.resolve(call)
-            self._front.engine.submit(call, self._computed)
-        except Exception as error:
-            self._refuse_unseen(request, error)
-
-    def _refuse_unseen(self, request: Request, error: Exception) -> None:
-        """Refuse what the engine has not seen; the rest it reports itself."""
-        known = _as_known(error)
-        if request.call is not None:
-            self._front.report_refused(request.call, known)
-        self._answer_error(request, known)
+            self._refuse(error)
 
     def _computed(self, call: Call, outcome: Answer | ServingError) -> None:
-        request = self._request
-        if request is None or request.wanted is None:  # the client has gone
-            return
-        if isinstance(outcome, ServingError):
-            self._answer_error(request, outcome)
-            return
         try:
-            parameters = self._front.parameters_of(call)
-            body, json_bytes = encode_answer(outcome, request.wanted, request.client_id, parameters)
+            if isinstance(outcome, ServingError):
+                raise outcome
+            wanted, client_id = self._wanted
+            told = self._front.parameters_of(call)
+            response = encode_answer(outcome, wanted, call.request_id, client_id, told)
         except Exception as error:  # must not reach the engine: it has other calls in its hands
-            self._answer_error(request, _as_known(error))
+            response = encode_refusal(error, call.request_id)
+        self._answer(call, response)
+
+    def _refuse(self, error: Exception, is_last: bool = False) -> None:
+        """Refuse what the engine has not seen; the rest it reports itself."""
+        call, known = self._call, known_error(error)
+        if call is not None and call.model:
+            self._front.report_refused(call, known)
+        self._answer(call, encode_refusal(known, call.request_id if call else ""), is_last)
+
+    def _answer(self, call: Call | None, response: Response, is_last: bool = False) -> None:
+        """Send an answer, then read on; or throw away what still comes, until the client closes.
+
+        Args:
+            is_last: nothing that follows is read.
+        """
+        if self._call is not call:  # the client has gone
             return
-        kind = _AS_JSON if json_bytes is None else _AS_BINARY % json_bytes
-        request_id = b"x-request-id: %s\r\n" % request.request_id.encode()
-        self._write(request, HTTPStatus.OK, kind + _served_lines(outcome.served) + request_id, body)
-
-    async def _show(self, request: Request, body: bytes) -> None:
-        """Let the pages answer."""
-        sent: list[MutableMapping[str, Any]] = []
-        path, _, query = request.head.target.partition(b"?")
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": request.head.method.decode(),
-            "path": unquote(path.decode()),
-            "query_string": query,
-            "headers": request.head.headers,
-            "client": (self._address, 0),
-        }
-
-        async def receive() -> MutableMapping[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: MutableMapping[str, Any]) -> None:
-            sent.append(message)
-
-        try:
-            await self._listener.pages(scope, receive, send)
-        except Exception as error:
-            self._answer_error(request, _as_known(error))
-            return
-        start, *bodies = sent
-        content = b"".join([message.get("body", b"") for message in bodies])
-        usual = {**dict(SECURITY_HEADERS), b"x-request-id": request.request_id.encode()}
-        headers = {**usual, **dict(start["headers"])}
-        self._write(request, start["status"], _lines(headers.items()), content)
-
-    def _answer_error(self, request: Request, error: ServingError) -> None:
-        lines = _lines(refusal_headers(error, request.request_id))
-        self._write(request, error.status, lines, encode_error(str(error)))
-
-    def _write(self, request: Request, status: int, lines: bytes, body: bytes) -> None:
-        """Send an answer, then read on or close."""
-        if self._request is not request:  # the client has gone
-            return
-        head = request.head
-        closes = head.is_1_0 or self._front.stopping or _is_last(head)
-        self._send(status, lines, body, closes, is_head=head.method == b"HEAD")
-        self._request, self._state, self._since = None, "idle", now()
+        (head, body), date = response, self._listener.date
+        closes = is_last or self._front.stopping or self._head.is_last
+        close = b"connection: close\r\n" if closes else b""
+        head = b"%s%scontent-length: %d\r\n%s\r\n" % (head, date, len(body), close)
+        is_head = call is not None and self._head.method == b"HEAD"
+        self.transport.write(head if is_head else head + body)
         if not closes:
+            self._call = None
+            self._enter("idle", self._limits.keep_alive_s)
             self._read_on()
-        elif self._is_paused:
-            self._linger()
-        else:
-            self._drop()
-            self._transport.close()
-
-    def _send(
-        self, status: int, lines: bytes, body: bytes, closes: bool, is_head: bool = False
-    ) -> None:
-        head = b"%s%s%scontent-length: %d\r\n%s\r\n" % (
-            _status_line(status),
-            self._listener.date,
-            lines,
-            len(body),
-            b"connection: close\r\n" if closes else b"",
-        )
-        self._transport.write(head if is_head else head + body)
-
-    def _read_on(self) -> None:
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
-        if self._rest:  # in a turn of its own: many requests that were sent ahead are no recursion
-            asyncio.get_running_loop().call_soon(self._advance)
-
-    def _refuse_rest(self, error: ServingError) -> None:
-        """Answer what cannot be read any further, and close."""
-        request = self._request
-        if request is not None and request.call is not None:
-            self._front.report_refused(request.call, error)
-        lines = _lines(refusal_headers(error, request.request_id if request else ""))
-        self._send(error.status, lines, encode_error(str(error)), closes=True)
-        self._linger()
-
-    def _linger(self) -> None:
-        """Send nothing more, and throw away what comes."""
-        self._drop()
+            return
+        self._end()
         self._read_on()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-
-
-_AS_JSON = b"content-type: application/json\r\n"
-_AS_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-
-
-def _as_known(error: Exception) -> ServingError:
-    """What a client is told of an error; of a fault of ours, no more than that it was one."""
-    if isinstance(error, ServingError):
-        return error
-    logger.error("a request could not be taken", exc_info=error)
-    return ServingError("this server has failed on the request")
-
-
-def _is_last(head: Head) -> bool:
-    words = head.found.get(b"connection", b"")
-    return words != b"" and b"close" in [word.strip().lower() for word in words.split(b",")]
-
-
-def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """All but the length, which is that of what is sent."""
-    return b"".join([b"%s: %s\r\n" % pair for pair in headers if pair[0] != b"content-length"])
-
-
-@lru_cache(256)
-def _served_lines(served: Served) -> bytes:
-    return _lines([*SECURITY_HEADERS, *served_headers(served)])
-
-
-@cache
-def _status_line(status: int) -> bytes:
-    return f"HTTP/1.1 {status:d} {HTTPStatus(status).phrase}\r\n".encode()
+        end = self.transport.write_eof if self.transport.can_write_eof() else self.transport.close
+        end()

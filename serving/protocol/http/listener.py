@@ -73,7 +73,7 @@ class Listener(Connections):
             self._sweep()
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
-            connection.abort()
+            connection.transport.abort()
         await asyncio.sleep(0)
 
     def _sweep(self) -> None:
@@ -84,7 +84,7 @@ class Listener(Connections):
                 connection.sweep(now())
             except Exception:
                 logger.exception("a connection could not be swept; it is closed")
-                connection.abort()
+                connection.transport.abort()
 
 
 def public_listener(front: Front, tls: ssl.SSLContext | None = None) -> Listener:

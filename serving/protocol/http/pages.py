@@ -10,21 +10,31 @@ import base64
 import hmac
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response as Page
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from serving.errors import BadRequestError, ServingError, UnauthorizedError
 from serving.interfaces import Action, Engine, Pages
-from serving.protocol.answers import encode_error, refusal_headers
+from serving.protocol.answers import (
+    SECURITY_HEADERS,
+    Response,
+    encode_error,
+    encode_refusal,
+    head_of,
+    refusal_headers,
+)
 from serving.protocol.front import Front
+from serving.protocol.http.framing import Head
 from serving.protocol.http.openapi import (
     DOCS_POLICY,
     IndexRequest,
@@ -144,7 +154,7 @@ class PublicPages:
 
     async def _docs(self, request: Request) -> Any:
         headers = {"content-security-policy": DOCS_POLICY}
-        return Response(docs_html(), 200, headers, "text/html; charset=utf-8")
+        return Page(docs_html(), 200, headers, "text/html; charset=utf-8")
 
 
 class AdminPages:
@@ -185,7 +195,7 @@ class AdminPages:
         content_type, body = self._extra[request.url.path]()
         # Such a page may have scripts, and has its own policy for them.
         headers = {"content-security-policy": "frame-ancestors 'none'"}
-        return Response(body, 200, headers | {"content-type": content_type})
+        return Page(body, 200, headers | {"content-type": content_type})
 
     async def _models(self, request: Request) -> Any:
         return repository_index(self._engine, only_ready=False)
@@ -227,10 +237,10 @@ def _route(
 ) -> Route:
     """A page whose answer is a response, or plain data."""
 
-    async def page(request: Request) -> Response:
+    async def page(request: Request) -> Page:
         admit(request)
         found = await answer(request)
-        return found if isinstance(found, Response) else json_response(found)
+        return found if isinstance(found, Page) else json_response(found)
 
     return Route(path, page, methods=[method])
 
@@ -242,21 +252,21 @@ def application(*routes: Route, for_browsers: bool = False) -> Starlette:
         for_browsers: let a browser ask for a password where nobody is known.
     """
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Page:
         assert isinstance(error, ServingError)
         headers = {name.decode(): value.decode() for name, value in refusal_headers(error)}
         if for_browsers and isinstance(error, UnauthorizedError):
             headers["www-authenticate"] = 'Basic realm="falaj admin", charset="UTF-8"'
-        return Response(encode_error(str(error)), error.status, headers)
+        return Page(encode_error(str(error)), error.status, headers)
 
-    async def unrouted(request: Request, error: Exception) -> Response:
+    async def unrouted(request: Request, error: Exception) -> Page:
         assert isinstance(error, HTTPException)
         path, allowed = request.url.path[:200], (error.headers or {}).get("Allow")
         reason = f"nothing is at {path}; GET /openapi.json describes what is"
         if allowed:
             reason = f"{path} takes {allowed}, not {request.method[:20]}"
         headers = {"allow": allowed} if allowed else {}
-        return Response(encode_error(reason), error.status_code, headers, "application/json")
+        return Page(encode_error(reason), error.status_code, headers, "application/json")
 
     handlers = {ServingError: refused, HTTPException: unrouted}
     made = Starlette(routes=routes, exception_handlers=handlers)
@@ -264,9 +274,48 @@ def application(*routes: Route, for_browsers: bool = False) -> Starlette:
     return made
 
 
-def json_response(value: Any, status: int = 200) -> Response:
+async def ask(
+    application: ASGIApp,
+    head: Head,
+    address: str,
+    body: bytes,
+    request_id: str,
+    done: Callable[[Response], None],
+) -> None:
+    """Let an application answer a whole request."""
+    sent: list[MutableMapping[str, Any]] = []
+    path, _, query = head.target.partition(b"?")
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": head.method.decode(),
+        "path": unquote(path.decode()),
+        "query_string": query,
+        "headers": head.headers,
+        "client": (address, 0),
+    }
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    try:
+        await application(scope, receive, send)
+    except Exception as error:
+        done(encode_refusal(error, request_id))
+        return
+    start, *bodies = sent
+    headers = dict(SECURITY_HEADERS) | {b"x-request-id": request_id.encode()}
+    headers |= {name: value for name, value in start["headers"] if name != b"content-length"}
+    content = b"".join([message.get("body", b"") for message in bodies])
+    done(Response(head_of(start["status"], headers.items()), content))
+
+
+def json_response(value: Any, status: int = 200) -> Page:
     """Plain data as a response."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return Page(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def decoded(request: Request, kind: type[Kind]) -> Kind:

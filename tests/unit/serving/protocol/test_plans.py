@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,10 @@ def test_what_is_answered_can_be_read_by_any_json_reader(
         request_id.encode()
     except UnicodeEncodeError:
         return
-    body, size = encode_answer(Answer({"x": array}, SERVED), Wanted("x", binary), request_id)
+    head, body = encode_answer(Answer({"x": array}, SERVED), Wanted("x", binary), "r", request_id)
+    length = re.search(rb"inference-header-content-length: (\d+)", head)
+    assert (length is not None) == binary
+    size = int(length[1]) if length else len(body)
     told = json.loads(body[:size])
     (output,) = told["outputs"]
     assert told.get("id", "") == request_id

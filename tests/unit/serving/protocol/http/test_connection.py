@@ -536,5 +536,5 @@ async def test_a_closed_connection_whose_answers_nobody_reads_is_cut_off() -> No
     connection.sweep(begun + limits.keep_alive_s + 1)
     connection.sweep(begun + limits.keep_alive_s + 2)
     assert transport.ends == ["close"]
-    connection.sweep(begun + limits.keep_alive_s + limits.request_timeout_s + 1)
+    connection.sweep(begun + limits.keep_alive_s + limits.request_timeout_s + 2)
     assert transport.ends == ["close", "abort"]
