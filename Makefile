@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients test-horovod bench lint format lock clean
+.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -97,11 +97,8 @@ tools: $(TOOLS) ## what the slow tests need beside .venv: programs (as root, on 
 mutants: setup ## change the deciding rules on purpose: do their tests notice? (MUTANTS_ARGS="release --sample 20")
 	@$(VENV_PYTHON) -m tests.support.suite.mutation $(MUTANTS_ARGS)
 
-drills: setup ## break every promise on purpose; resumes; ends with a table (FALAJ_DRILL_REPORT: folder)
+drills: setup ## break every promise on purpose; resumes what was interrupted
 	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 --resume $(PYTEST_ARGS)
-
-test-horovod: setup ## run Horovod's own tests of its PyTorch operations on the wheel built here
-	@$(VENV_PYTHON) -m tests.support.suite.horovod_suite
 
 test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 17 or newer
 	@$(VENV_PYTHON) -m venv .venv-cluster

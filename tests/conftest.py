@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("tests.support")
 
 # The first line's names are fixtures for all folders.
 from tests.support.services.prefect_platform import on_prefect, prefect_api  # noqa: E402, F401
-from tests.support.suite import drill_table, examples, resume  # noqa: E402
+from tests.support.suite import examples, resume  # noqa: E402
 
 examples.register_profiles()
 
@@ -38,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell has its background jobs ignore Ctrl-C, and so would every process started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     resume.install(config)
-    drill_table.install(config)
 
 
 def pytest_unconfigure() -> None:

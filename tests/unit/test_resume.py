@@ -1,4 +1,4 @@
-"""Long runs of tests resume after an interruption, and end with a table."""
+"""Long runs of tests resume after an interruption."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -19,8 +17,6 @@ pytest_configure = resume.install
 """
 TESTS = """
 import os, pytest
-
-pytestmark = pytest.mark.slow
 
 def test_that_passes():
     pass
@@ -35,59 +31,33 @@ def test_that_fails_at_first():
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_it.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / ".gitignore").write_text(".pytest_cache\n__pycache__\n")
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
-    subprocess.run(["git", "-C", tmp_path, "add", "--all"], check=True)
-    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "--quiet", "-m", "."], check=True)
-    return tmp_path
-
-
-def run(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
-    """The exit code, and how many ran and passed, were left out, and stand in the table."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--resume", *options],
+def run(folder: Path, **environment: str) -> dict[str, int]:
+    """How many tests passed, failed and were left out."""
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--resume"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=120,
-    )
-    return done.returncode, done.stdout
+    ).stdout
+    return {kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", said)[-4:]}
 
 
-def counts(said: str) -> dict[str, int]:
-    (row,) = re.findall(r"^ *(\d+) +(\d+) +(\d+) +\d+ +(\d+)  all$", said, re.MULTILINE)
-    return dict(zip(("passed", "failed", "skipped", "earlier"), map(int, row), strict=True))
-
-
-def test_a_killed_run_resumes_and_a_complete_one_begins_again(folder: Path) -> None:
-    code, _ = run(folder, KILLED="yes")
-    assert code == -9
-    code, said = run(folder, FAILS="yes")
-    assert code == pytest.ExitCode.TESTS_FAILED
-    assert counts(said) == {"passed": 3, "failed": 1, "skipped": 0, "earlier": 2}
-    code, said = run(folder)
-    assert code == 0
-    assert counts(said) == {"passed": 4, "failed": 0, "skipped": 0, "earlier": 3}
-    code, said = run(folder)
-    assert counts(said)["earlier"] == 0
-
-
-@pytest.mark.slow
-def test_what_passed_on_other_sources_does_not_count(folder: Path) -> None:
-    run(folder, FAILS="yes")
-    (folder / "test_it.py").write_text(TESTS + "\n# changed\n")
-    code, said = run(folder)
-    assert code == 0
-    assert counts(said)["earlier"] == 0
-
-
-def test_a_restart_forgets_what_passed(folder: Path) -> None:
-    run(folder, FAILS="yes")
-    assert counts(run(folder, "--restart")[1])["earlier"] == 0
+def test_a_killed_run_resumes_on_the_same_sources_and_a_complete_one_begins_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.example")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "."]):
+        subprocess.run([*git, *words], check=True)
+    run(tmp_path, KILLED="yes")
+    seen = run(tmp_path, FAILS="yes")
+    assert (seen["passed"], seen["failed"], seen["deselected"]) == (1, 1, 2)
+    (tmp_path / "test_it.py").write_text(TESTS + "# changed\n")
+    assert run(tmp_path)["passed"] == 4
+    (tmp_path / "test_it.py").write_text(TESTS)
+    assert run(tmp_path)["deselected"] == 3
+    assert run(tmp_path)["passed"] == 4

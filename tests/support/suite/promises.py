@@ -1,10 +1,9 @@
 """What the project promises, in words; tests and drills say which of it they prove.
 
     @proves(Promise.ONE_RETRAINING, "10,000 duplicates: one run")
-    def test_a_storm(record_property): ...
-        record_property("trials", 10_000)
+    def test_a_storm(): ...
 
-`tests.support.suite.drill_table` makes a table of it at the end of `make drills`.
+`pytest -m promise` runs them.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class Promise(StrEnum):
     INTERRUPT = "4 Interrupt anything, anywhere"
     NO_FALLBACK = "5 No silent fallback"
     NO_ORPHANS = "6 No orphans"
-    ONE_RETRAINING = "7 One drift episode, one retraining"
+    ONE_RETRAINING = "7 One drift incident, one retraining"
     CONVERSION = "8 Conversion proves itself"
     TRACED = "9 Every number can be traced"
-    SENTENCE = "10 Bad input gets a sentence"
+    SENTENCE = "10 Bad input gets a clear error"
     BAD_DATE = "Complaint: a bad date poisons materialization"
     DRIFT_BURST = "Complaint: a burst of drift events starts many runs"
     LOST_EVENT = "Complaint: a lost event is never answered"
