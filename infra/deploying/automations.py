@@ -1,18 +1,17 @@
-"""Automations: a drift result starts a decision, and people are told of what concerns them.
+"""Automations: a drift result starts a decision, and people are notified of what concerns them.
 
-They stand here and not under `triggers:` in `prefect.yaml`: those are deleted and made anew at each
-deploy, and forget their cooldown. One that is equal is left alone, so its cooldown goes on.
+They are defined here and not under `triggers:` in `prefect.yaml`: those are deleted and made anew
+at each deploy, and forget their cooldown. One that is equal is left alone, so its cooldown goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import yaml
 from prefect.client.orchestration import PrefectClient
@@ -21,42 +20,44 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from infra.deploying.blocks import channels_there
-from infra.deploying.deployments import OWN_TAG, find_id
-from infra.deploying.items import MISSING, Comparison, differences
-from tasks.kernel.errors import TransientError
+from infra.deploying.deployments import OWN_TAG, read_deployment
+from infra.deploying.items import Comparison, Found, Item
 
 DECISION_DEPLOYMENT = "decision/decision"
-DECIDE_ON_DRIFT = "decide-on-drift"
 
 COOLDOWN_S = 300
 """Further results on one model start no decision within this. It only saves work: the controller's
-claims keep one episode from being answered twice, and its sweep, which runs as often, finds what
+claims keep one incident from being answered twice, and its sweep, which runs as often, finds what
 was passed over here."""
 
 
-AUTOMATION_PREFIX = "notify-"
-"""Names of the automations begin with it, so that the one about failed actions can pass over its
-own kind: a message that could not be sent must not cause a message that cannot be sent."""
-
-
 class Notification(BaseModel):
-    """One thing that people are told about."""
+    """One thing that people are notified of.
+
+    Attributes:
+        expect: events that cause it.
+        match: labels of the event's resource; one of several values is enough.
+        subject: Jinja, one line.
+        body: Jinja, plain text that is readable Markdown too.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="Kebab-case; unique.")
-    expect: frozenset[str] = Field(description="Events that cause it.")
-    match: Mapping[str, str | tuple[str, ...]] = Field(
-        description="Labels of the event's resource; one of several values is enough."
-    )
-    subject: str = Field(description="Jinja, one line.")
-    body: str = Field(description="Jinja, plain text that is readable Markdown too.")
+    expect: frozenset[str]
+    match: Mapping[str, str | list[str]]
+    subject: str
+    body: str
     quiet_s: int = 0
 
     @property
     def automation_name(self) -> str:
-        """Name of the automation that sends it."""
-        return AUTOMATION_PREFIX + self.name
+        """Name of the automation that sends it.
+
+        All begin alike, so that the one about failed actions can pass over its own kind: a message
+        that could not be sent must not cause a message that cannot be sent.
+        """
+        return f"notify-{self.name}"
 
 
 @cache
@@ -71,73 +72,82 @@ def notification(name: str) -> Notification:
     return next(found for found in notifications() if found.name == name)
 
 
-@dataclass(frozen=True)
-class AutomationItem:
-    """One automation as it should be. See `infra.deploying.items.Item`."""
+@dataclass(frozen=True, kw_only=True)
+class AutomationItem(Item):
+    """One automation.
+
+    Attributes:
+        actions: asks the server for the ids of deployments and blocks that its actions name.
+        expect: events that fire it.
+        match: labels of an event's resource.
+        quiet_s: no second one of the same resource counts within this.
+    """
 
     name: str
     description: str
-    trigger: EventTrigger
     actions: Callable[[PrefectClient], Any]
-    """Gives its actions; they name deployments and blocks by id, which only the server knows."""
-    resume: bool = False
+    expect: frozenset[str]
+    match: Mapping[str, str | list[str]]
+    quiet_s: int
 
     @property
     def label(self) -> str:
         """See `Item`."""
         return f"automation {self.name}"
 
-    async def compare(self, client: PrefectClient) -> Comparison:
+    async def wanted(self, client: PrefectClient) -> dict[str, Any]:
         """See `Item`."""
-        wanted = await self._wanted(client)
-        found = await _read(client, self.name)
-        if wanted is None:
-            return Comparison(("what it would start is missing",))
-        if not wanted.actions:
-            gone = ("it tells nobody any more and is removed",) if found else ()
-            return Comparison(tuple(gone))
+        return _view(await self._core(client))
+
+    async def found(self, client: PrefectClient) -> Found | None:
+        """See `Item`."""
+        found = await self._there(client)
         if not found:
-            return Comparison((MISSING,))
-        faults = list(differences(_view(wanted), _view(found[0])))
-        faults += ["there is more than one of this name"] * (len(found) > 1)
-        if found[0].enabled:
-            return Comparison(tuple(faults))
-        if self.resume:
-            return Comparison((*faults, "it is off"))
-        note = "it is off, by a person; --resume switches it on"
-        return Comparison(tuple(faults), (note,))
+            return None
+        paused = () if found[0].enabled else ("it is off",)
+        more = {"others of this name": len(found) - 1} if found[1:] else {}
+        return Found(_view(found[0]) | more, paused)
+
+    async def compare(self, client: PrefectClient) -> Comparison:
+        """See `Item`. One that would do nothing is not made."""
+        if await self.actions(client):
+            return await super().compare(client)
+        there = await self._there(client)
+        return Comparison(("it does nothing any more and is removed",) if there else ())
 
     async def write(self, client: PrefectClient) -> None:
         """See `Item`."""
-        wanted = await self._wanted(client)
-        if wanted is None:
-            raise TransientError(
-                f"{self.label}: what it would start was not there when it was written; deploy again"
-            )
-        kept, *others = [*await _read(client, self.name), None]
-        if kept is None:
-            await client.create_automation(wanted)
-            return
-        for other in others:
-            if other is not None:
+        core, there = await self._core(client), await self._there(client)
+        kept = there[0] if there and core.actions else None
+        for other in there:
+            if other is not kept:
                 await client.delete_automation(other.id)
-        if not wanted.actions:
-            await client.delete_automation(kept.id)
-            return
-        enabled = True if self.resume else kept.enabled
-        await client.update_automation(kept.id, wanted.model_copy(update={"enabled": enabled}))
+        if kept is not None:
+            enabled = self.resume or kept.enabled
+            await client.update_automation(kept.id, core.model_copy(update={"enabled": enabled}))
+        elif core.actions:
+            await client.create_automation(core)
 
-    async def _wanted(self, client: PrefectClient) -> AutomationCore | None:
-        actions = await self.actions(client)
-        if actions is None:
-            return None
+    async def _there(self, client: PrefectClient) -> list[Automation]:
+        """Automations of exactly this name; the oldest first."""
+        found = await client.read_automations_by_name(self.name)
+        return sorted((a for a in found if a.name == self.name), key=lambda a: str(a.id))
+
+    async def _core(self, client: PrefectClient) -> AutomationCore:
         return AutomationCore(
             name=self.name,
             description=self.description,
             enabled=True,
             tags=[OWN_TAG],
-            trigger=self.trigger,
-            actions=actions,
+            trigger=EventTrigger(
+                expect=set(self.expect),
+                match=dict(self.match),
+                for_each={"prefect.resource.id"} if self.quiet_s else set(),
+                posture=Posture.Reactive,
+                threshold=1,
+                within=timedelta(seconds=self.quiet_s),
+            ),
+            actions=await self.actions(client),
             actions_on_trigger=[],
             actions_on_resolve=[],
         )
@@ -146,44 +156,44 @@ class AutomationItem:
 def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> AutomationItem:
     """The automation that starts a decision for a drift result."""
 
-    async def actions(client: PrefectClient) -> list[ActionTypes] | None:
-        deployment = await find_id(client, DECISION_DEPLOYMENT)
+    async def actions(client: PrefectClient) -> list[ActionTypes]:
+        deployment = await read_deployment(client, DECISION_DEPLOYMENT)
         if deployment is None:
-            return None
+            return []
         result = {"result_id": "{{ event.payload.verdict_id }}"}
-        start = {"source": "selected", "deployment_id": deployment, "parameters": result}
+        start = {"source": "selected", "deployment_id": deployment.id, "parameters": result}
         return [RunDeployment.model_validate(start)]
 
     return AutomationItem(
-        name=DECIDE_ON_DRIFT,
+        resume=resume,
+        name="decide-on-drift",
         description="A drift result on a model starts a decision, at once and then not again for "
         f"{cooldown_s} s; the controller's sweep finds what is passed over.",
-        trigger=_trigger(
-            {"falaj.drift.judged"}, {"prefect.resource.id": "falaj.model.*"}, cooldown_s
-        ),
         actions=actions,
-        resume=resume,
+        expect=frozenset({"falaj.drift.judged"}),
+        match={"prefect.resource.id": "falaj.model.*"},
+        quiet_s=cooldown_s,
     )
 
 
 def notify(notification: Notification, *, resume: bool = False) -> AutomationItem:
-    """The automation that tells people of something, through every channel that there is."""
+    """The automation that notifies people of something, through every channel that there is."""
 
     async def actions(client: PrefectClient) -> list[ActionTypes]:
+        subject, body = notification.subject, notification.body
         return [
-            SendNotification(
-                block_document_id=block, subject=notification.subject, body=notification.body
-            )
+            SendNotification(block_document_id=block, subject=subject, body=body)
             for block in await channels_there(client)
         ]
 
-    match = {k: list(v) if isinstance(v, tuple) else v for k, v in notification.match.items()}
     return AutomationItem(
-        name=notification.automation_name,
-        description="Tells people, and what to do next.",
-        trigger=_trigger(notification.expect, match, notification.quiet_s),
-        actions=actions,
         resume=resume,
+        name=notification.automation_name,
+        description="Notifies people, and says what to do next.",
+        actions=actions,
+        expect=notification.expect,
+        match=notification.match,
+        quiet_s=notification.quiet_s,
     )
 
 
@@ -193,45 +203,12 @@ def automation_items(*, resume: bool = False) -> tuple[AutomationItem, ...]:
     return (decide_on_drift(resume=resume), *notices)
 
 
-async def leftover_automations(
-    client: PrefectClient, items: Iterable[AutomationItem]
-) -> dict[str, UUID]:
-    """Automations of this project's own that it no longer writes: name to id."""
-    names = {item.name for item in items}
-    return {
-        found.name: found.id
-        for found in await client.read_automations(limit=200)
-        if OWN_TAG in found.tags and found.name not in names
-    }
-
-
-def _trigger(
-    expect: Iterable[str], match: dict[str, str] | dict[str, str | list[str]], quiet_s: int
-) -> EventTrigger:
-    """Fires at the first event, and is then deaf for `quiet_s` to those of the same resource."""
-    return EventTrigger(
-        expect=set(expect),
-        match=dict(match),
-        for_each={"prefect.resource.id"} if quiet_s else set(),
-        posture=Posture.Reactive,
-        threshold=1,
-        within=timedelta(seconds=quiet_s),
-    )
-
-
 def _view(automation: AutomationCore) -> dict[str, Any]:
     """All that is compared, as JSON; sets in one order, and without what the server adds."""
-    shown: dict[str, Any] = AutomationCore.model_validate(
-        automation.model_dump(), extra="ignore"
-    ).model_dump(mode="json", exclude={"enabled"})
+    core = AutomationCore.model_validate(automation.model_dump(), extra="ignore")
+    shown: dict[str, Any] = core.model_dump(mode="json", exclude={"enabled": True})
     trigger = shown["trigger"]
     trigger.pop("id", None)
     for name in ("expect", "after", "for_each"):
         trigger[name] = sorted(trigger[name])
     return shown
-
-
-async def _read(client: PrefectClient, name: str) -> list[Automation]:
-    """Automations of exactly this name; the oldest first."""
-    found = await client.read_automations_by_name(name)
-    return sorted((a for a in found if a.name == name), key=lambda a: str(a.id))

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import UUID
 
-from prefect.client.orchestration import PrefectClient
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.exceptions import PrefectHTTPStatusError
 
-from infra.deploying.automations import AutomationItem, automation_items, leftover_automations
-from infra.deploying.blocks import (
-    HOW_TO_BE_TOLD,
-    channel_blocks,
-    channels_there,
-    use_case_block,
-)
+from infra.deploying.automations import AutomationItem, automation_items
+from infra.deploying.blocks import HOW_TO_BE_TOLD, channel_blocks, channels_there, use_case_block
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
-from infra.deploying.file import PREFECT_FILE, read_prefect_file, read_use_cases
+from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
 from infra.deploying.items import Item, Outcome
-from infra.deploying.pools import PoolType, pool_items, read_image, read_pools_file, without_leases
+from infra.deploying.pools import pool_items, read_image, without_leases
+from infra.platform.api import wait_for_server
+from tasks.kernel.errors import TransientError
+
+NUM_ATTEMPTS = 3
+"""Where a server that starts is waited for, one that restarts meanwhile is tried again."""
+
+
+class NoAnswerError(TransientError):
+    """The server was away; the state of the last request is unknown."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a deploy makes, in the order in which one thing needs another."""
+    """All that a deploy makes, in the order in which one thing needs another.
+
+    Attributes:
+        places: pools, queues and blocks.
+    """
 
     places: tuple[Item, ...]
-    """Pools, queues and blocks."""
     deployments: tuple[DeploymentItem, ...]
     automations: tuple[AutomationItem, ...]
 
@@ -54,7 +65,7 @@ def make_plan(
     image = None
     if pool_type == "kubernetes":
         image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
-    pools = pool_items(read_pools_file(), pool_type, image=image, resume=resume)
+    pools = pool_items(pool_type, image, resume=resume)
     return Plan(
         places=(*pools, use_case_block(use_cases), *channel_blocks()),
         deployments=deployment_items(read_prefect_file(file), use_cases, resume=resume),
@@ -71,13 +82,6 @@ async def check(client: PrefectClient, plan: Plan) -> Outcome:
     return outcome
 
 
-async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:
-    if not await channels_there(client):
-        outcome.notes.append(f"nobody is told of failures: {HOW_TO_BE_TOLD}")
-    for kind, found in await _leftovers(client, plan):
-        outcome.notes.append(f"{kind} {found}: is no longer deployed; --prune removes it")
-
-
 async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> Outcome:
     """Write what differs, then read all back.
 
@@ -86,13 +90,13 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
     """
     outcome, written = Outcome(), []
     for item in plan.items:
-        found = await item.compare(client)
-        outcome.add(item.label, found)
-        if not found.is_equal:
+        compared = await item.compare(client)
+        outcome.add(item.label, compared)
+        if compared.differences:
             await item.write(client)
             written.append(item.label)
     if prune:
-        written += await _remove_leftovers(client, plan)
+        written += [label async for label in _leftovers(client, plan, remove=True)]
     if written:
         outcome = await check(client, plan)
         outcome.written = written
@@ -101,36 +105,73 @@ async def deploy(client: PrefectClient, plan: Plan, *, prune: bool = False) -> O
     return outcome
 
 
-async def _leftovers(client: PrefectClient, plan: Plan) -> list[tuple[str, str]]:
-    automations = await leftover_automations(client, plan.automations)
-    deployments = await _leftover_deployments(client, plan)
-    return [
-        *(("deployment", name) for name in sorted(deployments)),
-        *(("automation", name) for name in sorted(automations)),
-    ]
+async def _add_remarks(client: PrefectClient, plan: Plan, outcome: Outcome) -> None:
+    if not await channels_there(client):
+        outcome.notes.append(f"nobody is told of failures: {HOW_TO_BE_TOLD}")
+    async for label in _leftovers(client, plan):
+        outcome.notes.append(f"{label}: is no longer deployed; --prune removes it")
 
 
-async def _leftover_deployments(client: PrefectClient, plan: Plan) -> dict[str, UUID]:
-    """Those of this project's own that it no longer has: full name to id.
-
-    Not those of an earlier name: those go when the new one is written and no run needs them.
-    """
+async def _leftovers(
+    client: PrefectClient, plan: Plan, *, remove: bool = False
+) -> AsyncIterator[str]:
+    """Deployments and automations of this project's own that it no longer has."""
+    known = {item.label for item in plan.items}
     own = DeploymentFilter(tags=DeploymentFilterTags(all_=[OWN_TAG]))
-    names = {n for item in plan.deployments for n in (item.full_name, item.earlier_name)}
-    found = {}
-    for deployment in await client.read_deployments(deployment_filter=own, limit=200):
-        flow = await client.read_flow(deployment.flow_id)
-        if (name := f"{flow.name}/{deployment.name}") not in names:
-            found[name] = deployment.id
-    return found
+    for found in await client.read_deployments(deployment_filter=own, limit=200):
+        label = f"deployment {(await client.read_flow(found.flow_id)).name}/{found.name}"
+        if label not in known:
+            if remove:
+                await client.delete_deployment(found.id)
+            yield f"{label} (removed)" if remove else label
+    for automation in await client.read_automations(limit=200):
+        label = f"automation {automation.name}"
+        if OWN_TAG in automation.tags and label not in known:
+            if remove:
+                await client.delete_automation(automation.id)
+            yield f"{label} (removed)" if remove else label
 
 
-async def _remove_leftovers(client: PrefectClient, plan: Plan) -> list[str]:
-    removed = []
-    for name, deployment_id in (await _leftover_deployments(client, plan)).items():
-        await client.delete_deployment(deployment_id)
-        removed.append(f"deployment {name} (removed)")
-    for name, automation_id in (await leftover_automations(client, plan.automations)).items():
-        await client.delete_automation(automation_id)
-        removed.append(f"automation {name} (removed)")
-    return removed
+def run(plan: Plan, wait_s: float = 0, *, only_check: bool = False, prune: bool = False) -> Outcome:
+    """Compare, or write what differs, on the server of the environment.
+
+    Args:
+        plan: what is to be there.
+        wait_s: for a server that is starting.
+        only_check: change nothing.
+        prune: remove deployments and automations of ours that the plan no longer has.
+
+    Raises:
+        TransientError: the server was away, or refused.
+    """
+    for attempt in range(NUM_ATTEMPTS if wait_s else 1):
+        if wait_s:
+            wait_for_server(wait_s)
+        try:
+            return asyncio.run(_run(plan, only_check, prune))
+        except NoAnswerError as exc:
+            if not wait_s or attempt == NUM_ATTEMPTS - 1:
+                raise
+            sys.stderr.write(f"again, once it answers: {exc}\n")
+    raise AssertionError("unreachable")
+
+
+async def _run(plan: Plan, only_check: bool, prune: bool) -> Outcome:
+    try:
+        async with get_client() as client:
+            if only_check:
+                return await check(client, plan)
+            return await deploy(client, plan, prune=prune)
+    except PrefectHTTPStatusError as exc:
+        raise TransientError(
+            f"the server refused {exc.request.method} {exc.request.url.path} with "
+            f"{exc.response.status_code}: {exc.response.text[:300]}. What was written before is "
+            "kept; correct the cause and deploy again"
+        ) from exc
+    except (httpx.TransportError, RuntimeError) as exc:
+        if isinstance(exc, RuntimeError) and "Failed to reach API" not in str(exc):
+            raise
+        raise NoAnswerError(
+            f"the server at {os.environ['PREFECT_API_URL']} does not answer ({exc}); is it up? "
+            "What was written before is kept; deploy again"
+        ) from exc

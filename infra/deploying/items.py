@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
@@ -15,32 +16,66 @@ LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True)
+class Found:
+    """A thing as the server has it.
+
+    Attributes:
+        view: what is compared, as JSON.
+        paused: what of it people have paused; a deploy leaves that alone unless asked.
+    """
+
+    view: Mapping[str, Any]
+    paused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """One thing as it should be, beside the same thing as the server has it."""
+    """What has to change, and what a person chose on the server; both in words."""
 
     differences: tuple[str, ...] = ()
-    """What has to change, in words; empty where all is as it should be."""
     notes: tuple[str, ...] = ()
-    """What a person chose on the server, and a deploy leaves alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item(ABC):
+    """A pool, queue, block, deployment or automation as it should be.
+
+    Attributes:
+        resume: what people have paused is switched on again.
+    """
+
+    resume: bool = False
+    is_secret: ClassVar[bool] = False
 
     @property
-    def is_equal(self) -> bool:
-        """True where nothing has to change."""
-        return not self.differences
-
-
-class Item(Protocol):
-    """A pool, queue, block, deployment or automation as it should be."""
-
-    @property
+    @abstractmethod
     def label(self) -> str:
         """Kind and name, such as `deployment training/cpu`."""
 
-    async def compare(self, client: PrefectClient) -> Comparison:
-        """Read the server's and compare; changes nothing."""
+    @abstractmethod
+    async def wanted(self, client: PrefectClient) -> Mapping[str, Any]:
+        """What is compared, as JSON."""
 
+    @abstractmethod
+    async def found(self, client: PrefectClient) -> Found | None:
+        """The same of the server; None where there is none."""
+
+    @abstractmethod
     async def write(self, client: PrefectClient) -> None:
         """Make the server's as this one is; only called where they differ."""
+
+    async def compare(self, client: PrefectClient) -> Comparison:
+        """Read the server's and compare; changes nothing."""
+        found = await self.found(client)
+        if found is None:
+            return Comparison((MISSING,))
+        faults = list(differences(await self.wanted(client), found.view))
+        if self.is_secret:
+            faults = sorted({f"{fault.split(' ')[0]} is another one" for fault in faults})
+        if self.resume:
+            return Comparison((*faults, *found.paused))
+        notes = (f"{one}, by a person; --resume switches it on" for one in found.paused)
+        return Comparison(tuple(faults), tuple(notes))
 
 
 @dataclass
@@ -52,11 +87,11 @@ class Outcome:
     differences: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, label: str, found: Comparison) -> None:
+    def add(self, label: str, compared: Comparison) -> None:
         """Take up one comparison."""
-        self.differences += [f"{label}: {difference}" for difference in found.differences]
-        self.notes += [f"{label}: {note}" for note in found.notes]
-        if found.is_equal:
+        self.differences += [f"{label}: {difference}" for difference in compared.differences]
+        self.notes += [f"{label}: {note}" for note in compared.notes]
+        if not compared.differences:
             self.equal.append(label)
 
 
@@ -65,16 +100,11 @@ def differences(wanted: object, found: object, place: str = "") -> Iterator[str]
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
         for key in sorted({*wanted, *found}, key=str):
             inner = f"{place}.{key}" if place else str(key)
-            if key not in found:
-                yield f"{inner} {MISSING} on the server; it should be {_shown(wanted[key])}"
-            elif key not in wanted:
-                yield f"{inner} is on the server alone: {_shown(found[key])}"
-            else:
-                yield from differences(wanted[key], found[key], inner)
+            yield from differences(wanted.get(key, MISSING), found.get(key, MISSING), inner)
     elif wanted != found:
         yield f"{place} should be {_shown(wanted)} and is {_shown(found)} on the server"
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = "missing" if value is MISSING else repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."

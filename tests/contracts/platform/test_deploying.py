@@ -10,7 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 import yaml
@@ -20,12 +19,10 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import Automation
-from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.stages import hours_or_newest, refresh_run_name
-from infra.deploying.automations import AutomationItem, decide_on_drift, notifications
+from infra.deploying.automations import decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
@@ -39,10 +36,8 @@ from tests.support.platform.deploys import (
     part_of_the_file,
     plan_of,
     redeploy,
-    send,
     wait_until_known,
 )
-from tests.support.services.listeners import mail_listener, webhook_listener
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 from tests.support.suite.promises import Promise, proves
 
@@ -124,6 +119,37 @@ async def pause_schedule(client: PrefectClient, name: str) -> None:
     await client.update_deployment_schedule(found.id, found.schedules[0].id, active=False)
 
 
+@pytest.mark.slow
+def test_a_changed_entry_changes_its_deployment_alone_and_a_changed_automation_itself(
+    plan: Plan, tmp_path: Path
+) -> None:
+    text = part_of_the_file(*LOOKED_AT)
+    assert text.count("15 4 * * *") == 1
+    before = trace(plan)
+    changed = plan_of(text.replace("15 4 * * *", "45 3 * * *"), tmp_path)
+    changed = replace(changed, automations=(decide_on_drift(cooldown_s=900), *plan.automations[1:]))
+
+    told = on_server(lambda client: check(client, changed)).differences
+    assert any("parity-check/cpu: schedules.parity-daily.cron should be" in one for one in told)
+    assert any("trigger.within should be 900.0 and is 300.0" in one for one in told)
+    labels = ["deployment parity-check/cpu", "automation decide-on-drift"]
+    assert redeploy(changed).written == labels
+    after = trace(changed)
+    assert {n for n in before if before[n] != after[n]} == {"parity-check/cpu", "automation"}
+    [[slug, schedule_id, _]] = after["parity-check/cpu"][2]
+    assert (slug, schedule_id) == before["parity-check/cpu"][2][0][:2]
+    assert after["automation"]["id"] == before["automation"]["id"]
+
+    content = yaml.safe_load(text)
+    for entry in content["deployments"]:
+        if entry["entrypoint"].endswith("parity_check_flow"):
+            del entry["schedules"]
+    redeploy(plan_of(yaml.safe_dump(content), tmp_path))
+    assert deployments(plan)["parity-check/cpu"].schedules == []
+    redeploy(plan)
+    assert [s.slug for s in deployments(plan)["parity-check/cpu"].schedules] == ["parity-daily"]
+
+
 def test_a_click_in_the_ui_finds_the_whole_use_case_filled_in(plan: Plan) -> None:
     found = deployments(plan)["drift-check/cpu"]
     assert found.parameters["window"] is None
@@ -133,48 +159,17 @@ def test_a_click_in_the_ui_finds_the_whole_use_case_filled_in(plan: Plan) -> Non
     assert found.pull_steps == []
     assert found.path is None
 
+    runs = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployments(plan)["feature-refresh/cpu"].id])
+    )
 
-def test_a_scheduled_run_is_there_before_its_time(plan: Plan) -> None:
-    deployment = deployments(plan)["feature-refresh/cpu"].id
-    runs = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment]))
-
-    def planned_runs() -> list[Any]:
+    def planned() -> list[Any]:
         return on_server(lambda client: client.read_flow_runs(flow_run_filter=runs))
 
-    wait_until(planned_runs, "the scheduler made no run", limit_s=180)
-    first = min(planned_runs(), key=lambda run: run.next_scheduled_start_time)
-    assert first.auto_scheduled
+    wait_until(planned, "the scheduler made no run", limit_s=180)
+    first = min(planned(), key=lambda run: run.next_scheduled_start_time)
     assert first.next_scheduled_start_time.minute == 5
     assert first.work_queue_name == "urgent"
-
-
-@pytest.mark.slow
-def test_a_changed_entry_changes_its_deployment_alone(plan: Plan, tmp_path: Path) -> None:
-    text = part_of_the_file(*LOOKED_AT)
-    assert text.count("15 4 * * *") == 1
-    before = trace(plan)
-    changed = plan_of(text.replace("15 4 * * *", "45 3 * * *"), tmp_path)
-
-    [difference] = on_server(lambda client: check(client, changed)).differences
-    assert "parity-check/cpu: schedules.parity-daily.cron should be '45 3 * * *'" in difference
-    assert redeploy(changed).written == ["deployment parity-check/cpu"]
-    after = trace(changed)
-    assert {name for name in before if before[name] != after[name]} == {"parity-check/cpu"}
-    [[slug, schedule_id, _]] = after["parity-check/cpu"][2]
-    assert (slug, schedule_id) == before["parity-check/cpu"][2][0][:2]
-    redeploy(plan)
-
-
-@pytest.mark.slow
-def test_a_schedule_that_the_file_no_longer_has_is_removed(plan: Plan, tmp_path: Path) -> None:
-    content = yaml.safe_load(part_of_the_file(*LOOKED_AT))
-    for entry in content["deployments"]:
-        if entry["entrypoint"].endswith("parity_check_flow"):
-            del entry["schedules"]
-    redeploy(plan_of(yaml.safe_dump(content), tmp_path))
-    assert deployments(plan)["parity-check/cpu"].schedules == []
-    redeploy(plan)
-    assert [s.slug for s in deployments(plan)["parity-check/cpu"].schedules] == ["parity-daily"]
 
 
 def test_what_a_hand_has_changed_is_told_and_put_right(
@@ -227,52 +222,6 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_deployment_of_the_earlier_name_hands_over_its_pauses_and_is_removed_when_no_run_needs_it(
-    plan: Plan,
-) -> None:
-    [item] = [i for i in plan.deployments if i.full_name == "retraining-sweep/retraining-sweep"]
-    [schedule] = item.entry.schedules
-    old_names = {
-        "name": "coordinator",
-        "schedules": (schedule.model_copy(update={"slug": "governor-sweep"}),),
-    }
-    earlier = replace(
-        item,
-        flow=item.flow.with_options(name="governor-sweep"),
-        entry=item.entry.model_copy(update=old_names),
-    )
-
-    async def go_back(client: PrefectClient) -> UUID:
-        await client.delete_deployment((await find(client, item.full_name)).id)
-        await earlier.write(client)
-        await pause_schedule(client, earlier.full_name)
-        old = await find(client, earlier.full_name)
-        await client.pause_deployment(old.id)
-        return (await client.create_flow_run_from_deployment(old.id)).id
-
-    async def find(client: PrefectClient, name: str) -> DeploymentResponse:
-        return await client.read_deployment_by_name(name)
-
-    waiting = on_server(go_back)
-    outcome = redeploy(plan)
-    assert outcome.written == [item.label]
-    assert outcome.differences == []
-    assert "1 runs of governor-sweep/coordinator" in "".join(outcome.notes)
-    new = deployments(plan)[item.full_name]
-    assert new.paused
-    assert [(s.slug, s.active) for s in new.schedules] == [("retraining-sweep", False)]
-    assert on_server(lambda client: find(client, earlier.full_name)).schedules == []
-    assert redeploy(plan, prune=True).written == []
-
-    on_server(lambda client: client.set_flow_run_state(waiting, Cancelled(), force=True))
-    assert redeploy(plan).written == [item.label]
-    with pytest.raises(ObjectNotFound):
-        on_server(lambda client: find(client, earlier.full_name))
-    assert deployments(plan)[item.full_name].id == new.id
-    redeploy(replace(plan, deployments=tuple(replace(d, resume=True) for d in plan.deployments)))
-
-
-@pytest.mark.slow
 def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -318,60 +267,11 @@ def test_a_burst_of_results_starts_one_decision_even_across_a_redeploy(plan: Pla
     wait_until(lambda: len(started()) == 2, "no decision for another model", limit_s=120)
 
 
-@pytest.mark.slow
-def test_an_equal_automation_is_left_alone_and_a_changed_one_is_updated(plan: Plan) -> None:
-    before = automation("decide-on-drift")
-    slower: AutomationItem = decide_on_drift(cooldown_s=900)
-    changed = replace(plan, automations=(slower, *plan.automations[1:]))
-    [description, within] = on_server(lambda client: check(client, changed)).differences
-    assert "automation decide-on-drift: description should be" in description
-    assert "trigger.within should be 900.0 and is 300.0" in within
-    assert redeploy(changed).written == ["automation decide-on-drift"]
-    after = automation("decide-on-drift")
-    assert after.id == before.id
-    assert after.trigger.model_dump()["within"].total_seconds() == 900
-    redeploy(plan)
-
-
 def test_the_whole_file_deploys(plan: Plan) -> None:
     whole = make_plan([REPO])
     assert len(whole.deployments) > len(plan.deployments)
     redeploy(whole)
     assert set(deployments(whole)) == {item.full_name for item in whole.deployments}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:'imghdr' is deprecated:DeprecationWarning"
-)  # apprise, in Slack's
-def test_people_are_told_by_webhook_and_mail_with_what_to_do_next(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with webhook_listener() as (address, posted), mail_listener() as (port, mails):
-        monkeypatch.setenv("FALAJ_NOTIFY_WEBHOOK", address)
-        mail = f"mailto://127.0.0.1:{port}?from=falaj@example.org&to=team@example.org&mode=insecure"
-        monkeypatch.setenv("FALAJ_NOTIFY_EMAIL", mail)
-        telling = plan_of(part_of_the_file(*LOOKED_AT), tmp_path)
-        written = redeploy(telling).written
-        assert "block custom-webhook/falaj-webhook" in written
-        assert "block slack-webhook/falaj-email" in written
-        assert {f"automation {n.automation_name}" for n in notifications()} <= set(written)
-        assert redeploy(telling).written == []
-
-        closed = [{"gate": "min_auc", "evidence": "AUC 0.61 is below 0.70"}]
-        refused = {"model": "delay", "version": 7, "closed": closed, "champion": 6}
-        send([("falaj.promotion.refused", "falaj.model.delay", refused)])
-        wait_until(lambda: posted and mails, "nobody was told", limit_s=120)
-        assert "delay version 7 was refused" in posted[0]["subject"]
-        assert "min_auc: AUC 0.61 is below 0.70" in posted[0]["body"]
-        assert "What to do next" in posted[0]["body"]
-        assert mails[0]["Subject"].startswith("Falaj: delay version 7 was refused")
-
-    monkeypatch.setenv("FALAJ_NOTIFY_WEBHOOK", "https://other.example.org/?token=secret")
-    moved = plan_of(part_of_the_file(*LOOKED_AT), tmp_path)
-    assert on_server(lambda client: check(client, moved)).differences == [
-        "block custom-webhook/falaj-webhook: secrets.address is another one"
-    ]
 
 
 @flow(name="which-window", flow_run_name=refresh_run_name)
@@ -384,10 +284,15 @@ def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
     api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    config = read_pipeline_config(Path(REPO))
+    # On a new state folder the newest hours alone would be refused: they have no past.
+    _, window = which_window(None, config)
+    assert window.start == min(
+        config.window.start, config.clock.newest_hours(datetime.now(UTC)).start
+    )
     (tmp_path / "feast").mkdir()
     ledger = Ledger(version="0", definitions="0", mark=0, views=())
     (tmp_path / "feast" / "materialized.json").write_text(ledger.model_dump_json())
-    config = read_pipeline_config(Path(REPO))
     before = datetime.now(UTC)
     name, window = which_window(None, config)
     assert window in (
@@ -399,16 +304,3 @@ def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
         f"refresh-{config.name}-{config.current.slug}",
         config.current,
     )
-
-
-def test_the_first_refresh_begins_where_the_use_case_begins(
-    api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a new state folder the newest hours alone would be refused: they have no past."""
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    config = read_pipeline_config(Path(REPO))
-    newest = config.clock.newest_hours(datetime.now(UTC))
-    name, window = which_window(None, config)
-    assert window.start == min(config.window.start, newest.start)
-    assert window.end in (newest.end, config.clock.newest_hours(datetime.now(UTC)).end)
-    assert name == f"refresh-{config.name}-{window.slug}"

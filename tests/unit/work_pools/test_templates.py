@@ -23,7 +23,8 @@ from prefect.settings import (
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from prefect_kubernetes.worker import KubernetesWorker, KubernetesWorkerJobConfiguration
 
-from infra.deploying.pools import FOLDER, read_pools_file
+from infra.deploying.file import POOLS_FOLDER as FOLDER
+from infra.deploying.file import read_pools_file
 from tasks.training.elastic.config import ElasticConfig
 
 KUBERNETES = [f"kubernetes/{name}.json" for name in ("coordinator", "cpu", "gpu", "hosts")]
