@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from subprocess import Popen
 
 from falaj.context import Context
@@ -15,10 +15,10 @@ from infra.orchestration.client import running_platform
 from infra.orchestration.embedded import (
     client_environment,
     disk_with_space,
+    flows_reported,
     free_port,
     only_run,
     prefect_server,
-    send_what_is_left,
     wait_for_server,
 )
 from tasks.kernel.errors import ConfigurationError
@@ -46,8 +46,9 @@ def run_flow(
     if reads_data:
         check_repository(config, settings.feature_repo)
     try:
-        with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as quiet:
-            lines = _with_heartbeats(work, config, quiet)
+        with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as watched:
+            with flows_reported(watched=watched):
+                lines = work(config)
     except KeyboardInterrupt as exc:
         raise KeyboardInterrupt(INTERRUPTED) from exc
     return [*lines, f"{'Done':<10}in {time.monotonic() - started:.0f} s"]
@@ -59,46 +60,47 @@ def serve_ui(context: Context) -> None:
     Raises:
         ConfigurationError: runs are on another server, which serves its own.
     """
-    settings = context.settings
-    if context.on_platform:
-        os.environ.update(running_platform(settings.home))
-    if url := os.environ.get("PREFECT_API_URL"):
+    home = context.home
+    if url := _other_server(context):
         raise ConfigurationError(
             f"the server {url} serves its own UI; open that, or unset PREFECT_API_URL to see the "
             "runs of the state folder"
         )
-    with disk_with_space(settings.home), only_run(settings.home), ExitStack() as stack:
-        server, port = _own_server(stack, settings)
-        wait_for_server(server, settings.home, port)
+    with disk_with_space(home), only_run(home), _own_server(context.settings) as (server, port):
+        wait_for_server(server, home, port)
         sys.stdout.write(f"Prefect UI at http://127.0.0.1:{port} - Ctrl-C ends it\n")
         sys.stdout.flush()
         server.wait()
 
 
+def _other_server(context: Context) -> str | None:
+    if context.on_platform:
+        os.environ.update(running_platform(context.home))
+    return os.environ.get("PREFECT_API_URL")
+
+
 @contextmanager
 def _prefect(context: Context) -> Iterator[bool]:
-    """A Prefect API in the environment; true where nothing but this process watches its runs."""
-    settings = context.settings
-    if context.on_platform:
-        os.environ.update(running_platform(settings.home))
-    if "PREFECT_API_URL" in os.environ:
-        yield False
+    """A Prefect API in the environment; false where nothing but this process watches its runs."""
+    if _other_server(context):
+        yield True
         return
-    with ExitStack() as stack:
-        server, port = _own_server(stack, settings)
+    settings = context.settings
+    with _own_server(settings) as (server, port):
         _import_while_it_starts(settings)
         wait_for_server(server, settings.home, port)
         from infra.orchestration.retry import end_lost_runs
 
         end_lost_runs()
-        yield True
+        yield False
 
 
-def _own_server(stack: ExitStack, settings: Settings) -> tuple[Popen[bytes], int]:
+@contextmanager
+def _own_server(settings: Settings) -> Iterator[tuple[Popen[bytes], int]]:
     port = free_port()
-    server = stack.enter_context(prefect_server(settings.home, port))
-    os.environ.update(client_environment(settings.home, port))
-    return server, port
+    with prefect_server(settings.home, port) as server:
+        os.environ.update(client_environment(settings.home, port))
+        yield server, port
 
 
 def _import_while_it_starts(settings: Settings) -> None:
@@ -110,19 +112,3 @@ def _import_while_it_starts(settings: Settings) -> None:
 
         # isort: split
         import tasks.features.online.materialization  # noqa: F401
-
-
-def _with_heartbeats(
-    work: Callable[[PipelineConfig], list[str]], config: PipelineConfig, quiet: bool
-) -> list[str]:
-    """Do the work; without heartbeats where nobody watches them.
-
-    Their thread delays the end of each flow by a second.
-    """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if quiet else {}):
-        try:
-            return work(config)
-        finally:
-            send_what_is_left()

@@ -21,6 +21,18 @@ ASK_AGAIN_CODES = "500"
 again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
 something just then. What is asked may be asked twice: runs are made with idempotency keys."""
 
+SERVER_SETTINGS = {
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "DO_NOT_TRACK": "1",
+}
+"""Of every server. Without the batches each task run costs five times as much."""
+
 
 def platform_folder(home: Path) -> Path:
     """Folder of the platform's own state under a state folder."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.orchestration.client import prefect_settings, server_command
+from infra.orchestration.client import SERVER_SETTINGS, prefect_settings, server_command
 from infra.platform.api import answers
 from tasks.kernel.errors import (
     ConfigurationError,
@@ -32,20 +32,14 @@ LONGEST_REASON = 300
 SERVER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 # A flow that runs in this process needs the API and its records; schedules, late runs and work
 # pools are for a platform that stays up.
-SERVER_ENVIRONMENT = {
-    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_REPOSSESSOR_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+SERVER_ENVIRONMENT = SERVER_SETTINGS | {
+    **{
+        f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false"
+        for name in (
+            *("SCHEDULER", "LATE_RUNS", "CANCELLATION_CLEANUP"),
+            *("PAUSE_EXPIRATIONS", "REPOSSESSOR", "FOREMAN"),
+        )
+    },
     "PREFECT_SERVER_UI_API_URL": "/api",  # else the UI asks port 4200, whatever port it came from
 }
 
@@ -82,31 +76,22 @@ def only_run(home: Path) -> Iterator[None]:
         ConfigurationError: another run holds it.
     """
     file = home / "run.lock"
-    with locked(file, wait_s=0, held=lambda: _runs_already(file)) as lock:
+
+    def held() -> ConfigurationError:
+        return ConfigurationError(
+            f"{home}: process {file.read_text().strip() or '?'} is running a flow on this state "
+            "folder; wait until it ends, or set FALAJ_HOME to another folder"
+        )
+
+    with locked(file, wait_s=0, held=held) as lock:
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
         yield
 
 
-def _runs_already(lock: Path) -> ConfigurationError:
-    return ConfigurationError(
-        f"{lock.parent}: process {lock.read_text().strip() or '?'} is running a flow on this state "
-        "folder; wait until it ends, or set FALAJ_HOME to another folder"
-    )
-
-
 def client_environment(home: Path, port: int) -> dict[str, str]:
     """What Prefect reads in this process; to be set before Prefect is imported."""
     return prefect_settings(home / "prefect", f"http://127.0.0.1:{port}/api")
-
-
-def server_environment(caller: Mapping[str, str]) -> dict[str, str]:
-    """What the server sees of its caller's environment: no secrets of stores and databases."""
-    return {
-        name: value
-        for name, value in caller.items()
-        if name in SERVER_VARIABLES or (name.startswith("PREFECT_") and name != "PREFECT_API_URL")
-    }
 
 
 @contextmanager
@@ -122,11 +107,10 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         make_folder(folder)
         log.touch()
     environment = {
-        **server_environment(os.environ),
+        **{name: os.environ[name] for name in SERVER_VARIABLES if name in os.environ},
         **SERVER_ENVIRONMENT,
         "PREFECT_HOME": str(folder),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
-        "DO_NOT_TRACK": "1",
     }
     command = server_command("create_prefect", "127.0.0.1", port)
     # Ctrl-C is for the flow, which needs the server until it has ended.
@@ -144,6 +128,22 @@ def wait_for_server(server: subprocess.Popen[bytes], home: Path, port: int) -> N
     wait_until_ready(
         server, lambda: answers(url), "the embedded Prefect server", log, START_TIMEOUT_S
     )
+
+
+@contextmanager
+def flows_reported(*, watched: bool) -> Iterator[None]:
+    """Run flows inside the block; in the end their logs and events have reached the server.
+
+    Without heartbeats where nobody watches them: their thread delays the end of each flow by a
+    second.
+    """
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({} if watched else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        try:
+            yield
+        finally:
+            send_what_is_left()
 
 
 def send_what_is_left() -> None:

@@ -1,27 +1,17 @@
-"""`python -m falaj retry [RUN]`: go on from the stage at which a loop failed or was cut off."""
+"""`python -m falaj retry [RUN]`: resume at the stage at which a loop failed or was cut off."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import Any
-from uuid import UUID
 
 import yaml
 from prefect import Flow, flow_engine
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    TaskRunFilter,
-    TaskRunFilterState,
-    TaskRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.flows import load_flow_from_entrypoint
 from prefect.states import AwaitingRetry, Crashed
 from prefect.utilities.urls import url_for
 
@@ -31,11 +21,9 @@ from tasks.kernel.settings import PROJECT_ROOT
 
 LOOPS = ["pipeline", "retraining"]
 ENDED_BADLY = [StateType.FAILED, StateType.CRASHED]
-CANCELLED = [StateType.CANCELLED]
-"""A run that somebody cancelled goes on only when it is named."""
 UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 DEPLOYMENTS = PROJECT_ROOT / "prefect.yaml"
-KILLED = "Its process was killed; python -m falaj retry goes on from there."
+KILLED = "Its process was killed; python -m falaj retry resumes it."
 POLL_S = 1.0
 PAGE = 200
 
@@ -53,12 +41,18 @@ def retry_run(wanted: str | None) -> list[str]:
     """
     with get_client(sync_client=True) as client:
         run = find_run(client, wanted)
-        name = client.read_flow(run.flow_id).name
         if run.deployment_id is None:
-            flow_engine.run_flow(flow_named(name), flow_run=run)
+            flow_engine.run_flow(flow_named(client.read_flow(run.flow_id).name), flow_run=run)
             return [f"{'Retried':<10}{run.name}, in this process"]
         client.set_flow_run_state(run.id, AwaitingRetry(message="Retry from the command line"))
-        return [f"{'Retried':<10}{run.name}, {url_for(run) or run.id}", _wait(client, run)]
+        while (state := (now := client.read_flow_run(run.id)).state) and not state.is_final():
+            time.sleep(POLL_S)
+    if state is None or not state.is_completed():
+        raise child_error(state.message if state and state.message else "", f"run {now.name}")
+    return [
+        f"{'Retried':<10}{run.name}, {url_for(run) or run.id}",
+        f"{'Ended':<10}{state.name}, attempt {now.run_count}",
+    ]
 
 
 def find_run(client: SyncPrefectClient, wanted: str | None) -> FlowRun:
@@ -70,11 +64,10 @@ def find_run(client: SyncPrefectClient, wanted: str | None) -> FlowRun:
     Raises:
         ConfigurationError: there is none, or it is no run that can be retried.
     """
-    types = ENDED_BADLY + (CANCELLED if wanted else [])
-    ended_badly = FlowRunFilterState(type=FlowRunFilterStateType(any_=types))
+    types = [*ENDED_BADLY, *([StateType.CANCELLED] if wanted else [])]
     runs = client.read_flow_runs(
-        flow_filter=None if wanted else FlowFilter(name=FlowFilterName(any_=LOOPS)),
-        flow_run_filter=FlowRunFilter(state=ended_badly),
+        flow_filter=None if wanted else FlowFilter.model_validate({"name": {"any_": LOOPS}}),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": types}}}),
         sort=FlowRunSort.START_TIME_DESC,
         limit=PAGE,
     )
@@ -83,10 +76,9 @@ def find_run(client: SyncPrefectClient, wanted: str | None) -> FlowRun:
             found = _run_of_process(client, run)
             if found.state is not None and found.state.type in types:
                 return found
-    said = f"no run {wanted!r} among" if wanted else "no loop among"
     raise ConfigurationError(
-        f"{said} the {len(runs)} newest runs that failed, crashed or were cancelled and did not go "
-        "on since; the Prefect UI lists them. Nothing was started"
+        f"no run {wanted or 'of a loop'} is among the {len(runs)} newest that failed, crashed or "
+        "were cancelled and were not resumed since; the Prefect UI lists them. Nothing was started"
     )
 
 
@@ -100,21 +92,18 @@ def _run_of_process(client: SyncPrefectClient, run: FlowRun) -> FlowRun:
     return run
 
 
-def end_lost_runs() -> int:
-    """Set Crashed what an earlier command left Running when it was killed; returns how many.
+def end_lost_runs() -> None:
+    """Set Crashed what an earlier command left Running when it was killed.
 
     Only for a server of this process's own: nothing else runs a flow on it.
     """
+    wanted = {"state": {"type": {"any_": UNFINISHED}}}
+    runs, steps = FlowRunFilter.model_validate(wanted), TaskRunFilter.model_validate(wanted)
     with get_client(sync_client=True) as client:
-        unfinished = FlowRunFilterState(type=FlowRunFilterStateType(any_=UNFINISHED))
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=unfinished), limit=PAGE)
-        for run in runs:
+        for run in client.read_flow_runs(flow_run_filter=runs, limit=PAGE):
             client.set_flow_run_state(run.id, Crashed(message=KILLED), force=True)
-        steps = TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED))
-        wanted = TaskRunFilter(state=steps)
-        for step in client.read_task_runs(task_run_filter=wanted, limit=PAGE):
+        for step in client.read_task_runs(task_run_filter=steps, limit=PAGE):
             client.set_task_run_state(step.id, Crashed(message=KILLED), force=True)
-    return len(runs)
 
 
 def flow_named(name: str) -> Flow[..., Any]:
@@ -123,30 +112,9 @@ def flow_named(name: str) -> Flow[..., Any]:
     Raises:
         ConfigurationError: no flow of this name is deployed.
     """
-    wanted = f".{name.replace('-', '_')}_flow"
-    entries = [str(d["entrypoint"]) for d in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]]
-    entry = next((entry for entry in entries if entry.endswith(wanted)), None)
-    if entry is None:
-        raise ConfigurationError(
-            f"flow {name!r} is not in {DEPLOYMENTS.name}, so this command cannot run it again"
-        )
-    module, _, attribute = entry.rpartition(".")
-    flow: Flow[..., Any] = getattr(importlib.import_module(module), attribute)
-    return flow
-
-
-def _wait(client: SyncPrefectClient, run: FlowRun) -> str:
-    """Wait for the end of a deployed run; returns what to tell.
-
-    Raises:
-        FalajError: it failed again.
-    """
-    while True:
-        now = client.read_flow_run(UUID(str(run.id)))
-        state = now.state
-        if state is not None and state.is_final():
-            break
-        time.sleep(POLL_S)
-    if not state.is_completed():
-        raise child_error(state.message or state.name or "", f"run {now.name}")
-    return f"{'Ended':<10}{state.name}, attempt {now.run_count}"
+    for entry in yaml.safe_load(DEPLOYMENTS.read_text())["deployments"]:
+        if entry["entrypoint"].endswith(f".{name.replace('-', '_')}_flow"):
+            return load_flow_from_entrypoint(entry["entrypoint"], use_placeholder_flow=False)
+    raise ConfigurationError(
+        f"flow {name!r} is not in {DEPLOYMENTS.name}, so this command cannot run it again"
+    )

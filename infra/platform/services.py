@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
+from infra.orchestration.client import SERVER_SETTINGS as OF_EVERY_SERVER
 from infra.orchestration.client import client_settings, server_command
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
@@ -60,27 +61,19 @@ BASE_VARIABLES = frozenset(
 )
 """What a server inherits: nothing that may hold a secret of somebody else."""
 
-SERVER_SETTINGS = {
+SERVER_SETTINGS = OF_EVERY_SERVER | {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
         "prefect.server.concurrency.lease_storage.filesystem"
     ),
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TRIGGERS_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_LATE_RUNS_LOOP_SECONDS": "15",
     "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS": "30",
     "PREFECT_SERVER_SERVICES_CLEANUP_RECONCILER_LOOP_SECONDS": "30",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-    "DO_NOT_TRACK": "1",
 }
-"""Without these leases outlive their holders, each task run costs five times as much, and the
-database grows for ever. The three loops, by default of 5 s, look for what is minutes late."""
+"""Without these leases outlive their holders, and the database grows for ever. The three loops, by
+default of 5 s, look for what is minutes late."""
 
 REDIS_MODULES = {
     "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
