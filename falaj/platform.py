@@ -24,7 +24,6 @@ def up(
     config: Path | None = None,
     profile: Literal["embedded", "server"] | None = None,
     host: str | None = None,
-    public_host: str | None = None,
     port: int | None = None,
     mlflow_port: int | None = None,
     serving_port: int | None = None,
@@ -43,7 +42,6 @@ def up(
         config: YAML file (default: FALAJ_PLATFORM_CONFIG, or none).
         profile: Where its databases are.
         host: IP address to listen on (default: 127.0.0.1).
-        public_host: Name by which browsers reach this machine.
         port: Prefect's port (default: 4200; 0: any free).
         mlflow_port: MLflow's port (default: 5000; 0: any free).
         serving_port: The inference server's port (default: 8000).
@@ -60,7 +58,6 @@ def up(
     given = {
         "profile": profile,
         "host": host,
-        "public_host": public_host,
         "port": port,
         "mlflow_port": mlflow_port,
         "serving_port": serving_port,

@@ -115,7 +115,8 @@ class DeploymentItem(Item):
         if found is None:
             return None
         limit, options = found.global_concurrency_limit, found.concurrency_options
-        view = {name: getattr(found, name) for name in self._fields()} | {
+        named = self._fields().keys() - {"concurrency_limit"}  # deprecated in the response
+        view = {name: getattr(found, name) for name in named} | {
             "pull_steps": found.pull_steps or [],
             "tags": sorted(found.tags),
             "concurrency_limit": limit.limit if limit else None,

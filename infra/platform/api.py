@@ -82,10 +82,6 @@ class PrefectApi:
             return isinstance(exc, NotFoundError)
         return True
 
-    def settings(self) -> Json:
-        """The server's settings, its secrets left out."""
-        return dict(self._call("GET", "/admin/settings"))
-
     def pools(self) -> list[Json]:
         """All work pools."""
         return list(self._call("POST", "/work_pools/filter", {"limit": PAGE}))
@@ -123,8 +119,8 @@ class PrefectApi:
         }
         return self._runs(["CRASHED"], end_time={"after_": after}, **deployed)
 
-    def _planned(self, after: str) -> list[Json]:
-        """Runs that the scheduler has made for later than `after`, the next first."""
+    def planned_runs(self, after: str) -> list[Json]:
+        """Runs that the scheduler has made for later than `after` (ISO, zone), the next first."""
         runs = self._runs(["SCHEDULED"], expected_start_time={"after_": after})
         runs.sort(key=lambda run: str(run["expected_start_time"]))
         return [run for run in runs if run.get("auto_scheduled")]
@@ -144,16 +140,12 @@ class PrefectApi:
             if len(page) < PAGE:
                 return found
 
-    def next_scheduled(self, after: str) -> Json | None:
-        """The next run that the scheduler has made for later than `after` (ISO, with zone)."""
-        return next(iter(self._planned(after)), None)
-
     def forget_planned(self, after: str) -> int:
         """Remove all runs that the scheduler has made for later than `after`; returns how many.
 
         Runs that a person has planned for a time are left.
         """
-        planned = self._planned(after)
+        planned = self.planned_runs(after)
         for run in planned:
             with suppress(NotFoundError):  # somebody else has removed it
                 self._call("DELETE", f"/flow_runs/{run['id']}")

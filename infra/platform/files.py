@@ -109,7 +109,6 @@ class PlatformState(_Stored):
     started: AwareDatetime
     written: AwareDatetime
     services: tuple[ServiceState, ...] = ()
-    remarks: tuple[str, ...] = ()
     cut_off: tuple[CutRun, ...] = ()
 
     def service(self, name: str) -> ServiceState | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import requires, version
@@ -23,7 +23,6 @@ from infra.platform.config import COORDINATOR, PlatformConfig, kept_options, sto
 from infra.platform.files import (
     Endpoint,
     PlatformFiles,
-    PlatformState,
     ServiceState,
     now,
     paused_pools,
@@ -35,7 +34,7 @@ from tasks.control.leases.devices import hardware_classes
 from tasks.control.leases.repository import LeaseFacts, LeaseRepository
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.kernel.files import lack_of_space, make_folder, shows_damage
+from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
@@ -46,10 +45,10 @@ PROJECT = "falaj"
 PINNED = ("prefect", "fastapi", "sqlalchemy")
 """Other versions of these stop the server, or its scheduler alone, with hardly a message."""
 
+LEAST_FREE_BYTES = 2_000_000_000
 LEAST_FREE_INODES = 10_000
 CLOCK_TOLERANCE_S = 5.0
 CHECKED_BYTES = 2_000_000_000
-MEMORY_LEASES = "lease_storage.memory"
 
 Level = Literal["ok", "warning", "problem"]
 SIGNS = {"ok": "ok     ", "warning": "WARNING", "problem": "PROBLEM"}
@@ -99,57 +98,57 @@ class Status(BaseModel):
 
 def read_status(files: PlatformFiles) -> Status:
     """Read the supervisor's files, and query the servers themselves."""
-    state = read_state(files)
-    leases, troubles = _leases(files)
+    state, running = read_state(files), is_running(files.home)
+    wrong: list[str] = []
     status = Status(
-        running=is_running(files.home),
+        running=running,
         phase=state.phase if state else "starting",
         home=files.home,
         options={name: str(value) for name, value in kept_options(files).items()},
-        leases=leases,
+        leases=_leases(files, wrong),
     )
-    if not status.running:
+    if not running:
         phase = "dead" if state is not None and state.phase != "stopped" else "down"
-        return status.model_copy(update={"phase": phase, "wrong": troubles})
-    if state is None:
-        return status.model_copy(update={"wrong": ("nothing has started yet",)})
-    wrong = [
+        return status.model_copy(update={"phase": phase, "wrong": tuple(wrong)})
+    if status.phase != "up":
+        wrong.append(f"the platform is {status.phase}")
+    services = state.services if state else ()
+    wrong += [
         f"{service.name} is {service.condition}"
         f"{': ' * bool(service.detail)}{service.detail}; its log is {files.log(service.name)}"
-        for service in state.services
+        for service in services
         if service.condition not in ("up", "done")
     ]
-    endpoint = read_endpoint(files)
-    pools, more = _pools(endpoint, files)
     if paused := paused_pools(files):
         wrong.append(
             f"going down has paused the pools {', '.join(paused)}, and their runs wait; make up "
             "resumes them"
         )
-    if state.phase != "up":
-        wrong.append(f"the platform is {state.phase}")
-    found = {"endpoint": endpoint, "services": state.services, "pools": pools}
-    return status.model_copy(update={**found, "wrong": (*wrong, *more, *troubles)})
+    endpoint = read_endpoint(files)
+    pools = _pools(endpoint, files, wrong)
+    found = {"endpoint": endpoint, "services": services, "pools": pools, "wrong": tuple(wrong)}
+    return status.model_copy(update=found)
 
 
-def _leases(files: PlatformFiles) -> tuple[tuple[LeaseFacts, ...], tuple[str, ...]]:
+def _leases(files: PlatformFiles, wrong: list[str]) -> tuple[LeaseFacts, ...]:
     """The leases, and what is wrong with their table; reading makes no database."""
     settings = replace(Settings.from_environment(), home=files.home)
     if settings.database_url is None and not settings.metadata_file.exists():
-        return (), ()
+        return ()
     try:
-        return tuple(LeaseRepository(settings.metadata_url).facts()), ()
+        return tuple(LeaseRepository(settings.metadata_url).facts())
     except (TransientError, StorageError, ConfigurationError) as exc:
-        return (), (f"the leases of devices cannot be read: {exc}",)
+        wrong.append(f"the leases of devices cannot be read: {exc}")
+        return ()
 
 
 def _pools(
-    endpoint: Endpoint | None, files: PlatformFiles
-) -> tuple[tuple[PoolStatus, ...], list[str]]:
+    endpoint: Endpoint | None, files: PlatformFiles, wrong: list[str]
+) -> tuple[PoolStatus, ...]:
     """The pools as the server sees them, and what is wrong with them and with the servers."""
     if endpoint is None:
-        return (), [f"{SERVER} has not answered yet"]
-    wrong = []
+        wrong.append(f"{SERVER} has not answered yet")
+        return ()
     if not answers(f"{endpoint.local_mlflow_url}/health"):
         wrong.append(f"{MLFLOW} does not answer at {endpoint.local_mlflow_url}")
     api = PrefectApi(endpoint.api_url, read_password(files.folder), PROBE_TIMEOUT_S)
@@ -166,8 +165,9 @@ def _pools(
         wrong += waiting_for_workers(api, [pool.name for pool in pools if not pool.online])
         wrong += given_up(api)
     except (TransientError, ConfigurationError) as exc:
-        return (), [*wrong, str(exc)]
-    return pools, wrong
+        wrong.append(str(exc))
+        return ()
+    return pools
 
 
 def _online(api: PrefectApi, pool: str) -> list[str]:
@@ -181,10 +181,9 @@ def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
     for run in api.waiting_runs(pools, due_before) if pools else ():
         waiting.setdefault(str(run["work_pool_name"]), []).append(run)
     return [
-        f"{len(runs)} run{'s' * (len(runs) > 1)} of work pool {pool!r} "
-        f"wait{'s' * (len(runs) == 1)} for a worker, and none is online: {first['name']} was due "
-        f"{_age(datetime.fromisoformat(first['expected_start_time']))} ago. Start one on a machine "
-        f"with the hardware: prefect worker start --pool {pool}"
+        f"no worker of work pool {pool!r} is online, and runs wait: {len(runs)}, of which "
+        f"{first['name']} was due {_age(datetime.fromisoformat(first['expected_start_time']))} "
+        f"ago. Start one on a machine with the hardware: prefect worker start --pool {pool}"
         for pool, runs in sorted(waiting.items())
         for first in [min(runs, key=lambda run: str(run["expected_start_time"]))]
     ]
@@ -204,54 +203,43 @@ def given_up(api: PrefectApi) -> list[str]:
 
 def table(status: Status) -> str:
     """The status for a person."""
-    options, leases = _option_lines(status.options), _lease_lines(status.leases)
+    named = ", ".join(f"{name}={value}" for name, value in status.options.items())
+    kept = f"{'Options':<12}{named}; kept for each start, dropped by make up UP_ARGS=--reset"
+    lines = [f"{'State':<12}{status.phase}, on {status.home}"]
     if not status.running:
         remark = " It was killed; make up starts it again." if status.phase == "dead" else ""
-        first = f"No platform runs on {status.home}.{remark}"
-        return "\n".join([first, *options, *leases, *status.wrong])
-    lines = [f"{'State':<12}{status.phase}, on {status.home}", *options]
+        lines = [f"No platform runs on {status.home}.{remark}"]
+    lines += [kept] if named else []
     if at := status.endpoint:
         urls = {"Prefect": at.ui_url, "MLflow": at.mlflow_url, "Serving": at.serving_url}
         lines += [f"{name:<12}{url}" for name, url in urls.items() if url]
-    lines += ["", f"{'Service':<24}{'Condition':<12}{'Since':<10}{'Restarts':>8}  Detail"]
-    lines += [
-        f"{service.name:<24}{service.condition:<12}{_age(service.since):<10}{service.restarts:>8}  "
-        + (service.detail if len(service.detail) < 60 else service.detail[:57] + "...")
-        for service in status.services
+    services = [(s.name, s.condition, _age(s.since), s.restarts, s.detail) for s in status.services]
+    lines += _columns("Service Condition Since Restarts Detail", services)
+    pools = [(p.name, p.online, "paused" if p.paused else "hands out runs") for p in status.pools]
+    lines += _columns("Pool Workers", pools)
+    leases = [
+        (a.host, a.state, _age(a.since), a.priority, f"{a.devices}: {a.holder}, process {a.pid}")
+        for a in status.leases
     ]
-    if status.pools:
-        lines += ["", f"{'Pool':<24}{'Workers online':<16}Hands out runs"]
-    lines += [
-        f"{pool.name:<24}{pool.online:<16}{'no, it is paused' if pool.paused else 'yes'}"
-        for pool in status.pools
-    ]
-    return "\n".join([*lines, *leases, "", *(status.wrong or ("All is well.",))])
+    lines += _columns("Host Lease Since Priority Devices", leases)
+    if status.running:
+        lines += ["", *([] if status.wrong else ["All is well."])]
+    return "\n".join([*lines, *status.wrong])
 
 
-def _option_lines(options: Mapping[str, str]) -> list[str]:
-    named = ", ".join(f"{name}={value}" for name, value in options.items())
-    line = f"{'Options':<12}{named}; kept for each start, dropped by make up UP_ARGS=--reset"
-    return [line] if options else []
-
-
-def _lease_lines(leases: Sequence[LeaseFacts]) -> list[str]:
-    """Who holds what and who waits, host by host; nothing where nobody does."""
-    header = f"{'Devices of':<24}{'State':<12}{'Since':<10}{'Priority':>8}  What, and for whom"
-    lines = [
-        f"{lease.host[:23]:<24}{lease.state:<12}{_age(lease.since):<10}{lease.priority:>8}  "
-        f"{lease.devices}: {lease.holder}, process {lease.pid}"
-        for lease in leases
-    ]
-    return ["", header, *lines] if lines else []
+def _columns(headings: str, rows: Sequence[Sequence[object]]) -> list[str]:
+    """A table, an empty line before it; nothing where there is no row."""
+    if not rows:
+        return []
+    texts = [headings.split(), *([str(cell) for cell in row] for row in rows)]
+    return ["", *("".join(f"{cell:<16}" for cell in row).rstrip() for row in texts)]
 
 
 def _age(since: datetime) -> str:
     seconds = max(0.0, (now() - since).total_seconds())
     if seconds < 120:
         return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.0f} h"
 
 
 @dataclass(frozen=True)
@@ -272,17 +260,11 @@ class Finding:
 
 def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Finding]:
     """All findings, of a platform that runs or of one that does not."""
-    config, moment = stored_config(files), datetime.now(UTC)
-    findings = check_pins(*installed_pins())
+    config = stored_config(files)
+    findings = list(check_pins())
     if files.folder.exists():
-        findings += [
-            check_secret(files, config),
-            check_private(files.home),
-            *check_disk(files.home, config.min_free_bytes),
-            check_writable(files.home / "artifacts"),
-            check_clock(read_state(files), moment),
-            *_check_stores(files, config, environment, moment),
-        ]
+        findings += [check_secret(files, config), check_private(files.home)]
+        findings += [*check_disk(files.home), *_check_stores(files, config, environment)]
     if not is_running(files.home):
         seen = f"no supervisor lives on {files.home}"
         return [*findings, Finding("platform", "problem", seen, "make up")]
@@ -291,45 +273,9 @@ def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Findin
     findings += [Finding("services", "problem", wrong, advice) for wrong in status.wrong]
     if not status.wrong:
         findings.append(Finding("services", "ok", f"all {len(status.services)} are up"))
-    return findings + _check_server(files, moment)
-
-
-def _check_stores(
-    files: PlatformFiles, config: PlatformConfig, environment: Mapping[str, str], moment: datetime
-) -> list[Finding]:
-    settings = Settings(home=files.home, feature_repo=files.home)
-    databases = [files.home / "operation" / "operation.db"]
-    databases += [settings.mlflow_artifacts.parent / "mlflow.db"]
-    if config.profile == "embedded":
-        return check_databases([files.prefect / "prefect.db", *databases])
-    findings = check_databases(databases)
-    try:
-        database, redis = database_url(config, environment), redis_url(config, environment)
-    except ConfigurationError as exc:
-        advice = "set them in this shell as for make up"
-        return [*findings, Finding("stores", "warning", str(exc), advice)]
-    assert database is not None
-    assert redis is not None
-    if not has_prefect_redis():
-        seen = "prefect-redis is not installed: one server alone may use this database"
-        advice = "install it before a second server is started; leases are kept in files until then"
-        findings.append(Finding("stores", "warning", seen, advice))
-    return [check_postgres(database, moment), check_redis(redis), *findings]
-
-
-def _check_server(files: PlatformFiles, moment: datetime) -> list[Finding]:
-    endpoint = read_endpoint(files)
-    if endpoint is None:
-        return [Finding("API", "problem", "the server has not answered yet", "wait, make status")]
-    api = PrefectApi(endpoint.api_url, read_password(files.folder))
-    findings = check_api(api)
-    if findings[0].level != "ok":
-        return findings
-    try:
-        own = (COORDINATOR, *hardware_classes())
-        return [*findings, check_scheduler(api, moment), *check_workers(api, own)]
-    except (TransientError, ConfigurationError) as exc:
-        return [*findings, Finding("API", "problem", str(exc), "make status; make logs")]
+    if status.endpoint is not None:
+        findings += check_api(PrefectApi(status.endpoint.api_url, read_password(files.folder)))
+    return findings
 
 
 def report(findings: list[Finding]) -> str:
@@ -339,11 +285,9 @@ def report(findings: list[Finding]) -> str:
         lines.append(f"{SIGNS[finding.level]}  {finding.name:<11}{finding.seen}")
         if finding.advice:
             lines.append(f"{'':<20}-> {finding.advice}")
-    counts = []
-    for level in ("problem", "warning"):
-        number = sum(finding.level == level for finding in findings)
-        counts.append(f"{number} {level}{'s' * (number != 1)}")
-    return "\n".join([*lines, "", f"{', '.join(counts)}, {len(findings)} checks"])
+    levels = [finding.level for finding in findings]
+    counts = f"{levels.count('problem')} problems, {levels.count('warning')} warnings"
+    return "\n".join([*lines, "", f"{counts}, {len(findings)} checks"])
 
 
 def exit_code(findings: list[Finding]) -> int:
@@ -354,27 +298,22 @@ def exit_code(findings: list[Finding]) -> int:
     return EXIT_DOWN if problems else EXIT_WELL
 
 
-def check_pins(installed: Mapping[str, str], bounds: Mapping[str, Requirement]) -> list[Finding]:
-    """Compare installed versions with those that the project allows."""
-    return [
-        Finding("pins", "ok", f"{name} {installed[name]}")
-        if bound.specifier.contains(installed[name], prereleases=True)
-        else Finding(
+def check_pins(installed: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Compare versions, by default those installed, with those that the project allows."""
+    for bound in map(Requirement, requires(PROJECT) or ()):
+        if bound.name not in (installed or PINNED):
+            continue
+        found = installed[bound.name] if installed else version(bound.name)
+        if bound.specifier.contains(found, prereleases=True):
+            yield Finding("pins", "ok", f"{bound.name} {found}")
+            continue
+        yield Finding(
             "pins",
             "problem",
-            f"{name} {installed[name]} is installed, expected {bound.specifier}; with other "
-            "versions Prefect's server does not start, or never makes a scheduled run",
+            f"{bound.name} {found} is installed, expected {bound.specifier}; with other versions "
+            "Prefect's server does not start, or never makes a scheduled run",
             "make setup, which installs the locked versions; then make down, make up",
         )
-        for name, bound in bounds.items()
-    ]
-
-
-def installed_pins() -> tuple[dict[str, str], dict[str, Requirement]]:
-    """Versions installed, and those that the project asks for, of what the server depends on."""
-    asked = (Requirement(line) for line in requires(PROJECT) or ())
-    bounds = {bound.name: bound for bound in asked if bound.name in PINNED}
-    return {name: version(name) for name in bounds}, bounds
 
 
 def check_secret(files: PlatformFiles, config: PlatformConfig) -> Finding:
@@ -382,14 +321,13 @@ def check_secret(files: PlatformFiles, config: PlatformConfig) -> Finding:
     if not config.password:
         seen = "the platform runs without one: every user of this machine can run code through it"
         return Finding("password", "warning", seen, "make down, make up UP_ARGS=--password")
-    try:
-        mode = files.secret.stat().st_mode & 0o777
-    except FileNotFoundError:
+    advice = f"make down, delete {files.secret}, make up, which makes a new one"
+    if not files.secret.exists():
         seen = f"{files.secret} is missing, so no command reaches the platform"
-        return Finding("password", "problem", seen, "make down, make up, which makes a new one")
+        return Finding("password", "problem", seen, advice)
+    mode = files.secret.stat().st_mode & 0o777
     if mode & 0o077:
         seen = f"{files.secret} has mode {mode:o}, expected 600: others may have read it"
-        advice = f"make down, delete {files.secret}, make up, which makes a new one"
         return Finding("password", "problem", seen, advice)
     return Finding("password", "ok", f"kept in {files.secret}, mode 600")
 
@@ -403,109 +341,45 @@ def check_private(home: Path) -> Finding:
     return Finding("state", "ok", f"{home} is closed to others, mode 700")
 
 
-def check_api(api: PrefectApi) -> list[Finding]:
-    """The server answers, knows the password and is of the version installed here."""
-    try:
-        server, settings = api.version(), api.settings()
-    except (ConfigurationError, TransientError) as exc:
-        advice = "make status; its log is logs/prefect.log; for another password make down, make up"
-        return [Finding("API", "problem", str(exc), advice)]
-    findings = [Finding("API", "ok", f"{api.url} answers, with password: {bool(api.password)}")]
-    here = version("prefect")
-    seen = f"the server is Prefect {server}, installed here is {here}"
-    advice = "make down, make up: server and clients must be equal"
-    same = server == here
-    findings.append(Finding("API", *(("ok", seen) if same else ("problem", seen, advice))))
-    node: object = settings
-    for name in ("server", "concurrency", "lease_storage"):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    if MEMORY_LEASES in str(node):
-        seen = "leases are in the server's memory: after its restart they stay taken for ever"
-        advice = "start the server with make up, which keeps them in files or in Redis"
-        return [*findings, Finding("leases", "problem", seen, advice)]
-    return [*findings, Finding("leases", "ok", f"kept by {node}")]
-
-
-def check_scheduler(api: PrefectApi, moment: datetime) -> Finding:
-    """A scheduler that lives has made runs for the future."""
-    scheduled = api.scheduled_deployments()
-    if not scheduled:
-        seen = "no deployment has an active schedule, so whether it works cannot be seen"
-        advice = "python -m falaj deploy makes the deployments with their schedules"
-        return Finding("scheduler", "warning", seen, advice)
-    if run := api.next_scheduled(moment.isoformat()):
-        seen = f"next run {run['name']} at {run['expected_start_time'][:19]} UTC"
-        return Finding("scheduler", "ok", seen)
-    seen = (
-        f"no run is scheduled for later than now, although {len(scheduled)} deployments have "
-        f"an active schedule ({', '.join(scheduled[:3])})"
-    )
-    advice = (
-        "a new deployment is seen after a minute; if it stays: look for errors in "
-        "logs/prefect.log, check the pins above, make down, make up"
-    )
-    return Finding("scheduler", "problem", seen, advice)
-
-
-def check_workers(api: PrefectApi, own: Sequence[str]) -> list[Finding]:
-    """Each pool has a worker that is online, and hands out runs.
-
-    Args:
-        own: pools that have a worker on this machine.
-    """
-    pools = {pool["name"]: pool for pool in api.pools()}
-    findings = [
-        Finding(
-            "workers",
-            "problem",
-            f"there is no work pool {name!r}, for which this machine has the hardware",
-            "python -m falaj deploy makes it; logs/deploying.log shows why it did not",
-        )
-        for name in own
-        if name not in pools
-    ]
-    for name, pool in pools.items():
-        findings.append(_check_pool(name, pool["is_paused"], _online(api, name), name in own))
-    return findings
-
-
-def _check_pool(name: str, paused: bool, online: Sequence[str], own: bool) -> Finding:
-    if not online:
-        seen = f"pool {name!r} has no worker online; its runs wait"
-        if own:
-            return Finding("workers", "problem", seen, f"make status; logs/worker-{name}.log")
-        advice = f"nothing, if no run asks for {name!r}: this machine has no such hardware; else "
-        return Finding("workers", "warning", seen, f"{advice}start a worker on one that has it")
-    if paused:
-        seen = f"pool {name!r} is paused and hands out no runs"
-        return Finding("workers", "warning", seen, f"prefect work-pool resume {name}, or the UI")
-    return Finding("workers", "ok", f"pool {name!r}: {', '.join(online)}")
-
-
-def check_disk(folder: Path, min_free_bytes: int) -> list[Finding]:
-    """Free space and free inodes where the state is."""
+def check_disk(folder: Path) -> Iterator[Finding]:
+    """Where the state is, files can be made, and there is space for them."""
     disk = os.statvfs(folder)
     free, inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
-    findings = []
-    if free < min_free_bytes:
-        seen = f"{free / 1e9:.1f} GB free at {folder}, expected {min_free_bytes / 1e9:.1f} GB"
+    seen = f"{free / 1e9:.1f} GB free at {folder}, {inodes:,} files can still be made"
+    few_inodes = disk.f_files and inodes < LEAST_FREE_INODES  # some file systems count none
+    if free < LEAST_FREE_BYTES or few_inodes:
+        seen += f"; expected {LEAST_FREE_BYTES / 1e9:.0f} GB and {LEAST_FREE_INODES:,}"
         advice = "free some space; a full disk stops every run and Prefect's database"
-        findings.append(Finding("disk", "problem", seen, advice))
-    if disk.f_files and inodes < LEAST_FREE_INODES:  # some file systems count none
-        seen = f"{inodes:,} files can still be made at {folder}, expected {LEAST_FREE_INODES:,}"
-        advice = "delete small files; without inodes nothing can be written"
-        findings.append(Finding("disk", "problem", seen, advice))
-    seen = f"{free / 1e9:.1f} GB and {inodes:,} inodes free at {folder}"
-    return findings or [Finding("disk", "ok", seen)]
+        yield Finding("disk", "problem", seen, advice)
+    elif not os.access(folder, os.W_OK):
+        advice = "correct the folder's owner and mode, or mount its disk for writing"
+        yield Finding("disk", "problem", f"{folder} cannot be written", advice)
+    else:
+        yield Finding("disk", "ok", seen)
 
 
-def check_databases(files: Sequence[Path]) -> list[Finding]:
-    """SQLite's own check of each database that exists."""
-    return [_check_database(file) for file in files if file.exists()]
+def _check_stores(
+    files: PlatformFiles, config: PlatformConfig, environment: Mapping[str, str]
+) -> Iterator[Finding]:
+    settings = Settings(home=files.home, feature_repo=files.home)
+    databases = [files.home / "operation" / "operation.db"]
+    databases += [settings.mlflow_artifacts.parent / "mlflow.db"]
+    databases += [files.prefect / "prefect.db"] if config.profile == "embedded" else []
+    yield from (check_database(file) for file in databases if file.exists())
+    try:
+        database, redis = database_url(config, environment), redis_url(config, environment)
+    except ConfigurationError as exc:
+        yield Finding("stores", "warning", str(exc), "set them in this shell as for make up")
+        return
+    if database is not None and redis is not None:
+        yield check_postgres(database)
+        yield check_redis(redis)
 
 
-def _check_database(file: Path) -> Finding:
-    if (size := file.stat().st_size) > CHECKED_BYTES:
+def check_database(file: Path) -> Finding:
+    """SQLite's own check of a database."""
+    size = file.stat().st_size
+    if size > CHECKED_BYTES:
         seen = f"{file.name}: {size / 1e9:.1f} GB, too large to be read through"
         return Finding("databases", "ok", seen)
     try:
@@ -534,7 +408,7 @@ def _check_database(file: Path) -> Finding:
     return Finding("databases", "problem", f"{file} is damaged: {answer}", advice)
 
 
-def check_postgres(url: str, moment: datetime) -> Finding:
+def check_postgres(url: str) -> Finding:
     """PostgreSQL answers, and its clock agrees with this machine's."""
     import psycopg
 
@@ -545,7 +419,7 @@ def check_postgres(url: str, moment: datetime) -> Finding:
         seen = f"PostgreSQL does not answer: {str(exc).splitlines()[0]}"
         return Finding("stores", "problem", seen, "start it, or correct the URL and the network")
     assert row is not None
-    gap = abs((row[0] - moment).total_seconds())
+    gap = abs((row[0] - datetime.now(UTC)).total_seconds())
     if gap > CLOCK_TOLERANCE_S:
         seen = f"PostgreSQL's clock is {gap:.0f} s away from this machine's"
         return Finding("clock", "problem", seen, "set both by NTP: schedules and leases need it")
@@ -553,7 +427,7 @@ def check_postgres(url: str, moment: datetime) -> Finding:
 
 
 def check_redis(url: str) -> Finding:
-    """Redis answers."""
+    """Redis answers, and is used for all that several servers share."""
     import redis
 
     try:
@@ -562,32 +436,71 @@ def check_redis(url: str) -> Finding:
     except redis.RedisError as exc:
         seen = f"Redis does not answer: {exc}"
         return Finding("stores", "problem", seen, "start it, or correct the URL and the network")
-    return Finding("stores", "ok", "Redis answers")
+    if has_prefect_redis():
+        return Finding("stores", "ok", "Redis answers")
+    seen = "Redis answers; without prefect-redis one server alone may use this database"
+    return Finding("stores", "warning", seen, "install it before a second server is started")
 
 
-def check_writable(folder: Path) -> Finding:
-    """Artifacts can be written."""
-    probe = folder / f".doctor-{os.getpid()}"
+def check_api(api: PrefectApi) -> Iterator[Finding]:
+    """The server answers, is of the version installed here, plans runs, and has its workers."""
     try:
-        make_folder(folder)
-        probe.write_bytes(b"x")
-        probe.unlink()
-    except OSError as exc:
-        seen = f"{folder} cannot be written: {exc.strerror}"
-        return Finding("stores", "problem", seen, "correct its owner and mode, or free some space")
-    return Finding("stores", "ok", f"{folder} can be written")
+        server, here = api.version(), version("prefect")
+        if server == here:
+            yield Finding("API", "ok", f"{api.url} answers, Prefect {server}")
+        else:
+            seen = f"the server is Prefect {server}, installed here is {here}"
+            yield Finding("API", "problem", seen, "make down, make up: both must be equal")
+        yield check_scheduler(api)
+        yield from check_workers(api, (COORDINATOR, *hardware_classes()))
+    except (ConfigurationError, TransientError) as exc:
+        advice = "make status; its log is logs/prefect.log; for another password make down, make up"
+        yield Finding("API", "problem", str(exc), advice)
 
 
-def check_clock(state: PlatformState | None, moment: datetime) -> Finding:
-    """Nothing was written in the future."""
-    written = [state.started, state.written, *(s.since for s in state.services)] if state else []
-    latest = max(written, default=moment)
-    if latest > moment + timedelta(seconds=CLOCK_TOLERANCE_S):
-        back = (latest - moment).total_seconds()
-        seen = f"the platform has written at {latest:%F %T} UTC, {back:.0f} s later than now"
-        advice = "the clock was set back: set it by NTP, then make down, make up"
-        return Finding("clock", "problem", seen, advice)
-    if moment < datetime(2025, 1, 1, tzinfo=UTC):
-        seen = f"this machine's clock shows {moment:%F}"
-        return Finding("clock", "problem", seen, "set the clock by NTP")
-    return Finding("clock", "ok", f"{moment:%F %T} UTC")
+def check_scheduler(api: PrefectApi) -> Finding:
+    """A scheduler that lives has made runs for the future."""
+    scheduled = api.scheduled_deployments()
+    if not scheduled:
+        seen = "no deployment has an active schedule, so whether it works cannot be seen"
+        advice = "python -m falaj deploy makes the deployments with their schedules"
+        return Finding("scheduler", "warning", seen, advice)
+    if planned := api.planned_runs(now().isoformat()):
+        seen = f"next run {planned[0]['name']} at {planned[0]['expected_start_time'][:19]} UTC"
+        return Finding("scheduler", "ok", seen)
+    seen = f"no run is planned, although {len(scheduled)} deployments have an active schedule"
+    advice = (
+        "a new deployment is seen after a minute; if it stays: look for errors in "
+        "logs/prefect.log, check the pins above, make down, make up"
+    )
+    return Finding("scheduler", "problem", seen, advice)
+
+
+def check_workers(api: PrefectApi, own: Sequence[str]) -> Iterator[Finding]:
+    """Each pool has a worker that is online, and hands out runs.
+
+    Args:
+        api: the server.
+        own: pools that have a worker on this machine.
+    """
+    pools = {pool["name"]: pool for pool in api.pools()}
+    for name in own:
+        if name not in pools:
+            seen = f"there is no work pool {name!r}, for which this machine has the hardware"
+            advice = "python -m falaj deploy makes it; logs/deploying.log shows why it did not"
+            yield Finding("workers", "problem", seen, advice)
+    for name, pool in pools.items():
+        online = _online(api, name)
+        seen = f"pool {name!r} has no worker online; its runs wait"
+        if not online and name in own:
+            advice = f"make status; logs/worker-{name}.log"
+            yield Finding("workers", "problem", seen, advice)
+        elif not online:
+            advice = "nothing, if no run asks for it; else start one on a machine with the hardware"
+            yield Finding("workers", "warning", seen, advice)
+        elif pool["is_paused"]:
+            seen = f"pool {name!r} is paused and hands out no runs"
+            advice = f"prefect work-pool resume {name}, or the UI"
+            yield Finding("workers", "warning", seen, advice)
+        else:
+            yield Finding("workers", "ok", f"pool {name!r}: {', '.join(online)}")

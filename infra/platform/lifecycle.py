@@ -20,7 +20,7 @@ import psutil
 
 from infra.orchestration.client import is_running, read_password
 from infra.platform.api import Json, NotFoundError, PrefectApi, runs_of
-from infra.platform.config import COORDINATOR, PlatformConfig, stored_config
+from infra.platform.config import COORDINATOR, PlatformConfig, require_free_ports, stored_config
 from infra.platform.files import (
     PlatformFiles,
     PlatformState,
@@ -31,14 +31,10 @@ from infra.platform.files import (
     read_state,
     supervisor_pid,
 )
-from infra.platform.health import check_pins, installed_pins
+from infra.platform.health import check_pins
 from infra.platform.services import DEPLOYING, database_url, redis_url, resume_pools
-from infra.platform.supervisor import rotate, tail
-from tasks.kernel.errors import (
-    ConfigurationError,
-    FalajError,
-    TransientError,
-)
+from infra.platform.supervisor import GRACE_S, rotate, tail
+from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.files import locked, make_folder, private_folder, require_space, write_atomically
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -48,7 +44,7 @@ RUNS_POLL_S = 1.0
 EXIT_S = 10.0
 """Python takes a moment from the end of a supervisor's work to the end of its process."""
 REPORT_EVERY_S = 5.0
-STOP_MARGIN_S = 60.0
+STOP_LIMIT_S = 3 * GRACE_S + 60.0
 """Three groups of processes with their grace, and a margin."""
 LINES_SHOWN = 12
 RESTARTS_TOLERATED = 4
@@ -72,16 +68,16 @@ def bring_up(files: PlatformFiles, config: PlatformConfig, environment: dict[str
         StorageError: there is too little space on its disk.
     """
     private_folder(files.folder)
-    paused = paused_pools(files)
+    paused = ", ".join(paused_pools(files))
     with locked(files.start_lock):  # two at once would each make a password, and one be wrong
         process = None if is_running(files.home) else _begin(files, config, environment)
     if process is None:
         _require_same(files, config)
         print("The platform is running already; nothing was started.")
-    state = read_state(files)
-    if process or state is None or state.phase != "up":
-        _wait_until_up(files, process)
-    _resume_after_down(files, paused)
+    _wait_until_up(files, process)
+    if paused and (endpoint := read_endpoint(files)):
+        resume_pools(PrefectApi(endpoint.api_url, read_password(files.folder)), files)
+        print(f"Resumed the pools that going down had paused: {paused}")
     _show_addresses(files, config)
 
 
@@ -89,10 +85,11 @@ def _begin(
     files: PlatformFiles, config: PlatformConfig, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start the supervisor, and wait until everybody can see that it lives."""
-    wrong = [finding for finding in check_pins(*installed_pins()) if finding.level != "ok"]
+    wrong = [finding for finding in check_pins() if finding.level != "ok"]
     if wrong:
         raise ConfigurationError(f"{'; '.join(f.seen for f in wrong)}. Do: {wrong[0].advice}")
     require_space(files.home)
+    require_free_ports(config)
     database_url(config, environment), redis_url(config, environment)
     made = ensure_password(files)[1] if config.password else False
     write_atomically(files.config, config.model_dump_json(indent=1))
@@ -145,29 +142,31 @@ def _wait_until_up(files: PlatformFiles, supervisor: subprocess.Popen[bytes] | N
     Raises:
         NotUpError: one is not, and why.
     """
-    started = time.monotonic()
-    shown: set[str] = set()
-    deploying = files.log(DEPLOYING)
+    started, deploying = time.monotonic(), files.log(DEPLOYING)
     began = deploying.stat().st_size if deploying.exists() else 0
+    shown: set[str] = set()
     while True:
         state = read_state(files)
         ended = supervisor.poll() is not None if supervisor else not is_running(files.home)
         seconds = time.monotonic() - started
-        for service in state.services if state else ():
+        for service in state.services if state and supervisor else ():
             if service.name not in shown and service.condition in ("up", "done", "failed"):
                 shown.add(service.name)
                 line = f"  {service.name:<22}{service.condition:<8}after {seconds:.0f} s"
                 print(line, flush=True)
                 if service.name == DEPLOYING:
                     _show_deploying(tail(deploying, LINES_SHOWN, since=began))
-        if state and state.phase == "up":
-            return _require_well(files, state)
-        if state and state.phase == "stopping":
-            raise NotUpError("the platform is going down; when it is down: make up")
         if ended:
-            how = f" with code {supervisor.returncode}" if supervisor else ""
-            raise NotUpError(f"the supervisor ended{how}. {_end_of_log(files, SUPERVISOR)}")
-        _require_progress(files, state, seconds)
+            raise NotUpError(f"the supervisor has ended. {_end_of_log(files, SUPERVISOR)}")
+        if state and (trouble := _trouble(files, state)):
+            raise NotUpError(trouble)
+        if state and state.phase == "up":
+            return
+        if seconds > START_LIMIT_S:
+            raise NotUpError(
+                f"not all is ready after {seconds:.0f} s; the supervisor keeps trying. make status "
+                f"shows what is missing; the logs are in {files.logs}"
+            )
         time.sleep(START_POLL_S)
 
 
@@ -177,29 +176,23 @@ def _show_deploying(lines: list[str]) -> None:
         print(textwrap.fill(line, 100, initial_indent=" " * 6, subsequent_indent=" " * 17))
 
 
-def _require_well(files: PlatformFiles, state: PlatformState) -> None:
-    failed = [service for service in state.services if service.condition == "failed"]
-    if failed:
-        raise NotUpError(
-            f"{failed[0].name} failed ({failed[0].detail}); its last lines are above, its log is "
-            f"{files.log(failed[0].name)}. The servers and workers run. Correct it, then: "
-            "make down, make up"
-        )
-
-
-def _require_progress(files: PlatformFiles, state: PlatformState | None, seconds: float) -> None:
-    for service in state.services if state else ():
+def _trouble(files: PlatformFiles, state: PlatformState) -> str | None:
+    """Why waiting for the platform is in vain; None where it is not."""
+    if state.phase == "stopping":
+        return "the platform is going down; when it is down: make up"
+    for service in state.services:
+        if service.condition == "failed" and state.phase == "up":
+            return (
+                f"{service.name} failed ({service.detail}). The servers and workers run. Correct "
+                f"it, then: make down, make up. {_end_of_log(files, service.name)}"
+            )
         if service.restarts >= RESTARTS_TOLERATED:
-            raise NotUpError(
+            return (
                 f"{service.name} was started {service.restarts} times and ended each time "
                 f"({service.detail}). The supervisor keeps trying: make status shows it, make "
                 f"down ends it. {_end_of_log(files, service.name)}"
             )
-    if seconds > START_LIMIT_S:
-        raise NotUpError(
-            f"not all is ready after {seconds:.0f} s; the supervisor keeps trying. make status "
-            f"shows what is missing; the logs are in {files.logs}"
-        )
+    return None
 
 
 def _end_of_log(files: PlatformFiles, name: str) -> str:
@@ -207,31 +200,17 @@ def _end_of_log(files: PlatformFiles, name: str) -> str:
     return f"{files.log(name)} ends with:\n{lines}"
 
 
-def _resume_after_down(files: PlatformFiles, paused: list[str]) -> None:
-    """Resume what a killed `down` had paused, and show what the start has resumed."""
-    endpoint = read_endpoint(files)
-    if not paused or endpoint is None:
-        return
-    names = ", ".join(paused)
-    try:
-        resume_pools(PrefectApi(endpoint.api_url, read_password(files.folder)), files)
-    except (TransientError, ConfigurationError) as exc:
-        raise NotUpError(f"pools {names}, paused by `down`, cannot be resumed: {exc}") from exc
-    print(f"Resumed the pools that going down had paused: {names}")
-
-
 def _show_addresses(files: PlatformFiles, config: PlatformConfig) -> None:
-    endpoint, state = read_endpoint(files), read_state(files)
-    if endpoint is None or state is None:
+    endpoint = read_endpoint(files)
+    if endpoint is None:
         return
-    print("", *state.remarks, sep="\n")
+    print()
     kept = f"in {files.secret}; Prefect's login takes its whole line"
-    open_to_all = "none: every user of this machine can run code through the API"
     shown = {
         "Prefect": endpoint.ui_url,
         "MLflow": endpoint.mlflow_url,
         "Serving": endpoint.serving_url,
-        "Password": kept if config.password else open_to_all,
+        "Password": kept if config.password else "none: every user of this machine has access",
         "Logs": files.logs,
     }
     if not [*files.home.glob("reports/latest"), *files.home.glob("use_cases/*/reports/latest")]:
@@ -262,10 +241,9 @@ def bring_down(files: PlatformFiles, *, at_once: bool, limit_s: float | None = N
     if not is_running(files.home):
         print(f"No platform runs on {files.home}.")
         return
-    config = stored_config(files)
     if not at_once:
-        _drain(files, config.drain_limit_s if limit_s is None else limit_s)
-    _end(files, 3 * config.stop_grace_s + STOP_MARGIN_S)
+        _drain(files, stored_config(files).drain_limit_s if limit_s is None else limit_s)
+    _end(files)
     try:
         state = read_state(files)
     except ConfigurationError:
@@ -286,35 +264,25 @@ def _drain(files: PlatformFiles, limit_s: float) -> None:
     workers = {pool: files.worker_name(pool) for start, _, pool in names if pool and not start}
     deadline = time.monotonic() + limit_s
     try:
-        for group in ([COORDINATOR], [pool for pool in workers if pool != COORDINATOR]):
+        for group in ({COORDINATOR}, workers.keys() - {COORDINATOR}):
             _pause(api, files, group)
             _wait_for_runs(api, {p: n for p, n in workers.items() if p in group}, deadline)
     except KeyboardInterrupt:
-        _resume(api, files)
+        resume_pools(api, files)
         raise
     except TransientError as exc:
-        _resume(api, files)
+        with suppress(TransientError):  # `up` resumes what stays paused
+            resume_pools(api, files)
         raise NotDownError(
             f"it cannot be seen which runs are running: {exc}. Nothing was ended. To end all at "
             "once: make down DOWN_ARGS=--now"
         ) from exc
 
 
-def _resume(api: PrefectApi, files: PlatformFiles) -> None:
-    try:
-        resume_pools(api, files)
-    except TransientError as exc:
-        raise NotDownError(
-            f"the pools {', '.join(paused_pools(files))} are paused and cannot be resumed: {exc}. "
-            "The platform still runs; make up resumes them"
-        ) from exc
-
-
-def _pause(api: PrefectApi, files: PlatformFiles, pools: list[str]) -> None:
+def _pause(api: PrefectApi, files: PlatformFiles, pools: set[str]) -> None:
     handing_out = {str(pool["name"]) for pool in api.pools() if not pool["is_paused"]}
-    for pool in sorted(handing_out.intersection(pools)):
-        noted = sorted([*paused_pools(files), pool])
-        write_atomically(files.paused, json.dumps(noted))
+    for pool in sorted(handing_out & pools):
+        write_atomically(files.paused, json.dumps(sorted([*paused_pools(files), pool])))
         with suppress(NotFoundError):  # deleted a moment ago
             api.pause_pool(pool, paused=True)
 
@@ -328,8 +296,7 @@ def _wait_for_runs(api: PrefectApi, workers: Mapping[str, str], deadline: float)
         if time.monotonic() - reported > REPORT_EVERY_S:
             reported = time.monotonic()
             shown = ", ".join(map(_described, runs[:5]))
-            many = "s" * (len(runs) > 1)
-            print(f"Waiting up to {left:.0f} s more for {len(runs)} run{many}: {shown}", flush=True)
+            print(f"Waiting up to {left:.0f} s more for {len(runs)} runs: {shown}", flush=True)
         time.sleep(RUNS_POLL_S)
 
 
@@ -338,13 +305,13 @@ def _described(run: Json) -> str:
     return f"{run['name']} ({run['state']['name']}, {seconds:.0f} s so far)"
 
 
-def _end(files: PlatformFiles, limit_s: float) -> None:
+def _end(files: PlatformFiles) -> None:
     pid = supervisor_pid(files)
     if pid is None or not is_running(files.home):
         return
     os.kill(pid, signal.SIGTERM)
     try:
-        if _gone(files, limit_s):
+        if _gone(files):
             with suppress(psutil.Error):  # it let go of its lock; its process ends soon after
                 psutil.Process(pid).wait(EXIT_S)
             return
@@ -352,14 +319,14 @@ def _end(files: PlatformFiles, limit_s: float) -> None:
         raise KeyboardInterrupt(
             "interrupted; the platform goes down all the same: make status shows when it is"
         ) from exc
-    print(f"The supervisor has not ended within {limit_s:.0f} s and is killed; guards end the rest")
+    print("The supervisor has not ended and is killed; guards end the rest")
     os.kill(pid, signal.SIGKILL)
-    if not _gone(files, limit_s):
+    if not _gone(files):
         raise NotDownError(f"process {pid} does not end even on SIGKILL; the kernel holds it")
 
 
-def _gone(files: PlatformFiles, limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
+def _gone(files: PlatformFiles) -> bool:
+    deadline = time.monotonic() + STOP_LIMIT_S
     while is_running(files.home):
         if time.monotonic() > deadline:
             return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from infra.gateway.config import GatewayFiles
@@ -26,12 +26,10 @@ from infra.platform.config import (
     REDIS_URL,
     REPORTS_HOME,
     PlatformConfig,
-    Ports,
     choose_ports,
     stored_config,
 )
 from infra.platform.files import (
-    CutRun,
     Endpoint,
     PlatformFiles,
     ensure_password,
@@ -50,6 +48,8 @@ LOGGER = logging.getLogger(__name__)
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
 RECOVERY, GATEWAY = "recovery", "gateway"
+STOPPED = "the platform was stopped"
+Value = TypeVar("Value")
 WORKER_QUERY_S = 2
 """A waiting run starts within this; each question costs the server some milliseconds."""
 HEARTBEAT_S = 30
@@ -95,7 +95,7 @@ class Plan:
 
     files: PlatformFiles
     config: PlatformConfig
-    ports: Ports
+    ports: Mapping[str, int]
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
@@ -108,7 +108,7 @@ class Plan:
     @property
     def local_url(self) -> str:
         """Prefect's address for processes of this machine."""
-        return f"http://{_local(self.config.host)}:{self.ports.prefect}"
+        return f"http://{_local(self.config.host)}:{self.ports['prefect']}"
 
     @property
     def api(self) -> PrefectApi:
@@ -120,26 +120,23 @@ class Plan:
         """Prefect's address for people; what links in messages and artifacts begin with."""
         if self.config.public_api_url:
             return self.config.public_api_url.removesuffix("/api")
-        return self._public_url(self.ports.prefect)
+        return self.local_url
 
     @property
     def mlflow_url(self) -> str:
         """MLflow's address for people."""
         given = self.config.public_mlflow_url
-        return given.rstrip("/") if given else self._public_url(self.ports.mlflow)
+        return given.rstrip("/") if given else self.local_mlflow_url
 
     @property
     def local_mlflow_url(self) -> str:
         """MLflow's address for processes of this machine."""
-        return f"http://{_local(self.config.host)}:{self.ports.mlflow}"
+        return f"http://{_local(self.config.host)}:{self.ports['mlflow']}"
 
     @property
     def serving_url(self) -> str:
         """The inference server's address; it listens on loopback, behind the gateway."""
-        return f"http://127.0.0.1:{self.ports.serving}"
-
-    def _public_url(self, port: int) -> str:
-        return f"http://{self.config.public_host or _local(self.config.host)}:{port}"
+        return f"http://127.0.0.1:{self.ports['serving']}"
 
 
 def make_services(plan: Plan) -> list[Service]:
@@ -148,18 +145,41 @@ def make_services(plan: Plan) -> list[Service]:
     Raises:
         ConfigurationError: the profile `server` lacks an address.
     """
-    found = [prefect_service(plan), mlflow_service(plan), deploying_service(plan)]
-    found += [worker_service(plan, pool) for pool in plan.pools]
-    found.append(recovery_service(plan))
-    found += [serving_service(plan)] if plan.config.serving else []
-    if GatewayFiles(plan.files.home).config_file.is_file():  # its owner has described one
-        found.append(gateway_service(plan))
+    # Deploying starts with the server: reading all that is to be deployed takes as long.
+    deploy = ("-m", *plan.config.deploying.split(), "--wait", f"{START_LIMIT_S:g}")
+    workers = worker_environment(plan)
+    found = [
+        prefect_service(plan),
+        mlflow_service(plan),
+        Service(DEPLOYING, (sys.executable, *deploy), workers, once=True),
+        *(worker_service(plan, pool) for pool in plan.pools),
+        # Looks for lost runs and repairs them.
+        Service(
+            RECOVERY,
+            (sys.executable, "-m", "flows.recovery"),
+            workers,
+            needs=(SERVER, DEPLOYING),
+        ),
+    ]
+    if plan.config.serving:
+        found.append(serving_service(plan))
+    home = plan.files.home
+    if GatewayFiles(home).config_file.is_file():  # its owner has described one
+        line = (sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run")
+        found.append(
+            Service(
+                GATEWAY,
+                line,
+                base_environment(plan.environment),
+                probe=lambda _: Admin(GatewayFiles(home).folder).is_ready(),
+                restart_when_silent=True,
+            )
+        )
     return found
 
 
 def prefect_service(plan: Plan) -> Service:
     """Prefect's server with its scheduler and all other services."""
-    command = server_command("create_prefect", plan.config.host, plan.ports.prefect)
     environment = {
         **base_environment(plan.environment),
         **SERVER_SETTINGS,
@@ -172,9 +192,9 @@ def prefect_service(plan: Plan) -> Service:
     if plan.password:
         environment["PREFECT_SERVER_API_AUTH_STRING"] = plan.password
     return Service(
-        name=SERVER,
-        command=command,
-        environment=environment,
+        SERVER,
+        server_command("create_prefect", plan.config.host, plan.ports["prefect"]),
+        environment,
         probe=lambda _: plan.api.can_write(),
         restart_when_silent=True,
     )
@@ -196,31 +216,12 @@ def mlflow_service(plan: Plan) -> Service:
     if plan.password:
         environment[MLFLOW_PASSWORD] = plan.password
     return Service(
-        name=MLFLOW,
-        command=server_command("create_mlflow", plan.config.host, plan.ports.mlflow),
-        environment=environment,
+        MLFLOW,
+        server_command("create_mlflow", plan.config.host, plan.ports["mlflow"]),
+        environment,
         probe=lambda _: answers(f"{plan.local_mlflow_url}/health"),
         restart_when_silent=True,
         before_start=lambda: make_folder(settings.mlflow_artifacts),
-    )
-
-
-def deploying_service(plan: Plan) -> Service:
-    """Makes pools, deployments and automations, once after each start.
-
-    It is started with the server: reading all that is to be deployed takes as long as its start.
-    """
-    return Service(
-        name=DEPLOYING,
-        command=(
-            sys.executable,
-            "-m",
-            *plan.config.deploying.split(),
-            "--wait",
-            f"{START_LIMIT_S:g}",
-        ),
-        environment=worker_environment(plan),
-        once=True,
     )
 
 
@@ -229,23 +230,13 @@ def worker_service(plan: Plan, pool: str) -> Service:
     name = plan.files.worker_name(pool)
     start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
     return Service(
-        name=f"worker-{pool}",
-        command=(*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
-        environment=worker_environment(plan),
+        f"worker-{pool}",
+        (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
+        worker_environment(plan),
         probe=_heard_of(plan, pool, name),
         needs=(SERVER, DEPLOYING),
         # No process of an earlier worker lives, so its unfinished runs have been cut off.
         before_start=lambda: end_cut_off(plan.api, {pool: name}, "its worker was killed"),
-    )
-
-
-def recovery_service(plan: Plan) -> Service:
-    """Looks for lost runs and repairs them."""
-    return Service(
-        name=RECOVERY,
-        command=(sys.executable, "-m", "flows.recovery"),
-        environment=worker_environment(plan),
-        needs=(SERVER, DEPLOYING),
     )
 
 
@@ -254,33 +245,18 @@ def serving_service(plan: Plan) -> Service:
 
     It inherits what says where stores are (`FALAJ_...`), but no address of Prefect.
     """
-    ports = ("--http-port", str(plan.ports.serving), "--grpc-port", str(plan.ports.serving_grpc))
+    ports = plan.ports
+    listen = ("--http-port", str(ports["serving"]), "--grpc-port", str(ports["serving_grpc"]))
     stores = {
         name: value
         for name, value in plan.environment.items()
         if name.startswith("FALAJ_") and name not in (DATABASE_URL, REDIS_URL)
     }
     return Service(
-        name=SERVING,
-        command=(sys.executable, "-m", "serving", *ports, "--admin-port", "0"),
-        environment={
-            **base_environment(plan.environment),
-            **stores,
-            "FALAJ_HOME": str(plan.files.home),
-        },
-        probe=lambda _: _listens(plan.ports.serving),
-        restart_when_silent=True,
-    )
-
-
-def gateway_service(plan: Plan) -> Service:
-    """Envoy, started with the gateway's configuration at that moment."""
-    home = plan.files.home
-    return Service(
-        name=GATEWAY,
-        command=(sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"),
-        environment=base_environment(plan.environment),
-        probe=lambda _: Admin(GatewayFiles(home).folder).is_ready(),
+        SERVING,
+        (sys.executable, "-m", "serving", *listen, "--admin-port", "0"),
+        {**base_environment(plan.environment), **stores, "FALAJ_HOME": str(plan.files.home)},
+        probe=lambda _: _listens(ports["serving"]),
         restart_when_silent=True,
     )
 
@@ -317,9 +293,8 @@ def database_url(config: PlatformConfig, environment: Mapping[str, str]) -> str 
     Raises:
         ConfigurationError: it is missing or of another kind.
     """
-    what = "a PostgreSQL database: postgresql://user:password@host/database"
-    schemes = ("postgresql", "postgres")
-    return _store_url(config, DATABASE_URL, config.database_url_file, environment, schemes, what)
+    example = "postgresql://user:password@host/database"
+    return _store_url(config, DATABASE_URL, environment, ("postgresql", "postgres"), example)
 
 
 def redis_url(config: PlatformConfig, environment: Mapping[str, str]) -> str | None:
@@ -328,31 +303,22 @@ def redis_url(config: PlatformConfig, environment: Mapping[str, str]) -> str | N
     Raises:
         ConfigurationError: it is missing or of another kind.
     """
-    what = "a Redis: redis://user:password@host:6379/0"
-    schemes = ("redis", "rediss")
-    return _store_url(config, REDIS_URL, config.redis_url_file, environment, schemes, what)
+    example = "redis://user:password@host:6379/0"
+    return _store_url(config, REDIS_URL, environment, ("redis", "rediss"), example)
 
 
 def _store_url(
     config: PlatformConfig,
     variable: str,
-    file: Path | None,
     environment: Mapping[str, str],
     schemes: Sequence[str],
-    what: str,
+    example: str,
 ) -> str | None:
     if config.profile == "embedded":
         return None
-    url = environment.get(variable)
-    if not url and file:
-        try:
-            url = file.read_text().strip()
-        except OSError as exc:
-            raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
-    if not url or urlsplit(url).scheme.partition("+")[0] not in schemes:
-        raise ConfigurationError(
-            f"profile server needs the URL of {what}. Set {variable}, or name a file that holds it"
-        )
+    url = environment.get(variable, "")
+    if urlsplit(url).scheme.partition("+")[0] not in schemes:
+        raise ConfigurationError(f"profile server needs an address: set {variable} to {example}")
     return url
 
 
@@ -423,8 +389,7 @@ def _local(host: str) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """Names by which a browser may ask for MLflow; others are refused (DNS rebinding)."""
-    public = (plan.config.public_host, urlsplit(plan.mlflow_url).hostname)
-    hosts = {"localhost", _local(plan.config.host), *(name for name in public if name)}
+    hosts = {"localhost", _local(plan.config.host), urlsplit(plan.mlflow_url).hostname or ""}
     return sorted([*hosts, *(f"{host}:*" for host in hosts)])
 
 
@@ -439,11 +404,8 @@ def supervise(files: PlatformFiles) -> None:
     private_folder(files.folder)
     private_folder(files.prefect)
     with only_supervisor(files):
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=logging.INFO,
-            format="%(asctime)s  %(levelname)-7s %(message)s",
-        )
+        form = "%(asctime)s  %(levelname)-7s %(message)s"
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form)
         files.endpoint.unlink(missing_ok=True)
         config = stored_config(files)
         plan = Plan(
@@ -462,72 +424,53 @@ def supervise(files: PlatformFiles) -> None:
 
 def make_supervisor(plan: Plan) -> Supervisor:
     """The supervisor of all services: workers end first when it stops, then what they need."""
-    paused = paused_pools(plan.files)  # before this start: what `down` pauses later stays paused
-    state = read_state(plan.files)
+    api, files = plan.api, plan.files
+    is_paused = files.paused.exists()  # what `down` pauses later stays paused
+    state = read_state(files)
+    workers = {pool: files.worker_name(pool) for pool in plan.pools}
 
     def on_up(name: str) -> None:
+        nonlocal is_paused
         if name == SERVER:
             write_endpoint(plan)
-        if paused and plan.files.endpoint.exists() and _resumed(plan):
-            paused.clear()
+        if is_paused and files.endpoint.exists():
+            is_paused = _tried(lambda: resume_pools(api, files)) is None
 
-    grace_s = plan.config.stop_grace_s
     return Supervisor(
-        files=plan.files,
-        children=[Child(s, plan.files.log(s.name), grace_s) for s in make_services(plan)],
+        files=files,
+        children=[Child(service, files.log(service.name)) for service in make_services(plan)],
         servers=frozenset({SERVER, MLFLOW}),
-        grace_s=grace_s,
-        after_workers=lambda: _end_cut_off(plan),
+        after_workers=lambda: _tried(lambda: end_cut_off(api, workers, STOPPED)) or [],
         on_up=on_up,
         planner=SERVER,
-        forget_plans=lambda: _forget_plans(plan.api),
+        forget_plans=lambda: _tried(lambda: api.forget_planned(now().isoformat())) is not None,
         # A clock that was set back since the platform ran last, as after a power cut.
         plans_are_wrong=state is not None
         and (state.written - now()).total_seconds() >= CLOCK_STEP_S,
-        remarks=plan.ports.remarks,
     )
 
 
-def _end_cut_off(plan: Plan) -> list[CutRun]:
-    workers = {pool: plan.files.worker_name(pool) for pool in plan.pools}
+def _tried(ask: Callable[[], Value]) -> Value | None:
+    """What the server was asked for; None where it did not answer."""
     try:
-        return end_cut_off(plan.api, workers, "the platform was stopped")
+        return ask()
     except (TransientError, ConfigurationError) as exc:
-        LOGGER.warning("runs that were cut off will be marked at the next start: %s", exc)
-        return []
+        LOGGER.warning("not done: %s", exc)
+        return None
 
 
-def _forget_plans(api: PrefectApi) -> bool:
-    """Remove the runs that the scheduler has made for later; False where the server refused."""
-    try:
-        removed = api.forget_planned(now().isoformat())
-    except (TransientError, ConfigurationError) as exc:
-        LOGGER.warning("runs planned by the clock as it was could not be removed: %s", exc)
-        return False
-    LOGGER.warning("removed %d runs planned by the clock as it was", removed)
-    return True
-
-
-def _resumed(plan: Plan) -> bool:
-    """Let pools hand out runs again; False where it is to be tried with the next service."""
-    try:
-        resume_pools(plan.api, plan.files)
-    except (TransientError, ConfigurationError) as exc:
-        LOGGER.warning("the pools that `down` had paused are not resumed yet: %s", exc)
-        return False
-    return True
-
-
-def resume_pools(api: PrefectApi, files: PlatformFiles) -> None:
-    """Let the pools hand out runs again that `down` had paused; others stay as they are.
+def resume_pools(api: PrefectApi, files: PlatformFiles) -> list[str]:
+    """Let the pools hand out runs again that `down` had paused; returns their names.
 
     Raises:
         TransientError: the server does not answer; those that are still paused stay noted.
     """
-    for pool in paused_pools(files):
+    pools = paused_pools(files)
+    for pool in pools:
         with suppress(NotFoundError):  # deleted meanwhile
             api.pause_pool(pool, paused=False)
     files.paused.unlink(missing_ok=True)
+    return pools
 
 
 def write_endpoint(plan: Plan) -> None:

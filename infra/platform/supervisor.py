@@ -37,7 +37,6 @@ from infra.platform.files import (
 from tasks.kernel import guard
 from tasks.kernel.errors import FalajError, StorageError
 from tasks.kernel.files import make_folder
-from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
 from tasks.kernel.settings import PROJECT_ROOT
 
 LOGGER = logging.getLogger(__name__)
@@ -48,10 +47,7 @@ STEADY_S = 60.0
 """A child that has been up for so long begins with the first delay again when it dies."""
 
 STARTING_PROBE_S = 0.3
-UP_PROBE_S = 20.0
-WATCHED_PROBE_S = 10.0
-"""Between two probes of what is restarted when it is silent."""
-
+UP_PROBE_S = 10.0
 SILENT_PROBE_S = 2.0
 START_LIMIT_S = 900.0
 """Migrations of a large database take minutes."""
@@ -63,6 +59,9 @@ SILENT_PROBES = 3
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
 LONGEST_SLEEP_S = 30.0
+GRACE_S = 15.0
+"""From SIGTERM to SIGKILL for each process."""
+
 KILL_MARGIN_S = 10.0
 """A guard needs this long, beyond its grace, to end what will not end."""
 
@@ -71,6 +70,7 @@ ORPHAN_POLL_S = 0.05
 ROTATE_EVERY_S = 60.0
 LOG_LIMIT_BYTES = 10_000_000
 LOGS_KEPT = 3
+TAIL_BYTES = 64_000
 CLOCK_STEP_S = 60.0
 """Less is what NTP mends on the way, and costs schedules no more than that."""
 
@@ -107,27 +107,24 @@ class Child:
     Args:
         service: what it is.
         log: where its output goes.
-        grace_s: from SIGTERM to SIGKILL for what it started.
 
     Attributes:
-        next_look: moment (monotonic seconds) at which `look` has something to do, unless the
+        next_check: moment (monotonic seconds) at which `check` has something to do, unless the
             process ends before.
     """
 
     service: Service
     log: Path
-    grace_s: float
     condition: Condition = "waiting"
     detail: str = ""
     restarts: int = 0
     since: datetime = field(default_factory=now)
     process: subprocess.Popen[bytes] | None = None
-    next_look: float = float("inf")
+    next_check: float = float("inf")
     _delay_s: float = 0.0
     _started: float = 0.0
     _started_at: datetime = field(default_factory=now)
     _num_silent: int = 0
-    _temporary: Path | None = None
 
     @property
     def state(self) -> ServiceState:
@@ -146,7 +143,7 @@ class Child:
         """True where those that need it can start."""
         return self.condition in ("up", "done", "failed")
 
-    def look(self, *, probing: bool = True) -> None:
+    def check(self, *, probing: bool = True) -> None:
         """Do what is due: notice the end, probe, start again.
 
         Args:
@@ -154,7 +151,7 @@ class Child:
         """
         if self.process and (code := self.process.poll()) is not None:
             self._has_ended(code)
-        if time.monotonic() < self.next_look:
+        if time.monotonic() < self.next_check:
             return
         if self.condition == "restarting":
             self.start()
@@ -162,30 +159,28 @@ class Child:
             if probing:
                 self._probe(self.service.probe)
             else:
-                self.next_look = time.monotonic() + SILENT_PROBE_S
+                self.next_check = time.monotonic() + SILENT_PROBE_S
 
     def start(self) -> None:
         """Start it, now or, where that cannot be, later."""
-        self._remove_temporary()
-        line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(self.grace_s), "--"]
+        line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--"]
         try:
             self.service.before_start()
             make_folder(self.log.parent)
-            self._temporary = new_folder(TEMPORARY)
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(
                     [*line, *self.service.command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env={**self.service.environment, TMPDIR: str(self._temporary)},
+                    env=self.service.environment,
                     cwd=PROJECT_ROOT,
                 )
         except (FalajError, OSError) as exc:  # OSError: no process, descriptor or disk left
             self._put_off(f"cannot start yet: {exc}")
             return
         self._started, self._started_at = time.monotonic(), now()
-        self.next_look = self._started + STARTING_PROBE_S if self.service.probe else float("inf")
+        self.next_check = self._started + STARTING_PROBE_S if self.service.probe else float("inf")
         self._num_silent = 0
         self._become("starting" if self.service.probe or self.service.once else "up", "")
 
@@ -205,22 +200,14 @@ class Child:
         if self.process is None or self.process.poll() is None:
             return self.process is None
         self.process = None
-        self._remove_temporary()
         self._become("ended", "")
         return True
 
-    def _remove_temporary(self) -> None:
-        """Remove what the service, and all that it had started, left of temporary files."""
-        if self._temporary:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-        self._temporary = None
-
     def _has_ended(self, code: int) -> None:
         self.process = None
-        self._remove_temporary()
         if self.service.once:
             self._become("failed" if code else "done", f"exit code {code}" if code else "")
-            self.next_look = float("inf")
+            self.next_check = float("inf")
             return
         if time.monotonic() - self._started > STEADY_S:
             self._delay_s = 0.0
@@ -229,7 +216,7 @@ class Child:
 
     def _put_off(self, reason: str) -> None:
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s or FIRST_DELAY_S)
-        self.next_look = time.monotonic() + self._delay_s
+        self.next_check = time.monotonic() + self._delay_s
         LOGGER.warning("%s %s; next start in %g s", self.service.name, reason, self._delay_s)
         self._become("restarting", reason)
 
@@ -247,15 +234,8 @@ class Child:
         elif self._num_silent >= SILENT_PROBES and self.service.restart_when_silent:
             self.renew(f"did not answer {self._num_silent} times in a row")
         else:
-            self.next_look = time.monotonic() + self._pause_s
-
-    @property
-    def _pause_s(self) -> float:
-        if self.condition == "starting":
-            return STARTING_PROBE_S
-        if not self.service.restart_when_silent:
-            return UP_PROBE_S
-        return SILENT_PROBE_S if self.condition == "silent" else WATCHED_PROBE_S
+            pauses_s = {"starting": STARTING_PROBE_S, "silent": SILENT_PROBE_S}
+            self.next_check = time.monotonic() + pauses_s.get(self.condition, UP_PROBE_S)
 
     def clock_was_set_back(self, seconds: float) -> None:
         """Shift noted moments to the corrected clock, so that heartbeats since count as later."""
@@ -265,8 +245,8 @@ class Child:
     def renew(self, reason: str) -> None:
         """Restart it, though it lives."""
         LOGGER.warning("%s %s and is restarted", self.service.name, reason)
-        self.stop()  # its guard ends it by force after the grace; `look` then sees the end
-        self.next_look = time.monotonic() + UP_PROBE_S
+        self.stop()  # its guard ends it by force after the grace; `check` then sees the end
+        self.next_check = time.monotonic() + UP_PROBE_S
         self._num_silent = 0
 
     def _become(self, condition: Condition, detail: str) -> None:
@@ -331,30 +311,22 @@ class Supervisor:
         files: where state and logs go.
         children: in the order of their start.
         servers: names of those that end last: the others need them to end in order.
-        grace_s: from SIGTERM to SIGKILL for each child.
         after_workers: called between the two groups; returns runs that were cut off.
         on_up: called with the name of each child that has become ready.
         planner: name of the child that is restarted when the clock was set back.
         forget_plans: removes what the planner had planned before that; called again at the next
             turn where it returns False.
         plans_are_wrong: the clock was set back before this start.
-        remarks: shown by `up`.
-        log_limit_bytes: size at which a log is rotated.
-        rotate_every_s: seconds between two checks of the size of the logs.
     """
 
     files: PlatformFiles
     children: Sequence[Child]
     servers: frozenset[str]
-    grace_s: float
     after_workers: Callable[[], Sequence[CutRun]]
     on_up: Callable[[str], None]
     planner: str | None = None
     forget_plans: Callable[[], bool] = lambda: True
     plans_are_wrong: bool = False
-    remarks: tuple[str, ...] = ()
-    log_limit_bytes: int = LOG_LIMIT_BYTES
-    rotate_every_s: float = ROTATE_EVERY_S
     _clock: Clock = field(default_factory=Clock)
     _started: datetime = field(default_factory=now)
     _cut_off: tuple[CutRun, ...] = ()
@@ -373,10 +345,10 @@ class Supervisor:
                 child.start()
             for child in self.children:
                 was_up = child.condition == "up"
-                child.look(probing=self._has_what_it_needs(child))
+                child.check(probing=self._has_what_it_needs(child))
                 if child.condition == "up" and not was_up:
                     self.on_up(child.service.name)
-            if phase == "starting" and all(child.serves for child in self.children):
+            if all(child.serves for child in self.children):
                 phase = "up"
             self._publish(phase)
             self._rotate_logs()
@@ -409,8 +381,8 @@ class Supervisor:
     def _sleep_s(self) -> float:
         if self._can_start():
             return 0.0
-        due = min((child.next_look for child in self.children), default=float("inf"))
-        return min(LONGEST_SLEEP_S, self.rotate_every_s, max(0.05, due - time.monotonic()))
+        due = min((child.next_check for child in self.children), default=float("inf"))
+        return min(LONGEST_SLEEP_S, ROTATE_EVERY_S, max(0.05, due - time.monotonic()))
 
     def _stop(self, signals: Signals) -> None:
         self._publish("stopping")
@@ -423,7 +395,7 @@ class Supervisor:
     def _end(self, members: Sequence[Child], signals: Signals) -> None:
         for child in members:
             child.stop()
-        deadline = time.monotonic() + self.grace_s + KILL_MARGIN_S
+        deadline = time.monotonic() + GRACE_S + KILL_MARGIN_S
         while any([not child.gone for child in members]):
             if time.monotonic() > deadline:
                 for child in members:
@@ -464,7 +436,6 @@ class Supervisor:
             started=self._started,
             written=now(),
             services=services,
-            remarks=self.remarks,
             cut_off=self._cut_off,
         )
         try:
@@ -474,12 +445,12 @@ class Supervisor:
             self._published = None  # so that it is tried again
 
     def _rotate_logs(self) -> None:
-        if time.monotonic() - self._rotated < self.rotate_every_s:
+        if time.monotonic() - self._rotated < ROTATE_EVERY_S:
             return
         self._rotated = time.monotonic()
         for log in self.files.logs.glob("*.log"):
             try:
-                rotate(log, self.log_limit_bytes)
+                rotate(log)
             except OSError as exc:
                 LOGGER.warning("%s cannot be rotated: %s", log, exc)
 
@@ -493,39 +464,30 @@ def _own_children() -> list[int]:
         return [child.pid for child in psutil.Process(me).children()]
 
 
-def rotate(log: Path, limit_bytes: int = LOG_LIMIT_BYTES, kept: int = LOGS_KEPT) -> bool:
+def rotate(log: Path) -> None:
     """Move a log that is too large aside, while a process keeps writing it.
 
     The process holds the file open for appending, so the content is copied and the file emptied.
-    What is written between the last check and the emptying, some microseconds, is lost.
-
-    Args:
-        log: the file; `<name>.1` is the newest of its rotated files.
-        limit_bytes: size at which it is rotated.
-        kept: number of rotated files.
-
-    Returns:
-        True where it was rotated.
+    What is written between the last check and the emptying, some microseconds, is lost. Of the
+    rotated files `<name>.1` is the newest.
     """
-    if not log.exists() or log.stat().st_size < limit_bytes:
-        return False
-    numbered = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
+    if not log.exists() or log.stat().st_size < LOG_LIMIT_BYTES:
+        return
+    numbered = [log.with_name(f"{log.name}.{number}") for number in range(1, LOGS_KEPT + 1)]
     for newer, older in reversed([*pairwise(numbered)]):
         if newer.exists():
             newer.replace(older)
     with log.open("r+b") as source, numbered[0].open("wb") as target:
-        while True:
+        while source.tell() < os.fstat(source.fileno()).st_size:
             shutil.copyfileobj(source, target)
-            if source.tell() >= os.fstat(source.fileno()).st_size:
-                source.truncate(0)
-                return True
+        source.truncate(0)
 
 
-def tail(log: Path, lines: int, most_bytes: int = 64_000, since: int = 0) -> list[str]:
+def tail(log: Path, lines: int, since: int = 0) -> list[str]:
     """The last lines of a log, from `since` bytes on; none where there is no log yet."""
     try:
         with log.open("rb") as stream:
-            stream.seek(max(since, log.stat().st_size - most_bytes))
+            stream.seek(max(since, log.stat().st_size - TAIL_BYTES))
             text = stream.read().decode(errors="replace")
     except FileNotFoundError:
         return []

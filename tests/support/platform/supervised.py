@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from infra.platform import supervisor
 from infra.platform.files import (
     CutRun,
     PlatformFiles,
@@ -37,10 +38,11 @@ def make_child(files: PlatformFiles, described: dict[str, Any]) -> Child:
     if file := fields.pop("probe", None):
         fields["probe"] = lambda started: Path(file).exists()
     fields["needs"] = tuple(fields.get("needs", ()))
-    return Child(Service(**fields), files.log(fields["name"]), grace_s=1)
+    return Child(Service(**fields), files.log(fields["name"]))
 
 
 def main(home: str, described: str) -> None:
+    supervisor.GRACE_S, supervisor.LOG_LIMIT_BYTES, supervisor.ROTATE_EVERY_S = 1, 10_000, 1
     files = PlatformFiles(Path(home))
     files.folder.mkdir(mode=0o700, exist_ok=True)
     children = [make_child(files, one) for one in json.loads(described)]
@@ -64,13 +66,10 @@ def main(home: str, described: str) -> None:
             files=files,
             children=children,
             servers=frozenset(names - workers),
-            grace_s=1,
             after_workers=after_workers,
             on_up=lambda name: (files.home / f"up-{name}").touch(),
             planner="server",
             forget_plans=forget_plans,
-            log_limit_bytes=10_000,
-            rotate_every_s=1,
         ).run()
 
 
