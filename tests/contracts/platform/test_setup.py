@@ -85,7 +85,7 @@ def make(
 def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None:
     done = make(checkout, tools)
     listed = {line.split()[1] for line in done.stdout.splitlines()}
-    tests = "test test-slow tools drills mutants test-cluster test-horovod"
+    tests = "test test-slow tools drills mutants test-cluster"
     aside = "test-triton test-serving-clients"
     platform = "serve gateway up down status doctor"
     assert listed == set(

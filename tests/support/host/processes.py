@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,10 +34,8 @@ def processes_of(home: Path) -> list[psutil.Process]:
     """Processes that name the state folder on their command line or in their environment."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             told = [*process.cmdline(), *process.environ().values()]
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if any(str(home) in word for word in told) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
+            if any(str(home) in word for word in told) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found

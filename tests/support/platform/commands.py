@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import dataclass
-from datetime import datetime
-from http import HTTPStatus
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -22,20 +22,28 @@ from infra.platform.api import PrefectApi, basic_auth
 from infra.platform.files import Endpoint, PlatformFiles, read_endpoint
 from infra.platform.health import read_status
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import processes_of, wait_until
+from tests.support.services.servers import free_port
 
-LIMIT_S = 300
-UP = ("--mlflow-port", "0", "--serving-port", "0", "--serving-grpc-port", "0",
-      "--deploying", "tests.support.platform.platform_pools")  # fmt: skip
+LIMIT_S = 600
+OTHER_PORTS = tuple(f"--{service}-port=0" for service in ("mlflow", "serving", "serving-grpc"))
+SMALL = ("--deploying", "tests.support.platform.platform_pools")
+"""Pools and one flow instead of all that the project deploys."""
 
 
 @dataclass
 class Platform:
-    """A platform and what its commands said."""
+    """A platform and what its commands said.
+
+    Attributes:
+        environment: what its commands are given besides that of the tests.
+        options: of `up`.
+    """
 
     home: Path
-    port: int
-    said_at_first: str = ""
+    options: tuple[str, ...] = SMALL
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
 
     @property
     def files(self) -> PlatformFiles:
@@ -44,7 +52,7 @@ class Platform:
     @property
     def endpoint(self) -> Endpoint:
         found = read_endpoint(self.files)
-        assert found
+        assert found, "the platform has an address"
         return found
 
     @property
@@ -60,7 +68,8 @@ class Platform:
         return subprocess.Popen(
             [sys.executable, "-u", "-m", "falaj", "--home", str(self.home), *arguments],
             cwd=PROJECT_ROOT,
-            env={**inherited, "PYTHONPATH": str(PROJECT_ROOT)},
+            env={**inherited, "PYTHONPATH": str(PROJECT_ROOT), **self.environment},
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -72,51 +81,60 @@ class Platform:
         return process.returncode, said
 
     def up(self) -> tuple[int, str]:
-        return self.run("up", "--port", str(self.port), *UP)
+        return self.run("up", "--port", str(self.port), *OTHER_PORTS, *self.options)
+
+    def end(self) -> None:
+        """End all of it, whatever is left."""
+        self.run("down", "--now")
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def until_well(self) -> None:
-        def is_well() -> bool:
-            return read_status(self.files).exit_code == 0
+        """Wait until each service is up and each pool has its worker."""
+        try:
+            wait_until(lambda: read_status(self.files).exit_code == 0, "all well", LIMIT_S)
+        except TimeoutError as exc:
+            raise AssertionError(f"{exc}: {read_status(self.files).wrong}") from exc
 
-        wait_until(is_well, f"all well: {read_status(self.files).wrong}", LIMIT_S)
-
-    def post(self, path: str, body: object) -> Any:
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """One request to Prefect's API, with the password; asked again where it is busy (503)."""
         headers = {"Content-Type": "application/json", **basic_auth(self.password)}
-        request = urllib.request.Request(
-            self.endpoint.api_url + path, json.dumps(body).encode(), headers
-        )
+        data = None if body is None else json.dumps(body).encode()
+        address = self.endpoint.api_url + path
+        request = urllib.request.Request(address, data, headers, method=method)
         deadline = time.monotonic() + LIMIT_S
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=60) as reply:
-                    return json.load(reply)
-            except HTTPError as exc:  # 503: SQLite has one writer, ask again
-                if exc.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+                    return json.loads(reply.read() or "null")
+            except HTTPError as exc:
+                if exc.code != 503 or time.monotonic() > deadline:
                     raise
             time.sleep(1)
 
     def start_run(self, seconds: float) -> str:
         """Start a run that is busy for some seconds, and wait until it is."""
-        [deployment] = self.post("/deployments/filter", {})
+        [deployment] = self.ask("POST", "/deployments/filter", {})
         path = f"/deployments/{deployment['id']}/create_flow_run"
-        run = str(self.post(path, {"parameters": {"seconds": seconds}})["id"])
-        wait_until(lambda: self.state_of(run)["type"] == "RUNNING", "run Running", LIMIT_S)
+        run = str(self.ask("POST", path, {"parameters": {"seconds": seconds}})["id"])
+        self.until_state(run, "RUNNING")
         return run
 
     def state_of(self, run: str) -> dict[str, Any]:
-        found = self.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
-        return dict(found[0]["state"])
+        """State of a run and how often it was started; waits for a server that is away."""
+        found: dict[str, Any] = {}
 
-    def planned_run(self, after: datetime) -> str:
-        """The next run that the scheduler has made, or makes."""
+        def is_told() -> bool:
+            with suppress(OSError, AssertionError):
+                found.update(self.ask("GET", f"/flow_runs/{run}"))
+            return bool(found)
 
-        def found() -> dict[str, Any] | None:
-            return self.api.next_scheduled(after.isoformat())
+        wait_until(is_told, "the server answers", LIMIT_S)
+        return {**found["state"], "run_count": found["run_count"]}
 
-        wait_until(found, "a planned run", LIMIT_S)
-        run = found()
-        assert run
-        return str(run["id"])
+    def until_state(self, run: str, state: str) -> None:
+        wait_until(lambda: self.state_of(run)["type"] == state, f"run {state}", LIMIT_S)
 
     def stored_state_of(self, run: str) -> str:
         """State as the database has it, without a server."""
@@ -126,18 +144,12 @@ class Platform:
 
     def processes(self) -> list[psutil.Process]:
         """All processes that name the state folder."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                told = [*process.cmdline(), *process.environ().values()]
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-            if any(str(self.home) in word for word in told) and process.is_running():
-                found.append(process)
-        return [p for p in found if p.pid != os.getpid()]
+        return [process for process in processes_of(self.home) if process.pid != os.getpid()]
 
-    def guarded_process(self, service: str) -> psutil.Process:
-        """The process of a service itself, the only child of its guard."""
-        found = next(s for s in read_status(self.files).services if s.name == service)
-        assert found.pid
-        return psutil.Process(found.pid).children()[0]
+    def service(self, name: str) -> psutil.Process | None:
+        """The process of a service itself, the only child of its guard; None where none lives."""
+        state = next((s for s in read_status(self.files).services if s.name == name), None)
+        with suppress(psutil.NoSuchProcess):
+            if state and state.pid and (children := psutil.Process(state.pid).children()):
+                return children[0]
+        return None

@@ -133,9 +133,8 @@ def test_real_trouble_reaches_every_channel_with_what_to_do_next(
 ) -> None:
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        deployment = deploy(
-            client, failing_flow, "tests.drills.test_people_are_told.failing_flow", "cpu", POOL
-        )
+        entry = "tests.drills.platform.test_people_are_told.failing_flow"
+        deployment = deploy(client, failing_flow, entry, "cpu", POOL)
         with api.worker(POOL):
             client.create_flow_run_from_deployment(deployment)
             failed = channels.wait_for("failing-for-real run", "312 nulls")

@@ -13,10 +13,9 @@ import pytest
 from tasks.contracts.base import Artifact
 from tasks.kernel.settings import URI_SCHEME, ArtifactStore
 from tests.support.host.disks import small_disk
-from tests.support.host.processes import processes_of, wait_until
-from tests.support.platform.commands import LIMIT_S, Platform
+from tests.support.host.processes import processes_of
+from tests.support.platform.commands import Platform
 from tests.support.platform.loops import Loop, loop_repository
-from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
@@ -37,9 +36,8 @@ MOMENTS = (
 @proves(Promise.FULL_DISK, "a sentence, nothing half written; with more space it completes")
 @proves(Promise.INTERRUPT, "stopped by a full disk at each stage: finished stages are kept")
 def test_a_loop_whose_disk_fills_up_says_so_and_goes_on_when_there_is_space(
-    tmp_path: Path, record_property: pytest.RecordProperty
+    tmp_path: Path,
 ) -> None:
-    record_property("trials", len(MOMENTS))
     home = tmp_path / "home"
     home.mkdir()
     with small_disk(home, 400 * MB) as disk:
@@ -113,7 +111,7 @@ def test_a_platform_on_a_full_disk_is_told_of_and_works_again_with_space(tmp_pat
     home = tmp_path / "home"
     home.mkdir()
     with small_disk(home, 400 * MB) as disk:
-        platform = Platform(home, free_port())
+        platform = Platform(home)
         try:
             code, said = platform.up()
             assert code == 0, said
@@ -127,10 +125,6 @@ def test_a_platform_on_a_full_disk_is_told_of_and_works_again_with_space(tmp_pat
                 assert "Traceback" not in said
             platform.until_well()
             run = platform.start_run(0.5)
-            wait_until(
-                lambda: platform.state_of(run)["type"] == "COMPLETED", "run Completed", LIMIT_S
-            )
+            platform.until_state(run, "COMPLETED")
         finally:
-            platform.run("down", "--now")
-            for process in platform.processes():
-                process.kill()
+            platform.end()

@@ -26,8 +26,6 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled
 
 from flows.decision import TAG
-from infra.deploying.deployments import load_flow
-from infra.deploying.file import PREFECT_FILE, read_prefect_file
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.run import RunRecord
@@ -41,7 +39,7 @@ from tests.support.control import builders
 from tests.support.data.use_cases import small_traffic, third_use_case
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import is_final, wait_for_run
-from tests.support.platform.loops import loop_repository
+from tests.support.platform.loops import champion_of, loop_repository
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 from tests.support.suite.promises import Promise, proves
 
@@ -67,35 +65,26 @@ class Shared:
     def settings(self, use_case: str) -> Settings:
         return Settings(home=self.home, feature_repo=self.repos[use_case])
 
-    def deployment(self, name: str, use_case: str) -> str:
-        """Deployments of the first have plain names."""
-        return name if use_case == "flights" else f"{name}-{use_case}"
-
     def record(self, use_case: str) -> RunRecord:
         report = self.settings(use_case).reports / "latest" / "report.json"
         facts = json.loads(report.read_text())
         return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields})
 
-    def start_loop(self, use_case: str) -> UUID:
-        name = self.deployment("pipeline/pipeline", use_case)
-        found = self.client.read_deployment_by_name(name)
-        return self.client.create_flow_run_from_deployment(found.id).id
-
-    def finish(self, *runs: UUID) -> None:
+    def run_loops(self, *use_cases: str) -> None:
+        """Run their deployments of the loop at one time; that of the first has a plain name."""
+        runs = []
+        for use_case in use_cases:
+            name = "pipeline/pipeline" + ("" if use_case == "flights" else f"-{use_case}")
+            found = self.client.read_deployment_by_name(name)
+            assert found.parameters["config"]["name"] == use_case
+            runs.append(self.client.create_flow_run_from_deployment(found.id).id)
         for run in runs:
-            done = wait_for_run(self.client, run, is_final, "the loop has ended", LIMIT_S)
-            assert done.state is not None
-            assert done.state.is_completed(), done.state.message
+            self.finish(run)
 
-    def champion(self, use_case: str) -> int | None:
-        """What the alias of the use case's model points at."""
-        from mlflow import MlflowClient
-
-        settings = self.settings(use_case)
-        name = self.record(use_case).version.name
-        return int(
-            MlflowClient(settings.mlflow_uri).get_model_version_by_alias(name, "champion").version
-        )
+    def finish(self, run: UUID) -> None:
+        done = wait_for_run(self.client, run, is_final, "the loop has ended", LIMIT_S)
+        assert done.state is not None
+        assert done.state.is_completed(), done.state.message
 
     def own_state(self, use_case: str) -> dict[str, str]:
         """Digest of each file that is this use case's alone."""
@@ -115,21 +104,6 @@ class Shared:
     def started_by_the_controller(self) -> list[FlowRun]:
         wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]))
         return self.client.read_flow_runs(flow_run_filter=wanted)
-
-    def deployment_of(self, run: FlowRun) -> str:
-        assert run.deployment_id is not None
-        return self.client.read_deployment(run.deployment_id).name
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=PROJECT_ROOT,
-            env=self.api.command_environment(FALAJ_HOME=str(self.home)),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
 
 
 def repositories(folder: Path) -> dict[str, Path]:
@@ -156,97 +130,69 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         stack.enter_context(api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
         shared = Shared(api, client, folder / "home", repos)
-        named = [word for repo in repos.values() for word in ("--repo", str(repo))]
-        deployed = shared.command("falaj", "deploy", *named)
-        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         where = {"FALAJ_HOME": str(shared.home)}
+        named = [word for repo in repos.values() for word in ("--repo", str(repo))]
+        command = [sys.executable, "-m", "falaj", "deploy", *named]
+        environment = api.command_environment(**where)
+        subprocess.run(command, cwd=PROJECT_ROOT, env=environment, timeout=LIMIT_S, check=True)
         for pool in ("coordinator", "cpu"):
             stack.enter_context(api.worker(pool, **where))
+        shared.run_loops("flights", "traffic")
         yield shared
 
 
-@pytest.fixture(scope="module")
-def loops(shared: Shared) -> Shared:
-    """The loops of the first two ran at one time, through their deployments."""
-    shared.finish(*[shared.start_loop(name) for name in ("flights", "traffic")])
-    return shared
-
-
-@proves(Promise.NO_FALLBACK, "each deployment has the configuration of its own use case")
-def test_each_has_schedules_and_a_configuration_of_its_own(shared: Shared) -> None:
-    entries = [e for e in read_prefect_file(PREFECT_FILE).deployments if e.is_per_use_case]
-    slugs = []
-    for use_case in POLICIES:
-        for entry in entries:
-            name = shared.deployment(f"{load_flow(entry.entrypoint).name}/{entry.name}", use_case)
-            found = shared.client.read_deployment_by_name(name)
-            assert found.parameters["config"]["name"] == use_case
-            told = found.job_variables["env"]["FALAJ_FEATURE_REPO"]
-            assert told == str(shared.repos[use_case])
-            slugs += [(use_case, schedule.id) for schedule in found.schedules]
-    each = sum(len(entry.schedules) for entry in entries)
-    assert each >= 4
-    assert len(set(slugs)) == each * len(POLICIES)
-
-
 @proves(Promise.TRACED, "two champions, each with its own data and report")
-def test_two_loops_at_one_time_end_with_two_champions(loops: Shared) -> None:
-    flights, traffic = (loops.record(name) for name in ("flights", "traffic"))
-    assert (flights.use_case, traffic.use_case) == ("flights", "traffic")
-    assert flights.promotion.promoted
-    assert traffic.promotion.promoted
-    assert flights.version.name != traffic.version.name
-    assert loops.champion("flights") == loops.champion("traffic") == 1
-    assert flights.dataset.snapshot.columns.task == "classification"
-    assert traffic.dataset.snapshot.columns.task == "regression"
-
-
 @proves(Promise.ONE_RETRAINING, "each by its own policy and cool-down")
-def test_each_result_is_decided_by_the_policy_of_its_own_use_case(loops: Shared) -> None:
-    """The drift checks of the loops told of their results; the automation started decisions."""
-    for use_case in ("flights", "traffic"):
+def test_two_loops_at_one_time_end_with_two_champions_and_decisions(shared: Shared) -> None:
+    for use_case, task in (("flights", "classification"), ("traffic", "regression")):
+        record = shared.record(use_case)
+        assert record.use_case == use_case
+        assert record.promotion.promoted
+        assert champion_of(shared.home, record.version.name).number == 1
+        assert record.dataset.snapshot.columns.task == task
+        # The drift checks of the loops told of their results; the automation started decisions.
         wait_until(
-            lambda name=use_case: loops.decisions(name), f"no decision about {use_case}", 900
+            lambda name=use_case: shared.decisions(name), f"no decision about {use_case}", 900
         )
-        ledger = Ledger(loops.settings(use_case).metadata_url)
-        for decision in loops.decisions(use_case):
+        ledger = Ledger(shared.settings(use_case).metadata_url)
+        for decision in shared.decisions(use_case):
             result = ledger.result(decision.result_id)
             assert result.policy == POLICIES[use_case]
-            assert result.model == loops.record(use_case).version.name
+            assert result.model == record.version.name
 
 
 @proves(Promise.NO_FALLBACK, "the third is added, the others are as they were")
 def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
-    loops: Shared,
+    shared: Shared,
 ) -> None:
-    before = {name: loops.own_state(name) for name in ("flights", "traffic")}
+    before = {name: shared.own_state(name) for name in ("flights", "traffic")}
     assert all(len(files) > 5 for files in before.values())
-    loops.finish(loops.start_loop("energy"))
-    assert {name: loops.own_state(name) for name in before} == before
-    energy = loops.record("energy")
+    shared.run_loops("energy")
+    assert {name: shared.own_state(name) for name in before} == before
+    energy = shared.record("energy")
     assert energy.promotion.promoted
     assert energy.version.name == "weekly-rise"
-    assert [loops.champion(name) for name in POLICIES] == [1, 1, 1]
-    homes = {loops.settings(name).features_home for name in POLICIES}
+    homes = {shared.settings(name).features_home for name in POLICIES}
     assert len(homes) == len(POLICIES)
 
 
 @proves(Promise.ONE_RETRAINING, "one run, of the use case that was judged")
-def test_a_result_on_one_starts_no_run_of_another(loops: Shared) -> None:
-    tell_stale(loops, "traffic")
-    wait_until(loops.started_by_the_controller, "no retraining was started", 900)
-    [run] = loops.started_by_the_controller()
-    loops.client.set_flow_run_state(run.id, Cancelled(), force=True)
-    assert loops.deployment_of(run) == "pipeline-traffic"
+def test_a_result_on_one_starts_no_run_of_another(shared: Shared) -> None:
+    tell_stale(shared, "traffic")
+    wait_until(shared.started_by_the_controller, "no retraining was started", 900)
+    [run] = shared.started_by_the_controller()
+    shared.client.set_flow_run_state(run.id, Cancelled(), force=True)
+    assert run.deployment_id is not None
+    assert shared.client.read_deployment(run.deployment_id).name == "pipeline-traffic"
     assert run.parameters["config"]["name"] == "traffic"
 
-    tell_stale(loops, "flights")  # its policy allows no retraining
+    tell_stale(shared, "flights")  # its policy allows no retraining
 
     def refused() -> bool:
-        return any(d.outcome is Outcome.BUDGET for d in loops.decisions("flights"))
+        return any(d.outcome is Outcome.BUDGET for d in shared.decisions("flights"))
 
     wait_until(refused, "the result on flights was not refused", 900)
-    assert [run.id] == [other.id for other in loops.started_by_the_controller()]
+    assert [run.id] == [other.id for other in shared.started_by_the_controller()]
 
 
 def tell_stale(shared: Shared, use_case: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -133,7 +132,6 @@ def test_a_loop_goes_on_when_postgresql_and_redis_are_restarted_under_it(
     account = Account(platform.home, servers.uri)
     platform.renew_data()
     platform.until_well()
-    begun = time.monotonic()
     loop = platform.start_loop(training={"max_epochs": 60, "patience": 60})
 
     def stage_goes_on(name: str) -> bool:
@@ -151,11 +149,6 @@ def test_a_loop_goes_on_when_postgresql_and_redis_are_restarted_under_it(
 
     wait_until(lambda: platform.state_of(loop)["type"] in FINAL, "the loop has ended", LIMIT_S)
     state = platform.state_of(loop)
-    sys.stdout.write(
-        f"\nPostgreSQL twice and Redis once away for {AWAY_S:.0f} s ({number.name}): "
-        f"{state['type']} after {time.monotonic() - begun:.0f} s, attempts {state['run_count']}, "
-        f"stages {account.stage_runs(loop)}\n"
-    )
     assert state["type"] == "COMPLETED", state
     assert account.completions(loop) == dict.fromkeys(STAGES, 1)
     assert not account.repeated_builds()
