@@ -3,7 +3,6 @@
     python -m serving [serve]      serve until SIGTERM; the addresses are printed
     python -m serving status       what serves from the state folder; exit code 1 where nothing does
     python -m serving stop         end it, its requests answered
-    python -m serving docs         the OpenAPI document
     python -m serving settings     all settings with their defaults and what they mean
 
 The state folder is `FALAJ_HOME` or `--home`, the feature repository `FALAJ_FEATURE_REPO`, whose
@@ -21,8 +20,6 @@ import resource
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +29,7 @@ from typing import Any
 import uvloop
 
 from serving.assembly import (
-    PartsOf,
+    ComponentsOf,
     ServingProcess,
     is_locked,
     read_addresses,
@@ -40,8 +37,6 @@ from serving.assembly import (
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.observability.config import LogConfig
 from serving.observability.logs import Log
-from serving.protocol.http.openapi import document
-from serving.protocol.http.pages import TOKEN_FILE
 from serving.security.tls import only_tls_1_3
 from tasks.features.access.feast_import import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -56,7 +51,7 @@ meanwhile."""
 _log = logging.getLogger("serving")
 
 
-def main(argv: Sequence[str], parts_of: Callable[[Settings], PartsOf]) -> int:
+def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf]) -> int:
     """Do what the command line says; 0 where it was done, 1 where nothing serves, 2 on a fault."""
     asked = _parser().parse_args(argv)
     if asked.command == "settings":
@@ -72,10 +67,7 @@ def main(argv: Sequence[str], parts_of: Callable[[Settings], PartsOf]) -> int:
             return _status(settings.home)
         if asked.command == "stop":
             return _stop(settings.home, asked.timeout_s)
-        if asked.command == "docs":
-            sys.stdout.write(json.dumps(document(), indent=1) + "\n")
-            return 0
-        return _serve(_config(asked, settings), settings.home, parts_of(settings))
+        return _serve(_config(asked, settings), settings.home, components_of(settings))
     except FalajError as exc:
         sys.stderr.write(f"{exc}\n")
         return 2
@@ -87,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = ("serve", "status", "stop", "docs", "settings")
+    commands = ("serve", "status", "stop", "settings")
     parser.add_argument("command", nargs="?", default="serve", choices=commands)
     parser.add_argument("--home", type=Path, help="state folder; FALAJ_HOME without it")
     parser.add_argument("--host", help="address that HTTP and gRPC listen on")
@@ -115,12 +107,12 @@ def _config(asked: argparse.Namespace, settings: Settings) -> ServingConfig:
     return config if config.models else config.of_models((registered_model(settings),))
 
 
-def _serve(config: ServingConfig, home: Path, parts_of: PartsOf) -> int:
+def _serve(config: ServingConfig, home: Path, components_of: ComponentsOf) -> int:
     _allow_files(config.http.max_connections)
     sys.setswitchinterval(SWITCH_S)
 
     async def run() -> None:
-        await ServingProcess(config, home, parts_of).run()
+        await ServingProcess(config, home, components_of).run()
 
     with _logging(config.observability.logs):
         try:
@@ -165,35 +157,16 @@ def _status(home: Path) -> int:
     found = _found(home)
     if found is None:
         return 1
-    sys.stdout.write(
-        json.dumps({**found, "ready": _ready(home, str(found["admin"]))}, indent=1) + "\n"
-    )
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 0
 
 
 def _found(home: Path) -> dict[str, Any] | None:
-    """What the process that serves from a state folder says of itself; None where none does."""
+    """Addresses of the process that serves from a state folder; None where none does."""
     found = read_addresses(home) if is_locked(home) else None
     if found is None:
         sys.stdout.write(f"nothing serves from {home}\n")
     return found
-
-
-def _ready(home: Path, admin: str) -> bool | None:
-    """Whether all models are ready, by the admin listener; None where it does not answer."""
-    try:
-        token = (home / TOKEN_FILE).read_text(encoding="utf-8").strip()
-        request = urllib.request.Request(
-            f"{admin}/admin/models", headers={"authorization": f"Bearer {token}"}
-        )
-        with urllib.request.urlopen(request, timeout=5) as reply:
-            states = json.load(reply)
-    except urllib.error.HTTPError:
-        return False
-    except OSError:
-        return None
-    ready = {state["name"] for state in states if state["state"] == "READY"}
-    return bool(states) and ready == {state["name"] for state in states}
 
 
 def _stop(home: Path, timeout_s: float) -> int:
@@ -205,7 +178,7 @@ def _stop(home: Path, timeout_s: float) -> int:
     while is_locked(home):
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"process {found['pid']} has not ended within {timeout_s:g} s; it was told to and "
+                f"process {found['pid']} has not ended within {timeout_s:g} s; it was asked to and "
                 "may still be answering"
             )
         time.sleep(0.05)
@@ -217,7 +190,7 @@ if __name__ == "__main__":
     with temporary_files():
         only_tls_1_3()
         import_feast()
-        from serving.parts import installed_parts
+        from serving.components import installed_components
 
-        code = main(sys.argv[1:], installed_parts)
+        code = main(sys.argv[1:], installed_components)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Puts the parts of a serving process together, and runs it from its start to its end."""
+"""Puts the components of a serving process together, and runs it from its start to its end."""
 
 from __future__ import annotations
 
@@ -43,8 +43,12 @@ Hook = Callable[[], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
+async def _nothing() -> None:
+    """For components that have nothing to start."""
+
+
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """What a serving process is put together from.
 
     Attributes:
@@ -56,8 +60,8 @@ class Parts:
         tls: of the public HTTP listener; None for plain HTTP.
         grpc_credentials: of the gRPC listener; None for no TLS, which with `tls` is for loopback
             alone.
-        starts: run one after the other, on the event loop, before anything is answered.
-        stops: the same after the last answer, in this order; each is run whatever others do.
+        start: run on the event loop before anything is answered.
+        stops: run one after the other after the last answer; each whatever others do.
     """
 
     engine: Engine
@@ -67,21 +71,21 @@ class Parts:
     pages: Pages = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
     grpc_credentials: grpc.ServerCredentials | None = None
-    starts: Sequence[Hook] = ()
+    start: Hook = _nothing
     stops: Sequence[Hook] = ()
 
 
-PartsOf = Callable[[ServingConfig, Path], Parts]
-"""Makes the parts of a process, from its configuration and state folder, on the event loop."""
+ComponentsOf = Callable[[ServingConfig, Path], Components]
+"""Makes the components of a process, from its configuration and state folder, on the event loop."""
 
 
 class ServingProcess:
     """One serving process on a state folder."""
 
-    def __init__(self, config: ServingConfig, home: Path, parts_of: PartsOf) -> None:
+    def __init__(self, config: ServingConfig, home: Path, components_of: ComponentsOf) -> None:
         self._config = config
         self._home = home
-        self._parts_of = parts_of
+        self._components_of = components_of
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -93,7 +97,7 @@ class ServingProcess:
 
         Raises:
             ConfigurationError: another process serves from this state folder, a port is taken, or
-                a part cannot be made. Nothing was started.
+                a component cannot be made. Nothing was started.
         """
         private_folder(self._home / SERVING_FOLDER)
         with _only_one(self._home), contextlib.ExitStack() as sockets:
@@ -103,50 +107,41 @@ class ServingProcess:
 
     async def _run(self, sockets: contextlib.ExitStack) -> None:
         config = self._config
-        http = bound_socket(config.host, config.http.port, "HTTP")
-        sockets.callback(http.close)
-        admin = bound_socket(_LOOPBACK, config.admin.port, "The admin interface")
-        sockets.callback(admin.close)
+        http = sockets.enter_context(bound_socket(config.host, config.http.port, "HTTP"))
+        admin = sockets.enter_context(
+            bound_socket(_LOOPBACK, config.admin.port, "The admin interface")
+        )
         token = admin_token(self._home)
-        parts = self._parts_of(config, self._home)
-        is_clear = parts.tls is not None and parts.grpc_credentials is None
+        made = self._components_of(config, self._home)
+        is_clear = made.tls is not None and made.grpc_credentials is None
         if is_clear and config.grpc.enabled and not config.on_loopback:
             raise ConfigurationError(
                 "HTTP has TLS here and gRPC has not, so it may be on loopback only; set "
                 "grpc.enabled: false, or put Envoy before this server. Nothing was started"
             )
-        front = Front(
-            parts.engine, parts.guard or OpenGuard(config), config, parts.observers, parts.entities
-        )
+        guard = made.guard or OpenGuard(config)
+        front = Front(made.engine, guard, config, made.observers, made.entities)
         rpc, rpc_port = None, None
         if config.grpc.enabled:
             from serving.protocol.grpc.service import (
                 grpc_server,  # gRPC is imported after `only_tls_1_3`
             )
 
-            rpc, rpc_port = grpc_server(
-                front, config.host, config.grpc.port, parts.grpc_credentials
-            )
-        public = public_listener(front, parts.tls)
-        pages = AdminPages(front, token, parts.pages).application()
-        inner = admin_listener(front, pages)
+            rpc, rpc_port = grpc_server(front, config.host, config.grpc.port, made.grpc_credentials)
+        public = public_listener(front, made.tls)
+        inner = admin_listener(front, AdminPages(front, token, made.pages).application())
         try:
-            for start in parts.starts:
-                await start()
-            scheme = "http" if parts.tls is None else "https"
+            await made.start()
+            scheme = "http" if made.tls is None else "https"
             addresses = {
                 "http": f"{scheme}://{_address(config.host, http.getsockname()[1])}",
                 "grpc": None if rpc_port is None else _address(config.host, rpc_port),
                 "admin": f"http://{_address(_LOOPBACK, admin.getsockname()[1])}",
             }
-            await self._serve(
-                front,
-                [(public, public.serve(http)), (inner, inner.serve(admin))],
-                rpc,
-                addresses,
-            )
+            listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
+            await self._serve(front, listeners, rpc, addresses)
         finally:
-            await _end(parts.stops)
+            await _end(made.stops)
 
     async def _serve(
         self,

@@ -1,18 +1,11 @@
-"""How requests that name entities are answered: moments, policies, bounds."""
+"""How requests that name entities are answered: moments and bounds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from tasks.contracts.base import field_title
 from tasks.contracts.clock import ClockConfig
@@ -27,24 +20,10 @@ class EntityConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
-    definitions: Literal["refuse", "tell"] = Field(
-        default="refuse",
-        description="Feature views of another definition than the model was trained with: entity "
-        "requests are refused, or served and told in every answer.",
-    )
-    request_columns: Literal["refuse", "blank"] = Field(
-        default="refuse",
-        description="Inputs that no feature view holds, such as a flight's schedule, and that a "
-        "request leaves out: it is refused, or they are missing values to the model, and told.",
-    )
     moment: Literal["use_case", "wall"] | AwareDatetime = Field(
         default="use_case",
         description="Moment at which ages count: the use case's clock, which may replay a year; "
         "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data.",
-    )
-    online: OnlineConfig | None = Field(
-        default=None,
-        description="Policies by view and patience with the store; None: those of the use case.",
     )
     max_rows: PositiveInt = Field(
         default=4096, description="Rows of a request, and of requests that share a read."

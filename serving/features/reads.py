@@ -1,34 +1,33 @@
-"""Reads beside the event loop: a thread that answers what waits, several requests with one read.
+"""Reads beside the event loop: what waits is answered by a thread, several requests with one read.
 
-A hand-over to a thread and back costs two wake-ups. They are plain ones here (a queue in C, one
-`call_soon_threadsafe` for all requests of a read), and while a read runs, what arrives waits for
-the next and shares it: a read of ten keys takes little longer than a read of one.
+While a read runs, what arrives waits for the next and shares it: a read of ten keys takes little
+longer than a read of one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
-from queue import Empty, SimpleQueue
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import numpy as np
 
 from serving.errors import (
     BadRequestError,
-    ClientGoneError,
     FeaturesRefusedError,
     NotReadyError,
     OverloadedError,
     ServingError,
 )
-from serving.features.answer import EntityFeatures, slice_answer
 from serving.features.recipe import Recipe
 from serving.features.request import build_inputs
-from tasks.features.online.answer import OnlineAnswer
+from tasks.features.online.answer import LABELS, NEVER, OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,70 @@ MOST_WAITING = 256
 """Requests that may wait for a read; more are refused at once."""
 RETRY_AFTER_S = 1.0
 """A refused client may come again after this."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityFeatures:
+    """What was read for one call, rows in its order; kept with the call and reported in its answer.
+
+    Attributes:
+        recipe: of the version for which it was read.
+        answer: values, ages and states.
+        given: columns that the request itself gave, keys included.
+        began: `time.monotonic()` when the request began to wait for its features; `ended` when they
+            were there.
+    """
+
+    recipe: Recipe
+    answer: OnlineAnswer
+    given: Mapping[str, Sequence[Any]]
+    began: float = 0.0
+    ended: float = 0.0
+
+    def report(self) -> dict[str, Any]:
+        """JSON-ready: values by column, and for each view its version, times, ages and states."""
+        answer, recipe = self.answer, self.recipe
+        ages = answer.age_s.round(6).tolist()
+        moments, states = answer.event_us.tolist(), answer.state.tolist()
+        views = {
+            view.name: {
+                "version": view.version,
+                "definition": view.definition,
+                "event_time": [_moment(us) for us in event_us],
+                "age_s": _plain(age),
+                "state": [LABELS[code] for code in codes],
+            }
+            for view, event_us, age, codes in zip(recipe.views, moments, ages, states, strict=True)
+        }
+        return {
+            "service": recipe.service,
+            "trained_version": recipe.version,
+            "read_at": _moment(int(answer.moments_us[0])),
+            "views": views,
+            "features": {name: _plain(values) for name, values in answer.columns.items()},
+            "given": {name: _plain(values) for name, values in self.given.items()},
+        }
+
+
+def _moment(microseconds: int) -> str | None:
+    if microseconds == NEVER:
+        return None
+    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat()
+
+
+def _plain(values: Any) -> list[Any]:
+    """Values as JSON has them; NaN is null."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    return [
+        None if v != v else v if v is None or isinstance(v, str | int | float) else str(v)
+        for v in values
+    ]
+
 
 Resolved = tuple[Mapping[str, Any], EntityFeatures]
-Outcome = Resolved | Exception
+Outcome = Resolved | ServingError
 
 
 @dataclass(slots=True, eq=False)
@@ -52,195 +112,147 @@ class Waiting:
     recipe: Recipe
     columns: Mapping[str, list[Any]]
     num_rows: int
-    absent: tuple[str, ...]
     future: asyncio.Future[Resolved]
     began: float = field(default_factory=time.monotonic)
 
 
-@dataclass
-class ReadCounters:
-    """What reads came to, since the start. Written by the thread, and by the loop."""
-
-    num_requests: int = 0
-    num_rows: int = 0
-    num_reads: int = 0
-    num_shared: int = 0
-    """Requests that shared a read with another one."""
-    refused: dict[str, int] = field(default_factory=dict)
-
-
-class ReadThread:
-    """A thread that reads what waits.
+class SharedReads:
+    """Reads what waits, on a thread; everything else is for the event loop.
 
     Args:
         max_rows: that requests which share a read may have together.
         moment: of a read that begins now; None for the wall clock.
+
+    Attributes:
+        counted: requests, rows, reads, and requests that shared a read with another one.
+        refused: requests by the word of the refusal.
     """
 
     def __init__(self, max_rows: int, moment: Callable[[], datetime | None]) -> None:
         self._max_rows, self._moment = max_rows, moment
-        self._queue: SimpleQueue[Waiting | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="entity-reads", daemon=True)
-        self.num_waiting = 0
-        self.counters = ReadCounters()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="entity-reads")
+        self._waiting: deque[Waiting] = deque()
+        self._reading: asyncio.Task[None] | None = None
+        self.counted = dict.fromkeys(("requests", "rows", "reads", "shared"), 0)
+        self.refused: Counter[str] = Counter()
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose read has not begun."""
+        return len(self._waiting)
 
-    def stop(self) -> None:
-        """End the thread after the reads that wait."""
-        self._queue.put(None)
-        self._thread.join()
+    async def stop(self) -> None:
+        """End after the reads that wait."""
+        if self._reading is not None:
+            await self._reading
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def read(
-        self, recipe: Recipe, columns: Mapping[str, list[Any]], num_rows: int, absent: Sequence[str]
+        self, recipe: Recipe, columns: Mapping[str, list[Any]], num_rows: int
     ) -> Resolved:
-        """Inputs and features of one request; on the event loop.
+        """Inputs and features of one request.
 
         Raises:
             OverloadedError: as many wait as may.
             ServingError: as `serving.interfaces.EntityReader.resolve` says.
         """
-        if self.num_waiting >= MOST_WAITING:
-            self._count_refusal("overloaded")
+        if len(self._waiting) >= MOST_WAITING:
+            self.refused["overloaded"] += 1
             raise OverloadedError(
-                f"{self.num_waiting} requests wait for features, as many as may. Nothing was read; "
-                f"come again in {RETRY_AFTER_S:g} s",
+                f"{len(self._waiting)} requests wait for features, as many as may. Nothing was "
+                f"read; come again in {RETRY_AFTER_S:g} s",
                 RETRY_AFTER_S,
             )
-        future: asyncio.Future[Resolved] = asyncio.get_running_loop().create_future()
-        self.num_waiting += 1
-        self._queue.put(Waiting(recipe, columns, num_rows, tuple(absent), future))
-        return await future
+        waiting = Waiting(recipe, columns, num_rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_all(), name="entity-reads")
+        return await waiting.future
 
-    def _work(self) -> None:
-        while (first := self._queue.get()) is not None:
-            for group in _by_recipe(self._take(first)):
-                self._report(group, self._answer(group))
-
-    def _take(self, first: Waiting) -> list[Waiting]:
-        """The request and what waits behind it, as far as one read goes."""
-        taken, rows = [first], first.num_rows
-        while rows < self._max_rows:
-            try:
-                further = self._queue.get_nowait()
-            except Empty:
-                break
-            if further is None:  # the end: what was taken is still answered
-                self._queue.put(None)
-                break
-            taken.append(further)
-            rows += further.num_rows
-        return taken
-
-    def _answer(self, group: list[Waiting]) -> list[Outcome]:
-        wanted = [w for w in group if not w.future.cancelled()]
-        if len(wanted) > 1:
-            try:
-                return _spread(group, wanted, self._read(wanted))
-            except (DataContractError, StaleFeaturesError):
-                pass  # one of them is at fault; each is told its own
-            except Exception as exc:
-                return [self._explained(exc)] * len(group)
-        return [self._alone(w) for w in group]
-
-    def _alone(self, waiting: Waiting) -> Outcome:
-        if waiting.future.cancelled():
-            return _nobody()
-        try:
-            return _made(waiting, self._read([waiting]))
-        except Exception as exc:
-            return self._explained(exc)
-
-    def _read(self, wanted: list[Waiting]) -> OnlineAnswer:
-        recipe = wanted[0].recipe
-        keys = {name: [value for w in wanted for value in w.columns[name]] for name in recipe.keys}
-        answer = recipe.reader.read(keys, self._moment())
-        with self._lock:
-            self.counters.num_reads += 1
-            self.counters.num_requests += len(wanted)
-            self.counters.num_rows += answer.num_rows
-            self.counters.num_shared += len(wanted) if len(wanted) > 1 else 0
-        return answer
-
-    def _explained(self, exc: Exception) -> ServingError:
-        error = _as_ours(exc)
-        self._count_refusal(error.reason)
-        return error
-
-    def _count_refusal(self, reason: str) -> None:
-        with self._lock:
-            self.counters.refused[reason] = self.counters.refused.get(reason, 0) + 1
-
-    def _report(self, group: list[Waiting], outcomes: list[Outcome]) -> None:
-        try:
-            group[0].future.get_loop().call_soon_threadsafe(self._settle, group, outcomes)
-        except RuntimeError:  # the loop was closed; nobody waits any more
-            logger.debug("%d entity reads ended after their loop", len(group))
-
-    def _settle(self, group: list[Waiting], outcomes: list[Outcome]) -> None:
-        self.num_waiting -= len(group)
-        for waiting, outcome in zip(group, outcomes, strict=True):
-            if waiting.future.done():
+    async def _read_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            if not (group := self._next()):
                 continue
-            if isinstance(outcome, Exception):
-                waiting.future.set_exception(outcome)
-            else:
-                waiting.future.set_result(outcome)
+            outcomes = await loop.run_in_executor(self._thread, self._answers, group)
+            self.counted["reads"] += 1
+            self.counted["requests"] += len(group)
+            self.counted["rows"] += sum(waiting.num_rows for waiting in group)
+            self.counted["shared"] += len(group) if len(group) > 1 else 0
+            for waiting, outcome in zip(group, outcomes, strict=True):
+                if isinstance(outcome, ServingError):
+                    self.refused[outcome.reason] += 1
+                if waiting.future.done():
+                    continue  # nobody waits any more
+                if isinstance(outcome, ServingError):
+                    waiting.future.set_exception(outcome)
+                else:
+                    waiting.future.set_result(outcome)
 
+    def _next(self) -> list[Waiting]:
+        """Requests of one version that one read answers; those that were given up are let go."""
+        recipe, rows = self._waiting[0].recipe, 0
+        group: list[Waiting] = []
+        others: list[Waiting] = []
+        while self._waiting and rows < self._max_rows:
+            waiting = self._waiting.popleft()
+            if waiting.recipe is not recipe:
+                others.append(waiting)
+            elif not waiting.future.done():
+                group.append(waiting)
+                rows += waiting.num_rows
+        self._waiting.extendleft(reversed(others))
+        return group
 
-def _by_recipe(taken: list[Waiting]) -> list[list[Waiting]]:
-    if len(taken) == 1:
-        return [taken]
-    groups: dict[int, list[Waiting]] = {}
-    for waiting in taken:
-        groups.setdefault(id(waiting.recipe), []).append(waiting)
-    return list(groups.values())
+    # On the thread
 
-
-def _spread(group: list[Waiting], wanted: list[Waiting], answer: OnlineAnswer) -> list[Outcome]:
-    """Each request's rows of a shared answer; those that were given up get none."""
-    made: dict[int, Outcome] = {}
-    start = 0
-    for waiting in wanted:
-        stop = start + waiting.num_rows
+    def _answers(self, group: list[Waiting]) -> list[Outcome]:
+        recipe = group[0].recipe
+        keys = {name: [value for w in group for value in w.columns[name]] for name in recipe.keys}
         try:
-            made[id(waiting)] = _made(waiting, slice_answer(answer, start, stop))
-        except BadRequestError as exc:
-            made[id(waiting)] = exc
-        start = stop
-    return [made.get(id(waiting)) or _nobody() for waiting in group]
+            answer = recipe.reader.read(keys, self._moment())
+        except Exception as exc:
+            is_of_one = isinstance(exc, DataContractError | StaleFeaturesError)
+            if is_of_one and len(group) > 1:  # each gets its own fault alone
+                return [self._answers([waiting])[0] for waiting in group]
+            return [_as_ours(exc)] * len(group)
+        outcomes, start = [], 0
+        for waiting in group:
+            stop = start + waiting.num_rows
+            outcomes.append(_made(waiting, _rows_of(answer, start, stop)))
+            start = stop
+        return outcomes
 
 
-def _nobody() -> ServingError:
-    """For a future that was cancelled, and so never told."""
-    return ClientGoneError("nobody waits for these features any more")
+def _rows_of(answer: OnlineAnswer, start: int, stop: int) -> OnlineAnswer:
+    """Rows `start` to `stop` of an answer that several requests share."""
+    rows = slice(start, stop)
+    return OnlineAnswer(
+        service=answer.service,
+        num_rows=stop - start,
+        columns={name: values[rows] for name, values in answer.columns.items()},
+        view_names=answer.view_names,
+        event_us=answer.event_us[:, rows],
+        age_s=answer.age_s[:, rows],
+        state=answer.state[:, rows],
+        moments_us=answer.moments_us,
+    )
 
 
-def _made(waiting: Waiting, answer: OnlineAnswer) -> Resolved:
-    recipe = waiting.recipe
+def _made(waiting: Waiting, answer: OnlineAnswer) -> Outcome:
     columns = {**answer.columns, **waiting.columns}
-    inputs = build_inputs(recipe.columns, columns, waiting.num_rows)
+    try:
+        inputs = build_inputs(waiting.recipe.columns, columns, waiting.num_rows)
+    except BadRequestError as exc:
+        return exc
     features = EntityFeatures(
-        model=recipe.model,
-        version=recipe.version,
-        service=recipe.service,
-        views=recipe.views,
-        answer=answer,
-        given=waiting.columns,
-        absent=waiting.absent,
-        began=waiting.began,
-        ended=time.monotonic(),
+        waiting.recipe, answer, waiting.columns, waiting.began, time.monotonic()
     )
     return inputs, features
 
 
 def _as_ours(exc: Exception) -> ServingError:
-    """The error of a read as its client sees it; what is nobody's plan goes to the log too."""
-    if isinstance(exc, ServingError):
-        return exc
+    """The error of a read as its client sees it; what nobody expects goes to the log too."""
     if isinstance(exc, DataContractError):
         return BadRequestError(str(exc))
     if isinstance(exc, StaleFeaturesError):

@@ -1,29 +1,21 @@
 """How one model version's inputs are made from entity keys: what is read, and what a request gives.
 
 Which features a model takes is never guessed: its manifest names the feature service's version and
-the digest of every view's definition, and what the registry holds now is held against these.
+the digest of every view's definition. What the registry holds is compared with these once: a
+version of a service and of a view never changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from feast import FeatureService, FeatureStore
 from feast.value_type import ValueType
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from serving.features.answer import ViewUsed
-from serving.features.config import EntityConfig
 from tasks.contracts.data import DatasetSchema, SnapshotPins
 from tasks.features.access.store import find_service
-from tasks.features.access.versions import (
-    DEFINITION_TAG,
-    VERSION_TAG,
-    published_version,
-    versioned_name,
-    view_digest,
-)
+from tasks.features.access.versions import DEFINITION_TAG, versioned_name, view_digest
 from tasks.features.config import OnlineConfig
 from tasks.features.online.plan import ReadPlan
 from tasks.features.online.reader import OnlineReader
@@ -42,7 +34,7 @@ class ModelOrigin(BaseModel):
         columns: raw inputs in their order; None for a program that takes no table.
         feature_service: that the training set was made with; None for an imported program.
         feature_views: view to the digest of its definition then.
-        pins: exact versions; None in models of earlier releases.
+        pins: exact versions.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -90,7 +82,20 @@ class RegistryOrigins:
 
 
 NUMBERS = (ValueType.FLOAT, ValueType.DOUBLE, ValueType.INT32, ValueType.INT64, ValueType.BOOL)
-Fingerprint = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewUsed:
+    """One feature view as a model version reads it.
+
+    Attributes:
+        version: Feast's number of the definition that is read.
+        definition: digest of that definition, which is the one of training.
+    """
+
+    name: str
+    version: int
+    definition: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,126 +103,82 @@ class Recipe:
     """Everything that does not depend on a request.
 
     Attributes:
-        origin: what the version was trained with.
         columns: the model's raw inputs, in order.
-        service: feature service as registered.
+        service: feature service as registered, version included.
         views: definitions that are read, in the order of an answer.
         keys: key columns of a request.
         request_columns: inputs that no view holds and that are no keys.
-        fingerprint: of the definitions; another one means that this recipe is out of date.
     """
 
     model: str
     version: str
-    origin: ModelOrigin
     columns: DatasetSchema
     service: str
     reader: OnlineReader
     views: tuple[ViewUsed, ...]
     keys: frozenset[str]
     request_columns: tuple[str, ...]
-    fingerprint: Fingerprint
 
 
 def open_recipe(
-    store: FeatureStore,
-    model: str,
-    version: str,
-    origin: ModelOrigin,
-    config: EntityConfig,
-    online: OnlineConfig,
+    store: FeatureStore, model: str, version: str, origin: ModelOrigin, online: OnlineConfig
 ) -> Recipe | None:
     """Work out how a version's inputs are made; None where it was not trained on feature views.
 
     Raises:
         ConfigurationError: the registry lacks its feature service, or a setting is wrong.
-        FeatureStoreError: definitions are others than it was trained with, and the policy is to
-            refuse.
+        FeatureStoreError: definitions are others than it was trained with.
     """
     if origin.columns is None or origin.feature_service is None:
         return None
-    service = service_of(store, model, version, origin, config)
+    name = f"{model} version {version}"
+    service = _service_of(store, name, origin)
     reader = OnlineReader(store, service, _policies_of(store, service, online))
-    views = tuple(_used(reader.plan, origin))
-    if config.definitions == "refuse":
-        _refuse_others(model, version, service.name, views, origin)
-    _check_columns(model, version, reader.plan, origin.columns)
-    keys, stored = frozenset(reader.plan.request_columns), _outputs(reader.plan)
+    _check_columns(name, reader.plan, origin.columns)
+    keys = frozenset(reader.plan.request_columns)
+    stored = {feature.output for feature in reader.plan.features}
     columns = dict.fromkeys((*origin.columns.categorical, *origin.columns.numeric))
     return Recipe(
         model=model,
         version=version,
-        origin=origin,
         columns=origin.columns,
-        service=_numbered(service),
+        service=str(service.name),
         reader=reader,
-        views=views,
+        views=_views_of(name, reader.plan, origin),
         keys=keys,
         request_columns=tuple(c for c in columns if c not in keys and c not in stored),
-        fingerprint=fingerprint(store, service),
     )
 
 
-def service_of(
-    store: FeatureStore, model: str, version: str, origin: ModelOrigin, config: EntityConfig
-) -> FeatureService:
+def _service_of(store: FeatureStore, model: str, origin: ModelOrigin) -> FeatureService:
     """The feature service that a version was trained with, at the version it was then.
-
-    Models of earlier releases name no version; they read the one that readers get, and its views
-    are held against the digests in the model's manifest as for any other.
 
     Raises:
         ConfigurationError: the registry does not hold it.
         FeatureStoreError: the version is there, and says something else than in training.
     """
-    name, pins = str(origin.feature_service), origin.pins
+    pins = origin.pins
     if pins is None:
-        return find_service(store, name)
-    exact = versioned_name(name, pins.service_version)
+        raise FeatureStoreError(
+            f"{model} does not say which version of feature service {origin.feature_service} it "
+            "was trained with; train it again. Entity requests for it are refused"
+        )
+    exact = versioned_name(str(origin.feature_service), pins.service_version)
     try:
         service = find_service(store, exact)
     except ConfigurationError as exc:
-        if config.definitions == "tell":
-            return find_service(store, name)
         raise ConfigurationError(
-            f"{model} version {version} was trained with feature service {exact}, which the "
-            f"registry of project {store.project} does not hold any more. Apply the definitions of "
-            "that version again, train a new model, or serve with `definitions: tell`. Entity "
-            "requests for it are refused"
+            f"{model} was trained with feature service {exact}, which the registry of project "
+            f"{store.project} does not hold any more. Apply the definitions of that version again, "
+            "or train a new model. Entity requests for it are refused"
         ) from exc
-    if service.tags.get(DEFINITION_TAG) != pins.service_definition and (
-        config.definitions == "refuse"
-    ):
+    if service.tags.get(DEFINITION_TAG) != pins.service_definition:
         raise FeatureStoreError(
-            f"feature service {exact} has definition {service.tags.get(DEFINITION_TAG)}, "
-            f"{model} version {version} was trained with {pins.service_definition}; the registry "
-            "is of another installation, or was made anew. Entity requests for it are refused"
+            f"feature service {exact} has definition {service.tags.get(DEFINITION_TAG)}, {model} "
+            f"was trained with {pins.service_definition}; the registry is of another installation, "
+            "or was made anew. Entity requests for it are refused"
         )
     return service
-
-
-def fingerprint(store: FeatureStore, service: FeatureService) -> Fingerprint:
-    """What must be equal for a recipe to be still right: service, definitions, address."""
-    projections = tuple(
-        (p.name, p.version_tag, tuple(f.name for f in p.features))
-        for p in service.feature_view_projections
-    )
-    # A version's definition never changes; only who names none follows the newest.
-    names = {p.name for p in service.feature_view_projections if p.version_tag is None}
-    views = sorted(
-        (view.name, view.current_version_number or 0, view_digest(view))
-        for view in store.list_feature_views()
-        if view.name in names
-    )
-    published = published_version(store, service.name)
-    return (
-        service.name,
-        service.tags.get(DEFINITION_TAG),
-        published.number if published else None,
-        projections,
-        tuple(views),
-        store.config.online_store.model_dump_json(),
-    )
 
 
 def _policies_of(
@@ -239,59 +200,41 @@ def _policies_of(
     return online.model_copy(update={"view_policies": policies})
 
 
-def _used(plan: ReadPlan, origin: ModelOrigin) -> Iterable[ViewUsed]:
+def _views_of(model: str, plan: ReadPlan, origin: ModelOrigin) -> tuple[ViewUsed, ...]:
+    """Definitions that are read.
+
+    Raises:
+        FeatureStoreError: one is not that of training.
+    """
+    used = []
     for view in plan.views:
-        digest = view_digest(view.definition)
-        yield ViewUsed(
-            name=view.name,
-            version=view.definition.current_version_number or 0,
-            definition=digest,
-            is_as_trained=origin.feature_views.get(view.definition.name) == digest,
-        )
+        number, digest = view.definition.current_version_number or 0, view_digest(view.definition)
+        expected = origin.feature_views.get(view.definition.name, "none")
+        if digest != expected:
+            raise FeatureStoreError(
+                f"feature service {plan.service} reads another definition than {model} was trained "
+                f"with: {view.name} is {digest[:12]} (version {number}), expected {expected[:12]}. "
+                "Promote a model of the new definitions. Entity requests for it are refused"
+            )
+        used.append(ViewUsed(view.name, number, digest))
+    return tuple(used)
 
 
-def _refuse_others(
-    model: str, version: str, service: str, views: tuple[ViewUsed, ...], origin: ModelOrigin
-) -> None:
-    if others := [view for view in views if not view.is_as_trained]:
-        told = "; ".join(
-            f"{v.name} is {v.definition[:12]} (version {v.version}), expected "
-            f"{origin.feature_views.get(v.name, 'none')[:12]}"
-            for v in others
-        )
-        raise FeatureStoreError(
-            f"feature service {service} reads other definitions than {model} version {version} was "
-            f"trained with: {told}. Promote a model of the new definitions, or serve with "
-            "`definitions: tell`. Entity requests for it are refused"
-        )
-
-
-def _check_columns(model: str, version: str, plan: ReadPlan, columns: DatasetSchema) -> None:
+def _check_columns(model: str, plan: ReadPlan, columns: DatasetSchema) -> None:
     """A column of a view must be there under its name, and of a type that the model takes.
 
     Raises:
         FeatureStoreError: one is not.
     """
     types = {feature.output: feature.value_type for feature in plan.features}
-    prefixes = {f"{view.name}__" for view in plan.views}
+    prefixes = tuple({f"{view.name}__" for view in plan.views})
     wanted = (*columns.categorical, *columns.numeric)
-    lost = [c for c in wanted if c not in types and c.startswith(tuple(prefixes))]
+    lost = [c for c in wanted if c not in types and c.startswith(prefixes)]
     wrong = [c for c in columns.numeric if types.get(c, ValueType.FLOAT) not in NUMBERS]
     wrong += [c for c in columns.categorical if types.get(c, ValueType.STRING) != ValueType.STRING]
     if lost or wrong:
         raise FeatureStoreError(
-            f"feature service {plan.service} cannot give what {model} version {version} takes: "
-            f"no column {', '.join(lost) or '(none)'}; of another type: "
-            f"{', '.join(wrong) or '(none)'}. Entity requests for it are refused"
+            f"feature service {plan.service} cannot give what {model} takes: no column "
+            f"{', '.join(lost) or '(none)'}; of another type: {', '.join(wrong) or '(none)'}. "
+            "Entity requests for it are refused"
         )
-
-
-def _outputs(plan: ReadPlan) -> set[str]:
-    return {feature.output for feature in plan.features}
-
-
-def _numbered(service: FeatureService) -> str:
-    """Name with its version, also where the plain name was read."""
-    number = service.tags.get(VERSION_TAG)
-    is_versioned = number is None or service.name.endswith(f".v{number}")
-    return str(service.name) if is_versioned else versioned_name(service.name, int(number))

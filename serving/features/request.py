@@ -15,42 +15,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import BadRequestError, TooLargeError
-from serving.features.config import EntityConfig
 from serving.features.recipe import Recipe
 from tasks.contracts.data import DatasetSchema, category_code
 
 
 def checked_columns(
-    recipe: Recipe, entities: Mapping[str, Sequence[Any]], config: EntityConfig
-) -> tuple[dict[str, list[Any]], int, tuple[str, ...]]:
-    """Columns of a request as lists of plain values, its rows, and the inputs that it lacks.
+    recipe: Recipe, entities: Mapping[str, Sequence[Any]], max_rows: int
+) -> tuple[dict[str, list[Any]], int]:
+    """Columns of a request as lists of plain values, and its rows.
 
     Raises:
-        BadRequestError: a key is absent, a column is unknown, or lengths differ; a needed column is
-            left out and the policy is to refuse.
+        BadRequestError: a column is absent or unknown, or lengths differ.
         TooLargeError: it has more rows than one read takes.
     """
-    if missing := sorted(recipe.keys - entities.keys()):
+    keys, expected = recipe.keys, {*recipe.keys, *recipe.request_columns}
+    if missing := sorted(keys - entities.keys()):
         raise BadRequestError(
             f"the request has no key column {', '.join(missing)}; {recipe.model} is read by "
-            f"{', '.join(sorted(recipe.keys))}, and the request has "
+            f"{', '.join(sorted(keys))}, and the request has "
             f"{', '.join(map(str, entities)) or 'none'}. Nothing was read"
         )
-    known = {*recipe.keys, *recipe.request_columns}
-    if unknown := sorted(map(str, entities.keys() - known)):
+    if unknown := sorted(map(str, entities.keys() - expected)):
         raise BadRequestError(
             f"the request has column {', '.join(unknown)}, which is no key of {recipe.model} and "
-            f"no input that a request gives; expected {', '.join(sorted(known))}. Nothing was read"
+            f"no input that a request gives; expected {', '.join(sorted(expected))}. Nothing was "
+            "read"
+        )
+    if lacking := [name for name in recipe.request_columns if name not in entities]:
+        raise BadRequestError(
+            f"the request lacks column {', '.join(lacking)}: no feature view holds these inputs of "
+            f"{recipe.model}, so a request gives them beside its keys. Nothing was read"
         )
     columns = {name: _plain(name, values) for name, values in entities.items()}
-    absent = tuple(name for name in recipe.request_columns if name not in columns)
-    if absent and config.request_columns == "refuse":
-        raise BadRequestError(
-            f"the request lacks column {', '.join(absent)}: no feature view holds these inputs of "
-            f"{recipe.model}, so a request gives them beside its keys. Nothing was read; send "
-            "them, or serve with `request_columns: blank`, which takes them for missing"
-        )
-    return columns, _num_rows(columns, config.max_rows), absent
+    return columns, _num_rows(columns, max_rows)
 
 
 def _num_rows(columns: Mapping[str, list[Any]], most: int) -> int:

@@ -33,11 +33,6 @@ class TraceConfig(_Config):
         "brings a `traceparent` follows its caller's decision.",
     )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether spans go anywhere."""
-        return self.endpoint is not None or self.file is not None
-
 
 class LogConfig(_Config):
     """The process's log: JSON lines."""

@@ -1,6 +1,4 @@
-"""Prometheus' text, rendered from the counters when it is asked for.
-
-Counts what a serving process answers and refuses; read by metrics and by the status page.
+"""What a serving process answers and refuses, counted, and Prometheus' text of it.
 
 The event loop counts in plain integers: a look-up a batch, a bisection a call. Percentiles, rates
 and text are worked out when somebody asks, from differences of these counters.
@@ -8,9 +6,9 @@ and text are worked out when somebody asks, from differences of these counters.
 
 from __future__ import annotations
 
-import re
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,20 +29,13 @@ from serving.interfaces import Call, ServedBatch, VersionState
 FIRST_BOUND_S, RATIO, NUM_BOUNDS = 1e-4, 1.2, 64
 BOUNDS_S = tuple(float(f"{FIRST_BOUND_S * RATIO**n:.3g}") for n in range(NUM_BOUNDS))
 """Upper bounds of the classes in which times are counted: 0.1 ms to 9.7 s, each a fifth wider."""
-
+EVERY_BOUND = 4
+"""So many classes become one of Prometheus': 16 bounds, each twice the one before."""
 UNKNOWN = "(unknown)"
 """Stands for every name that is no model's: what clients make up must not become series."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedKey:
-    """What one series is of."""
-
-    model: str
-    version: str
-    variant: str
-    track: str
-    hardware: str
+SERVED = ("model", "version", "variant", "slot", "hardware")
+"""Labels of a series."""
+Labels = tuple[str, ...]
 
 
 class Times:
@@ -62,25 +53,21 @@ class Times:
         self.sum_s += seconds
 
 
+@dataclass(slots=True)
 class Series:
-    """Counters of one model version, variant, track and hardware class."""
+    """Counters of one model version, variant, track and hardware class.
 
-    __slots__ = ("batches", "compute", "key", "latency", "queued", "rows")
+    Attributes:
+        latency: of each call, from its arrival to its answer.
+        compute: of each batch, of the model alone.
+        queued: of each batch, how long its oldest call had waited.
+    """
 
-    def __init__(self, key: ServedKey) -> None:
-        self.key = key
-        self.rows = self.batches = 0
-        self.latency = Times()
-        """Of each call, from its arrival to its answer."""
-        self.compute = Times()
-        """Of each batch, of the model alone."""
-        self.queued = Times()
-        """Of each batch, how long its oldest call had waited."""
-
-    @property
-    def requests(self) -> int:
-        """Calls that were answered."""
-        return sum(self.latency.counts)
+    rows: int = 0
+    batches: int = 0
+    latency: Times = field(default_factory=Times)
+    compute: Times = field(default_factory=Times)
+    queued: Times = field(default_factory=Times)
 
 
 @dataclass
@@ -89,15 +76,15 @@ class Counting:
 
     Attributes:
         knows_model: whether a name that a client sent is that of a model here.
-        series: by what answered.
+        series: by what answered, as `SERVED` names it.
         refused_calls: by model, track and reason; names that clients made up are all one.
-        fell_over: batches by model, version, track, backend left and hardware that answered.
+        fell_over: batches by model, version, track, hardware that failed, and that answered.
     """
 
     knows_model: Callable[[str], bool]
-    series: dict[tuple[str, ...], Series] = field(default_factory=dict)
-    refused_calls: dict[tuple[str, ...], int] = field(default_factory=dict)
-    fell_over: dict[tuple[str, ...], int] = field(default_factory=dict)
+    series: dict[Labels, Series] = field(default_factory=dict)
+    refused_calls: Counter[Labels] = field(default_factory=Counter)
+    fell_over: Counter[Labels] = field(default_factory=Counter)
     started_at: float = field(default_factory=time.time)
 
     def served(self, batch: ServedBatch) -> None:
@@ -107,11 +94,10 @@ class Counting:
         key = (by.model, by.version, by.variant, by.track, by.hardware)
         series = self.series.get(key)
         if series is None:
-            series = self.series[key] = Series(ServedKey(*key))
-        calls = batch.calls
+            series = self.series[key] = Series()
         counts, total, rows = series.latency.counts, 0.0, 0
         oldest = batch.started
-        for call in calls:
+        for call in batch.calls:
             arrived = call.arrived
             seconds = now - arrived
             counts[bisect_left(BOUNDS_S, seconds)] += 1
@@ -125,15 +111,14 @@ class Counting:
         series.compute.add(batch.finished - batch.started)
         series.queued.add(batch.started - oldest)
         if by.fell_over_from:
-            fell = (by.model, by.version, by.track, by.fell_over_from, by.hardware)
-            self.fell_over[fell] = self.fell_over.get(fell, 0) + 1
+            self.fell_over[by.model, by.version, by.track, by.fell_over_from, by.hardware] += 1
 
     def refused(self, call: Call, error: ServingError) -> None:
         """See `serving.interfaces.Observer`."""
         key = (call.model, call.track, error.reason)
         if key not in self.refused_calls and not self.knows_model(call.model):
             key = (UNKNOWN, call.track, error.reason)
-        self.refused_calls[key] = self.refused_calls.get(key, 0) + 1
+        self.refused_calls[key] += 1
 
 
 def percentile_s(counts: list[int], share: float) -> float | None:
@@ -154,80 +139,38 @@ def percentile_s(counts: list[int], share: float) -> float | None:
     return BOUNDS_S[-1]
 
 
-EVERY_BOUND = 4
-"""So many classes become one of Prometheus': 16 bounds, each twice the one before."""
-SERVED = ("model", "version", "variant", "slot", "hardware")
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]+")
-Numbers = Callable[[], Mapping[str, Any]]
-
-
 @dataclass(frozen=True)
 class Source:
-    """Counters of another part of the process: engine, log, guard, entity reader.
+    """Counters of another component of the process: engine, log, entity reader.
 
     Attributes:
         name: stands in the metrics' names: `falaj_<name>_<counter>_total`.
-        read: numbers by name, or by name and label values: `{"dropped": 3}`,
-            `{"refused": {"overloaded": 7}}`, `{"freshness": {"weather": {"stale": 1}}}`,
-            `{"spilled": {("m", "stable", "3"): 1}}`.
+        read: numbers by name, or by name and label values: `{"waiting": 3}`,
+            `{"refused": {"overloaded": 7}}`, `{"freshness": {("weather", "stale"): 1}}`.
         gauges: names among them that may fall.
-        labels: name to the names of its labels; without them they are `kind`, or `kind` and `of`.
+        labels: name to the names of its labels; `kind` where nothing is said.
     """
 
     name: str
-    read: Numbers
+    read: Callable[[], Mapping[str, Any]]
     gauges: frozenset[str] = frozenset()
-    labels: Mapping[str, tuple[str, ...]] | None = None
+    labels: Mapping[str, Labels] = field(default_factory=dict)
+
+    def families(self) -> Iterator[Metric]:
+        """The counters as Prometheus' metric families."""
+        for name, value in self.read().items():
+            by_labels = isinstance(value, Mapping)
+            labels = self.labels.get(name, ("kind",)) if by_labels else ()
+            kind = GaugeMetricFamily if name in self.gauges else CounterMetricFamily
+            text = f"{name.replace('_', ' ')} of {self.name}."
+            family = kind(f"falaj_{self.name}_{name}", text, labels=labels)
+            for key, number in value.items() if by_labels else [((), value)]:
+                family.add_metric([key] if isinstance(key, str) else key, number)
+            yield family
 
 
-class ServingCollector(Collector):
-    """Everything that is known of one serving process, as Prometheus' metric families."""
-
-    def __init__(
-        self,
-        counting: Counting,
-        states: Callable[[], Sequence[VersionState]],
-        sources: Iterable[Source],
-    ) -> None:
-        self._counting, self._states, self._sources = counting, states, tuple(sources)
-
-    def collect(self) -> Iterator[Metric]:
-        """All families, of one moment."""
-        series = list(self._counting.series.values())
-        yield from _served(series)
-        yield _counted(
-            "falaj_refused_requests",
-            "Requests that were not answered, by reason.",
-            ("model", "slot", "reason"),
-            self._counting.refused_calls,
-        )
-        yield _counted(
-            "falaj_fell_over_batches",
-            "Batches that another backend answered than the first one.",
-            ("model", "version", "slot", "from", "hardware"),
-            self._counting.fell_over,
-        )
-        yield self._ready()
-        for source in self._sources:
-            yield from _of_source(source)
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand: sources are not asked before somebody wants to know."""
-        return iter(())
-
-    def _ready(self) -> Metric:
-        labels = ("model", "version", "state", "slots", "variant", "hardware")
-        family = GaugeMetricFamily(
-            "falaj_model_version", "Versions in this process; the value is always 1.", labels=labels
-        )
-        for s in self._states():
-            told = (s.name, s.version, s.state, ",".join(s.tracks), s.variant, s.hardware)
-            family.add_metric(told, 1)
-        return family
-
-
-class Metrics:
-    """The page `/metrics`.
+class Metrics(Collector):
+    """The page `/metrics`: everything that is known of one serving process.
 
     Args:
         counting: what was answered and refused.
@@ -241,8 +184,9 @@ class Metrics:
         states: Callable[[], Sequence[VersionState]],
         sources: Iterable[Source] = (),
     ) -> None:
+        self._counting, self._states, self._sources = counting, states, tuple(sources)
         self._registry = CollectorRegistry()
-        self._registry.register(ServingCollector(counting, states, sources))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -251,74 +195,56 @@ class Metrics:
         """Content type and text."""
         return CONTENT_TYPE_LATEST, generate_latest(self._registry)
 
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: sources are not asked before somebody wants to know."""
+        return iter(())
 
-def _served(series: list[Series]) -> Iterator[Metric]:
-    simple: tuple[tuple[str, str, Callable[[Series], int]], ...] = (
-        ("falaj_answered_requests", "Requests that were answered.", lambda s: s.requests),
-        ("falaj_answered_rows", "Rows of these requests.", lambda s: s.rows),
-        ("falaj_batches", "Batches that a model ran on.", lambda s: s.batches),
-    )
-    for name, text, number in simple:
-        family = CounterMetricFamily(name, text, labels=SERVED)
-        for s in series:
-            family.add_metric(_labels(s), number(s))
-        yield family
-    timed: tuple[tuple[str, str, Callable[[Series], Times]], ...] = (
-        ("falaj_request_seconds", "From a request's arrival to its answer.", lambda s: s.latency),
-        ("falaj_compute_seconds", "Time of the model, a batch.", lambda s: s.compute),
-        ("falaj_queue_seconds", "Wait of a batch's oldest request.", lambda s: s.queued),
-    )
-    for name, text, times in timed:
-        histogram = HistogramMetricFamily(name, text, labels=SERVED)
-        for s in series:
-            counted = times(s)
-            histogram.add_metric(_labels(s), _cumulative(counted.counts), counted.sum_s)
-        yield histogram
-
-
-def _labels(series: Series) -> list[str]:
-    key = series.key
-    return [key.model, key.version, key.variant, key.track, key.hardware]
-
-
-def _cumulative(counts: list[int]) -> list[tuple[str, float]]:
-    found, total = [], 0
-    for position, count in enumerate(counts[:-1]):
-        total += count
-        if position % EVERY_BOUND == EVERY_BOUND - 1:
-            found.append((repr(BOUNDS_S[position]), float(total)))
-    return [*found, ("+Inf", float(total + counts[-1]))]
+    def collect(self) -> Iterator[Metric]:
+        """All families, of one moment."""
+        series = list(self._counting.series.items())
+        requests = {key: sum(one.latency.counts) for key, one in series}
+        rows, batches = ({key: getattr(s, n) for key, s in series} for n in ("rows", "batches"))
+        refused, fell_over = self._counting.refused_calls, self._counting.fell_over
+        of_refusal = ("model", "slot", "reason")
+        of_fall_over = ("model", "version", "slot", "from", "hardware")
+        yield from (
+            _counted("answered_requests", "Requests that were answered.", SERVED, requests),
+            _counted("answered_rows", "Rows of these requests.", SERVED, rows),
+            _counted("batches", "Batches that a model ran on.", SERVED, batches),
+            _timed("request", "From a request's arrival to its answer.", series, "latency"),
+            _timed("compute", "Time of the model, a batch.", series, "compute"),
+            _timed("queue", "Wait of a batch's oldest request.", series, "queued"),
+            _counted("refused_requests", "Requests that were not answered.", of_refusal, refused),
+            _counted("fell_over_batches", "Answered by other hardware.", of_fall_over, fell_over),
+        )
+        labels = ("model", "version", "state", "slots", "variant", "hardware")
+        versions = GaugeMetricFamily(
+            "falaj_model_version", "Versions in this process; the value is always 1.", labels=labels
+        )
+        for s in self._states():
+            tracks = ",".join(s.tracks)
+            versions.add_metric((s.name, s.version, s.state, tracks, s.variant, s.hardware), 1)
+        yield versions
+        for source in self._sources:
+            yield from source.families()
 
 
-def _counted(
-    name: str, text: str, labels: tuple[str, ...], numbers: Mapping[tuple[str, ...], int]
-) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
+def _counted(name: str, text: str, labels: Labels, numbers: Mapping[Labels, int]) -> Metric:
+    family = CounterMetricFamily(f"falaj_{name}", text, labels=labels)
     for key, number in numbers.items():
         family.add_metric(key, number)
     return family
 
 
-def _of_source(source: Source) -> Iterator[Metric]:
-    for name, value in source.read().items():
-        if not isinstance(value, int | float | Mapping):
-            continue
-        flat = dict(_flattened(value))
-        depth = max((len(key) for key in flat), default=0)
-        labels = (source.labels or {}).get(name, ("kind", "of")[:depth])
-        full = f"falaj_{_NOT_IN_A_NAME.sub('_', source.name)}_{_NOT_IN_A_NAME.sub('_', name)}"
-        kind = GaugeMetricFamily if name in source.gauges else CounterMetricFamily
-        family = kind(full, f"{name.replace('_', ' ')} of {source.name}.", labels=labels)
-        for key, number in flat.items():
-            if len(key) == len(labels):
-                family.add_metric(key, number)
-        yield family
-
-
-def _flattened(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            below = name if isinstance(name, tuple) else (str(name),)
-            yield from _flattened(inner, (*key, *below))
-    elif isinstance(value, int | float):
-        yield key, float(value)
+def _timed(name: str, text: str, series: list[tuple[Labels, Series]], times: str) -> Metric:
+    family = HistogramMetricFamily(f"falaj_{name}_seconds", text, labels=SERVED)
+    for key, one in series:
+        counted: Times = getattr(one, times)
+        buckets, total = [], 0
+        for position, count in enumerate(counted.counts[:-1]):
+            total += count
+            if position % EVERY_BOUND == EVERY_BOUND - 1:
+                buckets.append((repr(BOUNDS_S[position]), float(total)))
+        buckets.append(("+Inf", float(total + counted.counts[-1])))
+        family.add_metric(key, buckets, counted.sum_s)
+    return family

@@ -1,6 +1,5 @@
 "use strict";
 (() => {
-  const SVG = "http://www.w3.org/2000/svg";
   const STATES = { READY: "ready", LOADING: "loading", UNAVAILABLE: "unavailable" };
 
   function el(name, attributes = {}, ...children) {
@@ -9,34 +8,14 @@
     made.append(...children.filter((child) => child !== null && child !== undefined));
     return made;
   }
-  function svg(name, attributes, ...children) {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  }
   const number = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : value < 100 ? 1 : 0 });
   const ms = (value) => (value === null ? "–" : number(value));
   const words = (text) => String(text).replaceAll("_", " ");
-  const day = (text) => (text ? text.slice(0, 16).replace("T", " ") + "Z" : "");
   function duration(seconds) {
     if (seconds < 90) return `${Math.round(seconds)} s`;
     if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
     if (seconds < 129600) return `${Math.round(seconds / 3600)} h`;
     return `${Math.round(seconds / 86400)} days`;
-  }
-
-  function curve(points, label) {
-    const width = 240, height = 44, most = Math.max(...points, 0) || 1;
-    const x = (n) => (points.length < 2 ? width : (n / (points.length - 1)) * width);
-    const y = (value) => height - 2 - (value / most) * (height - 6);
-    const path = points.map((value, n) => `${n ? "L" : "M"}${x(n).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-    const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
-      svg("line", { class: "floor", x1: 0, x2: width, y1: height - 1, y2: height - 1 }));
-    if (points.length > 1) {
-      drawn.append(svg("path", { class: "under", d: `${path}L${width} ${height}L0 ${height}Z` }), svg("path", { class: "curve", d: path }));
-    }
-    return drawn;
   }
 
   function table(caption, heads, rows) {
@@ -53,32 +32,11 @@
         el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map(cell))))));
   }
 
-  function trackCard(track, seen) {
+  function trackCard(track) {
     const share = track.share === null ? "" : ` · ${Math.round(track.share * 100)} % of answers`;
-    const most = Math.max(...track.points, 0);
-    const span = duration(track.points.length * seen.step_s);
     return el("div", { class: `card ${track.slot}` },
       el("div", { class: "row" }, el("h3", {}, track.slot), el("span", { class: "soft" }, track.version === null ? "no version" : `version ${track.version}`)),
-      el("p", { class: "big" }, number(track.rate_per_s), el("small", {}, ` requests/s${share}`)),
-      curve(track.points, `Requests a second in track ${track.slot} over ${span}: now ${number(track.rate_per_s)}, highest ${number(most)}`),
-      el("p", { class: "soft row" }, el("span", {}, `${span} ago`), el("span", {}, `highest ${number(most)}`)));
-  }
-
-  function driftCard(drift, name) {
-    const card = el("div", { class: "card" }, el("h3", {}, "Newest drift check"));
-    if (!drift) {
-      card.append(el("p", { class: "soft" }, "Nothing was checked yet."));
-      return card;
-    }
-    const kind = drift.is_trouble ? "bad" : drift.is_fine ? "good" : "";
-    card.append(
-      el("p", {}, el("span", { class: `badge ${kind}` }, words(drift.verdict)), ` of version ${drift.version}`),
-      el("p", {}, `${drift.num_drifted} of ${drift.num_features} features moved${drift.drifted.length ? ": " + drift.drifted.join(", ") : ""}`),
-      el("p", { class: "soft" }, `window ${day(drift.window.start)} to ${day(drift.window.end)}, checked ${day(drift.stored_at)}`));
-    if (drift.sentences && drift.sentences.length) {
-      card.append(el("details", { id: `why-${drift.version}-${name}` }, el("summary", {}, "Why"), ...drift.sentences.map((text) => el("p", {}, text))));
-    }
-    return card;
+      el("p", { class: "big" }, number(track.rate_per_s), el("small", {}, ` requests/s${share}`)));
   }
 
   function versions(model, seen) {
@@ -100,7 +58,7 @@
   function modelSection(model, seen) {
     const id = `model-${model.name}`;
     const ready = model.versions.some((v) => v.slots.includes("stable") && v.state === "READY");
-    const cards = [...model.slots.map((track) => trackCard(track, seen)), driftCard(model.drift, model.name)];
+    const cards = model.slots.map(trackCard);
     return el("section", { "aria-labelledby": id },
       el("div", { class: "head" }, el("h2", { id }, model.name), el("span", { class: `badge ${ready ? "good" : "bad"}` }, ready ? "answers" : "does not answer")),
       el("div", { class: "cards" }, ...cards),
@@ -125,15 +83,6 @@
     return el("section", {}, table(`Rows read for entities, last ${duration(seen.recent_s)}`, heads, rows));
   }
 
-  function parts(seen) {
-    const isTrouble = (name, value) => value > 0 && (name.startsWith("dropped") || name === "failing");
-    const list = (part) => el("div", { class: "card" }, el("h3", {}, part.name),
-      el("dl", {}, ...Object.entries(part.numbers).map(([name, value]) =>
-        el("div", { class: isTrouble(name, value) ? "bad-text" : value ? "" : "soft" }, el("dt", {}, name), el("dd", {}, number(value))))));
-    return el("section", {}, el("details", { id: "parts" },
-      el("summary", {}, "Counters of the process's parts"), el("div", { class: "cards counters" }, ...seen.parts.map(list))));
-  }
-
   function draw(seen) {
     const main = document.getElementById("main"), made = [];
     if (seen.notices.length) {
@@ -143,37 +92,32 @@
     if (!seen.models.length) made.push(el("section", {}, el("h2", {}, "No model is loaded"), el("p", { class: "fine" }, "This process serves nothing yet. Load a model, or look at the log for why none was.")));
     made.push(...seen.models.map((model) => modelSection(model, seen)), refusals(seen));
     if (seen.freshness.length) made.push(freshness(seen));
-    if (seen.parts.length) made.push(parts(seen));
     const at = [window.scrollX, window.scrollY];
     const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
-    const open = [...main.querySelectorAll("details[open]")].map((one) => one.id);
-    const folded = document.activeElement && document.activeElement.closest("details")?.id;
     main.replaceChildren(...made);
-    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    if (folded) document.getElementById(folded)?.querySelector("summary").focus();
     if (focused) [...main.querySelectorAll(".wide")].find((one) => one.getAttribute("aria-label") === focused)?.focus();
     window.scrollTo(...at);
     document.getElementById("process").textContent = `process ${seen.process.pid}, up ${duration(seen.process.up_s)}`;
   }
 
   const asked = document.getElementById("asked");
-  function told(text, away) {
+  function report(text, away) {
     if (asked.textContent !== text) asked.textContent = text;
     asked.classList.toggle("away", away);
   }
 
   let seen = JSON.parse(document.getElementById("seen").textContent);
   draw(seen);
-  told(`as of ${seen.at.slice(11, 19)} UTC`, false);
+  report(`as of ${seen.at.slice(11, 19)} UTC`, false);
   async function ask() {
     try {
       const answer = await fetch("status.json", { cache: "no-store", credentials: "same-origin" });
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       seen = await answer.json();
       draw(seen);
-      told(`as of ${seen.at.slice(11, 19)} UTC`, false);
+      report(`as of ${seen.at.slice(11, 19)} UTC`, false);
     } catch (error) {
-      told(`not answered since ${seen.at.slice(11, 19)} UTC`, true);
+      report(`not answered since ${seen.at.slice(11, 19)} UTC`, true);
     }
     window.setTimeout(ask, seen.refresh_s * 1000);
   }

@@ -19,7 +19,6 @@ import pandas as pd
 from infra.bench.figures import Figure, Measured, at_most
 from infra.bench.parts import Bench, newest_record
 from serving.features.reader import FeastEntityReader
-from serving.features.recipe import Recipe
 from serving.interfaces import VersionState
 from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.online.reader import OnlineReader
@@ -64,8 +63,8 @@ async def _measured(
 ) -> tuple[str, list[float], list[float]]:
     """The store's name, and milliseconds of requests of both ways, a second of each in turn."""
     await reader.start()
-    recipe = reader._known[key]
-    assert isinstance(recipe, Recipe)
+    recipe = reader.recipe(key)
+    assert recipe is not None
     signature = tabular_signature(recipe.columns)
     own_ms: list[float] = []
     resolve_ms: list[float] = []
@@ -90,7 +89,7 @@ def _own(
         time.sleep(wait_s)
         request = draw.choice(requests)
         started = time.perf_counter()
-        online.read(request, reader._moment())
+        online.read(request, reader.moment())
         found.append(1e3 * (time.perf_counter() - started))
     return found
 

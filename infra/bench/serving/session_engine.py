@@ -19,7 +19,7 @@ import onnxruntime
 import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.assembly import Parts, ServingProcess
+from serving.assembly import Components, ServingProcess
 from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import (
@@ -207,11 +207,11 @@ def main(file: str, home: str, port: str) -> None:
     """Serve until the process is ended."""
     ports = {"http": {"port": int(port)}, "grpc": {"port": 0}, "admin": {"port": 0}}
 
-    def parts_of(config: ServingConfig, home: Path) -> Parts:
-        return Parts(SessionEngine(open_session(Path(file)), (Counting(),)))
+    def components_of(config: ServingConfig, home: Path) -> Components:
+        return Components(SessionEngine(open_session(Path(file)), (Counting(),)))
 
     async def run() -> None:
-        await ServingProcess(checked_config(ports, "the bench"), Path(home), parts_of).run()
+        await ServingProcess(checked_config(ports, "the bench"), Path(home), components_of).run()
 
     uvloop.run(run())
 

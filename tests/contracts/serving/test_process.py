@@ -354,7 +354,7 @@ def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:
     status = subprocess.run(
         [*command, "status"], cwd=PROJECT_ROOT, env=env, capture_output=True, text=True, check=True
     )
-    assert json.loads(status.stdout)["ready"] is True
+    assert json.loads(status.stdout)["http"] == server.addresses["http"]
 
 
 def test_a_taken_port_is_a_sentence(server: Process, tmp_path: Path) -> None:

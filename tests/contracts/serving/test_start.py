@@ -23,7 +23,7 @@ from tasks.features.access.feast_import import import_feast
 only_tls_1_3()  # gRPC is not imported yet
 whole = typeguard.typechecked
 import_feast()
-import feast, serving.parts
+import feast, serving.components
 assert "torch" not in sys.modules
 assert typeguard.typechecked is whole
 assert "TypeCheckMemo" not in feast.FeatureView.__init__.__code__.co_names

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from serving.__main__ import main
-from serving.assembly import Parts, PartsOf
+from serving.assembly import Components, ComponentsOf
 from serving.config import ServingConfig
 from serving.errors import BadRequestError, FeaturesRefusedError
 from serving.interfaces import num_rows_of
@@ -45,16 +45,16 @@ class TableReader:
         return features
 
 
-def parts_of(settings: Settings) -> PartsOf:
-    def made(config: ServingConfig, home: Path) -> Parts:
+def components_of(settings: Settings) -> ComponentsOf:
+    def made(config: ServingConfig, home: Path) -> Components:
         stable: str | None = None if "FALAJ_TEST_EMPTY" in os.environ else "1"
         engine = InlineEngine(session_of(Path(os.environ["FALAJ_TEST_MODEL"])), version=stable)
         engine.delay_s = float(os.environ.get("FALAJ_TEST_DELAY_S", "0"))
         pages = {"/metrics": lambda: ("text/plain", b"calls %d\n" % len(engine.answered))}
-        return Parts(engine, entities=TableReader(), pages=pages)
+        return Components(engine, entities=TableReader(), pages=pages)
 
     return made
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], parts_of))
+    sys.exit(main(sys.argv[1:], components_of))

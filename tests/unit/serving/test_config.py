@@ -82,9 +82,8 @@ def test_every_setting_is_told_with_its_default_and_meaning() -> None:
     text = "\n".join(lines)
     for expected in (
         "http.port: 8000",
-        "models[].on_move: swap\n    swap | offer | hold. What a moved",
+        "models[].on_move: swap\n    swap | offer. What a moved",
         "log.retention_days: 90",
-        "entities.online.view_policies.<name>.stale: 'null'",
         "limits.failures.burst: 20",
         "issuers[].issuer: (has to be given)",
         "address_limit.per_s: 1000",

@@ -22,12 +22,12 @@ from serving.errors import (
 )
 from serving.features.config import EntityConfig
 from serving.features.reader import FeastEntityReader
+from tasks.contracts.clock import ClockConfig
 from tasks.contracts.conversion import tabular_signature
 from tasks.features.config import OnlineConfig, ViewPolicy
 from tests.support.serving.entity_stores import (
     KEYS,
     MODEL,
-    SCHEDULE,
     WATERMARK,
     Serving,
     request_of,
@@ -45,9 +45,7 @@ def ask(
     """Ask a reader of its own, at the watermark where nothing else is said."""
 
     async def asked() -> Found:
-        chosen = EntityConfig(
-            **{"moment": WATERMARK, "online": OnlineConfig(timeout_s=5), **config}
-        )
+        chosen = EntityConfig(**{"moment": WATERMARK, **config})
         reader = FeastEntityReader(
             serving.settings, chosen, states=serving.states, origins=serving.origins
         )
@@ -113,14 +111,13 @@ def test_the_answer_says_which_values_versions_and_ages_were_used(serving: Servi
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert report["service"] == "flight_delay_v1.v1"
     weather = report["views"]["weather"]
-    assert (weather["version"], weather["as_trained"]) == (0, True)
+    assert weather["version"] == 0
     assert weather["definition"] == serving.snapshot.feature_views["weather"]
     seen = datetime.fromisoformat(weather["event_time"][0])
     assert weather["age_s"][0] == (moment - seen).total_seconds()
     assert weather["state"] == ["fresh", "fresh"]
     assert report["given"]["origin"] == rows["origin"].tolist()[:2]
     assert report["features"]["weather__temp"] == pytest.approx(rows["weather__temp"].tolist()[:2])
-    assert report["absent"] == []
 
 
 def test_the_keys_of_a_served_model_are_known(serving: Serving) -> None:
@@ -132,36 +129,35 @@ def test_the_keys_of_a_served_model_are_known(serving: Serving) -> None:
     assert ask(serving, question) == set(KEYS)
 
 
-def test_keys_alone_are_answered_where_the_policy_is_to_blank_the_rest(serving: Serving) -> None:
-    keys = {"carrier": ["UA"], "origin": ["EWR"], "dest": ["IAH"], "tailnum": ["N14228"]}
-    with pytest.raises(BadRequestError, match="lacks column weekday, departure_hour"):
-        resolve(serving, keys)
-    inputs, report = resolve(serving, keys, request_columns="blank")
-    assert report["absent"] == list(SCHEDULE)
-    position = serving.snapshot.columns.numeric.index("distance")
-    assert np.isnan(inputs["numeric"][0, position])
-
-
-def test_stale_features_follow_their_policy(serving: Serving) -> None:
+def test_stale_features_follow_their_policy(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request, late = request_of(serving.rows()[:1]), WATERMARK + timedelta(days=3)
     blank, told = resolve(serving, request, moment=late)
     column = serving.snapshot.columns.numeric.index("weather__temp")
     assert np.isnan(blank["numeric"][0, column])
     assert told["views"]["weather"]["state"] == ["stale"]
     assert told["features"]["weather__temp"] == [None]
-    serve = OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
-    served, told = resolve(serving, request, moment=late, online=serve)
+
+    def policies(online: OnlineConfig) -> None:
+        monkeypatch.setattr(
+            "serving.features.reader.read_use_case", lambda repo: (online, ClockConfig())
+        )
+
+    policies(OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5))
+    served, told = resolve(serving, request, moment=late)
     assert np.isfinite(served["numeric"][0, column])
     assert told["views"]["weather"]["state"] == ["stale"]
-    refuse = OnlineConfig(view_policies={"weather": ViewPolicy(stale="refuse")}, timeout_s=5)
+    policies(OnlineConfig(view_policies={"weather": ViewPolicy(stale="refuse")}, timeout_s=5))
     with pytest.raises(FeaturesRefusedError, match="feature view weather"):
-        resolve(serving, request, moment=late, online=refuse)
+        resolve(serving, request, moment=late)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"origin": None}, "has no key column origin; flight-delay is read by carrier"),
+        ({"weekday": None}, "lacks column weekday"),
         ({"orgin": ["EWR"]}, "has column orgin, which is no key"),
         ({"origin": ["EWR", "JFK"]}, "differ in length"),
         ({"origin": "EWR"}, "column origin is one str, expected a list"),

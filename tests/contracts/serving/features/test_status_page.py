@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ from serving.interfaces import Pages, VersionState
 from serving.observability.config import ObservabilityConfig
 from serving.observability.metrics import Source
 from serving.observability.observers import Observability
-from serving.observability.status import STEP_S
-from tasks.contracts.base import TimeWindow
-from tasks.contracts.drift import DriftResult
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.evidence import Evidence
-from tasks.control.retraining.ledger import Ledger
-from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.services.browser import Page, browser, needs_browser
 from tests.support.serving.builders import MODEL, STATES, batch, call
 
@@ -59,82 +51,26 @@ def served(pages: Pages) -> Iterator[str]:
         server.server_close()
 
 
-def evidence(result: DriftResult, drifted: tuple[str, ...]) -> Evidence:
-    end = datetime(2013, 11, 22, 5, tzinfo=UTC)
-    return Evidence(
-        result=result,
-        window=TimeWindow(start=end - timedelta(days=28), end=end),
-        version=3,
-        num_features=69,
-        num_drifted=len(drifted),
-        drifted=drifted,
-        prediction_drifted=False,
-        prediction_effect_low=0.01,
-        num_labelled=1000,
-        champion_age_days=3.0,
-        former_version=None,
-        former_difference=None,
-        sentences=("it moved",),
-    )
-
-
-def without_drift(home: Path) -> Settings:
-    return Settings(home=home, feature_repo=PROJECT_ROOT / "feature_repo" / "flights")
-
-
-def settings_with(home: Path, result: DriftResult, drifted: tuple[str, ...]) -> Settings:
-    settings = without_drift(home)
-    ledger = Ledger(settings.metadata_url)
-    ledger.store_result(MODEL, "flights", evidence(result, drifted), RetrainingPolicy())
-    return settings
-
-
 def observability(
-    settings: Settings,
-    states: list[VersionState] | None = None,
-    sources: tuple[Source, ...] = (),
+    states: list[VersionState] | None = None, sources: tuple[Source, ...] = ()
 ) -> Observability:
-    made = Observability(
-        settings,
-        ObservabilityConfig(),
-        states=lambda: STATES if states is None else states,
-        sources=sources,
+    return Observability(
+        ObservabilityConfig(), states=lambda: STATES if states is None else states, sources=sources
     )
-    made._drift.look([MODEL])
-    return made
 
 
-def with_traffic(made: Observability, num_points: int = 60) -> Observability:
-    """Points of the last minutes, as a process that answers would have kept them."""
-    for number in range(num_points):
+def with_traffic(made: Observability) -> Observability:
+    """A minute of requests."""
+    for number in range(60):
         for _ in range(20 + (number * 7) % 13):
             made.counting.served(batch(call(0.0021), call(0.004)))
         for _ in range(3 + number % 4):
             made.counting.served(batch(call(0.0035), version="4", track="candidate"))
         made.counting.served(batch(call(0.005), version="4", track="shadow"))
-        made._history.note()
-    points = made._history._points
-    now = points[-1].moment
-    for number, point in enumerate(reversed(points)):  # not all of one moment
-        object.__setattr__(point, "moment", now - number * STEP_S)
     return made
 
 
-def entities(stale: int = 0) -> Source:
-    freshness = {
-        "weather": {"fresh": 4180 - stale, "stale": stale, "missing": 2, "ahead": 0},
-        "carrier_stats": {"fresh": 4182, "stale": 0, "missing": 0, "ahead": 0},
-    }
-    return Source("entities", lambda: {"reads": 3100, "shared": 612, "freshness": freshness})
-
-
-def fine(home: Path) -> Observability:
-    log = Source("log", lambda: {"written": 4182, "dropped": 0})
-    settings = settings_with(home, DriftResult.STABLE, ())
-    return with_traffic(observability(settings, sources=(log, entities())))
-
-
-def troubled(home: Path) -> Observability:
+def troubled() -> Observability:
     states = [
         VersionState(
             MODEL, "3", "UNAVAILABLE", "its golden batch differs by 0.31, expected at most 1e-4"
@@ -143,13 +79,11 @@ def troubled(home: Path) -> Observability:
         VersionState(ODD, "1", "LOADING"),
     ]
     numbers = {"written": 4182, "dropped": 0}
-    stale = {"fresh": 100, "stale": 0}
+    rows = {("weather", "fresh"): 100, ("weather", "stale"): 0}
     log = Source("log", lambda: dict(numbers))
-    reads = Source("entities", lambda: {"freshness": {"weather": dict(stale)}})
-    names = ("weather__temp", "origin_stats__late_rate_24h")
-    settings = settings_with(home, DriftResult.RETRAIN, names)
-    made = with_traffic(observability(settings, states, (log, reads)))
-    numbers["dropped"], stale["stale"] = 17, 41
+    reads = Source("entities", lambda: {"freshness": dict(rows)})
+    made = with_traffic(observability(states, (log, reads)))
+    numbers["dropped"], rows["weather", "stale"] = 17, 41
     for _ in range(212):
         made.counting.refused(call(), OverloadedError("full"))
     made.counting.refused(call(), BadRequestError("no"))
@@ -162,38 +96,30 @@ def told(made: Observability) -> dict[str, Any]:
     return dict(json.loads(body))
 
 
-def test_the_status_says_versions_traffic_latency_and_result(tmp_path: Path) -> None:
-    status = told(fine(tmp_path))
+def test_the_status_says_versions_traffic_and_latency() -> None:
+    status = told(with_traffic(observability()))
     (model,) = status["models"]
     stable, candidate, shadow = model["slots"]
     assert (stable["slot"], stable["version"], candidate["version"]) == ("stable", "3", "4")
     assert stable["share"] + candidate["share"] == pytest.approx(1)
     assert shadow["share"] is None
-    assert len(stable["points"]) == 60
     version = model["versions"][0]
     assert version["p50_ms"] == pytest.approx(3, rel=0.6)
     assert version["p50_ms"] < version["p99_ms"]
-    assert model["drift"]["verdict"] == "stable"
     assert status["notices"] == []
 
 
-def test_trouble_is_told_in_sentences(tmp_path: Path) -> None:
-    notices = " | ".join(told(troubled(tmp_path))["notices"])
+def test_trouble_is_told_in_sentences() -> None:
+    notices = " | ".join(told(troubled())["notices"])
     for words in (
         "flight-delay has no ready version in track stable",
         "version 3: its golden batch differs",
         "212 calls of flight-delay (stable) refused: overloaded",
         "log dropped 17 entries",
         "41 rows were read with values of weather that are too old",
-        "the newest drift check says retrain",
     ):
         assert words in notices
     assert "bad_request" not in notices, "a client's own fault needs nobody's attention"
-
-
-def test_looking_for_results_makes_no_database(tmp_path: Path) -> None:
-    observability(without_drift(tmp_path / "home"))
-    assert not (tmp_path / "home").exists()
 
 
 @needs_browser
@@ -202,16 +128,15 @@ def test_looking_for_results_makes_no_database(tmp_path: Path) -> None:
 def test_the_page_is_whole_in_every_width_and_light(
     tmp_path: Path, width: int, scheme: str
 ) -> None:
-    made = troubled(tmp_path / "home")
+    made = troubled()
     with served(made.pages) as url, browser(tmp_path) as page:
         page.set_size(width, 900)
         page.prefer(scheme)
         page.open(f"{url}/status")
-        page.wait_for_text(MODEL, "NEEDS ATTENTION", "212", "retrain", "onnx-fp32", ODD)
+        page.wait_for_text(MODEL, "NEEDS ATTENTION", "212", "onnx-fp32", ODD)
         assert page.value("document.querySelectorAll('img').length") == 0
         assert page.value("document.documentElement.scrollWidth <= window.innerWidth")
         assert page.value("[...document.querySelectorAll('th')].every(th => th.scope)")
-        assert page.value("[...document.querySelectorAll('svg')].every(s => s.ariaLabel)")
         ground = page.value("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(246, 244, 238)") == (scheme == "light")
         assert least_contrast(page) >= 4.5
@@ -250,7 +175,7 @@ def test_the_page_follows_what_happens_and_says_when_it_cannot(
 ) -> None:
     monkeypatch.setattr("serving.observability.status.REFRESH_S", 0.3)
     states = [STATES[0]]
-    made = with_traffic(observability(without_drift(tmp_path / "home"), states))
+    made = with_traffic(observability(states))
     with browser(tmp_path) as page:
         with served(made.pages) as url:
             page.open(f"{url}/status")
@@ -266,7 +191,7 @@ def test_the_page_follows_what_happens_and_says_when_it_cannot(
 @pytest.mark.slow
 @needs_browser
 def test_a_process_without_models_says_so(tmp_path: Path) -> None:
-    made = observability(without_drift(tmp_path / "home"), [])
+    made = observability([])
     with served(made.pages) as url, browser(tmp_path) as page:
         page.open(f"{url}/status")
         page.wait_for_text("No model is loaded")

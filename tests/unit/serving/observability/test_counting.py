@@ -98,16 +98,11 @@ def test_names_that_clients_make_up_become_no_series(counting: Counting) -> None
     }
 
 
-def test_other_parts_of_the_process_are_told_too(counting: Counting) -> None:
+def test_other_components_of_the_process_are_shown_too(counting: Counting) -> None:
     def read() -> dict[str, Any]:
-        return {
-            "dropped": 3,
-            "waiting": 2,
-            "refused": {"over loaded": 7},
-            "freshness": {"weather": {"fresh": 5, "stale": 1}},
-            "empty": {},
-            "name": "not a number",
-        }
+        freshness = {("weather", "fresh"): 5, ("weather", "stale"): 1}
+        refused = {"over loaded": 7}
+        return {"dropped": 3, "waiting": 2, "refused": refused, "freshness": freshness, "empty": {}}
 
     source = Source("entities", read, frozenset({"waiting"}), {"freshness": ("view", "state")})
     seen = samples(Metrics(counting, lambda: STATES, [source]))

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from serving.errors import OverloadedError
 from serving.observability.config import TraceConfig
-from serving.observability.tracing import Tracing, read_traceparent
+from serving.observability.tracing import Tracing
 from tests.support.serving.builders import MODEL, TRACE, batch, call
 
 
@@ -92,15 +92,21 @@ def test_a_callers_trace_goes_on_from_arrival_to_backend(collector: Collector) -
     assert told["falaj.version"].string_value == "3"
     assert told["falaj.rows"].int_value == 3
     assert {a.key: a.value.int_value for a in inner[2].attributes}["falaj.batch.calls"] == 2
-    assert tracing.counters()["sent_spans"] == 4
 
 
 def test_a_caller_that_does_not_sample_is_followed(collector: Collector) -> None:
     tracing = traced(TraceConfig(endpoint=collector.url, ratio=1.0))
     tracing.served(batch(call(trace=TRACE[:-2] + "00")))
-    tracing.served(batch(call(trace="nonsense")))
     tracing.stop()
-    assert tracing.counters()["sampled"] == 1, "one that says nothing valid is a new trace"
+    assert not collector.received
+
+
+@pytest.mark.parametrize("text", ["nonsense", TRACE.upper(), "ff" + TRACE[2:], "x" * 4000])
+def test_what_is_no_traceparent_begins_a_trace(collector: Collector, text: str) -> None:
+    tracing = traced(TraceConfig(endpoint=collector.url, ratio=1.0))
+    tracing.served(batch(call(trace=text)))
+    tracing.stop()
+    assert len(collector.received) == 3
 
 
 def test_a_refused_call_is_an_error_with_its_reason(collector: Collector) -> None:
@@ -121,21 +127,8 @@ def test_the_ratio_decides_for_calls_without_a_trace(tmp_path: Path) -> None:
     tracing.stop()
     spans = [json.loads(line) for line in file.read_text().splitlines()]
     assert 90 < len(spans) / 3 < 210
-    assert spans[0]["name"] == f"infer {MODEL}"
+    assert {span["name"] for span in spans} == {f"infer {MODEL}", "queue", "compute"}
     assert len({span["context"]["trace_id"] for span in spans}) == len(spans) / 3
-
-
-def test_more_than_may_wait_is_dropped_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.observability.tracing.MOST_WAITING", 3)
-    monkeypatch.setattr("serving.observability.tracing.EVERY_S", 600)
-    tracing = traced(TraceConfig(file=tmp_path / "f", ratio=1))
-    for _ in range(5):
-        tracing.served(batch(call()))
-    assert (tracing.num_sampled, tracing.num_dropped) == (3, 2)
-    tracing.stop()
-    assert tracing.counters()["sent_spans"] == 9
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -143,7 +136,6 @@ def test_a_collector_that_is_away_ends_nothing() -> None:
     tracing = traced(TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1))
     tracing.served(batch(call()))
     tracing.stop()
-    assert tracing.counters()["failed_spans"] == 3
 
 
 def test_where_tracing_is_off_nothing_is_kept() -> None:
@@ -151,21 +143,3 @@ def test_where_tracing_is_off_nothing_is_kept() -> None:
     tracing.served(batch(call(trace=TRACE)))
     tracing.refused(call(trace=TRACE), OverloadedError("full"))
     tracing.stop()
-    assert tracing.counters()["sampled"] == 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "00",
-        TRACE.upper(),
-        "ff" + TRACE[2:],
-        TRACE.replace("4bf92f3577b34da6a3ce929d0e0e4736", "0" * 32),
-        TRACE.replace("00f067aa0ba902b7", "0" * 16),
-        TRACE + "0",
-        "x" * 4000,
-    ],
-)
-def test_what_is_no_traceparent_is_none(text: str) -> None:
-    assert read_traceparent(text) is None

@@ -1,9 +1,9 @@
-"""The parts of a process that serves the registered versions of one installation.
+"""The components of a process that serves the registered versions of one installation.
 
     registry -> engine -> log, metrics, traces       online store -> entity reader
-    security.yaml, or what the edge wrote -> guard, TLS
+    security.yaml, or what the gateway wrote -> guard, TLS
 
-Each part reads its section of `serving.yaml`. Who may ask is said in the state folder instead,
+Each component reads its section of `serving.yaml`. Who may ask is said in the state folder instead,
 `serving/security.yaml`: it belongs to an installation, not to a feature repository.
 """
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from serving.assembly import Parts, PartsOf
+from serving.assembly import Components, ComponentsOf
 from serving.config import ServingConfig
 from serving.engine.engine import GAUGES, LABELS, ModelEngine
 from serving.engine.queues import Limits
@@ -35,13 +35,13 @@ from tasks.release.ledger import tracks_at_start
 logger = logging.getLogger(__name__)
 
 
-def installed_parts(settings: Settings) -> PartsOf:
-    """The parts of a process that serves registered versions of one installation."""
+def installed_components(settings: Settings) -> ComponentsOf:
+    """What makes the components of a process that serves the versions of one installation."""
 
-    def parts_of(config: ServingConfig, home: Path) -> Parts:
+    def components_of(config: ServingConfig, home: Path) -> Components:
         return _wired(settings, config, home)
 
-    return parts_of
+    return components_of
 
 
 class CheckedLog:
@@ -57,7 +57,6 @@ class CheckedLog:
     ) -> None:
         self._log, self._engine, self._entities = log, engine, entities
         self._is_checked = self._is_wrong = False
-        self._logged = ""
 
     def look(self) -> None:
         """Check the names where a model is ready.
@@ -70,18 +69,17 @@ class CheckedLog:
             return
         signatures = {s.name: self._engine.signature(s.name, s.version) for s in ready}
         keys: dict[str, Iterable[str]] = {}
-        away = ""
+        away = False
         for name in signatures:
             try:
                 keys[name] = self._entities.keys_of(name) or ()
-            except ServingError as exc:
-                away = away or f"{name}: {exc}"
+            except ServingError:
+                away = True
         try:
             self._log.check_names(signatures, keys)
-        except ConfigurationError as exc:
+        except ConfigurationError:
             if not away:
                 raise
-            self._log_once(f"nothing is logged before entity keys are known ({away}): {exc}")
         else:
             self._is_checked = True
 
@@ -105,17 +103,12 @@ class CheckedLog:
                 self.look()
             except ConfigurationError as exc:
                 self._is_wrong = True
-                self._log_once(f"no prediction is logged: {exc}")
+                logger.error("no prediction is logged: %s", exc)
         return self._is_checked
 
-    def _log_once(self, sentence: str) -> None:
-        if sentence != self._logged:
-            self._logged = sentence
-            logger.error("%s", sentence)
 
-
-def _wired(settings: Settings, config: ServingConfig, home: Path) -> Parts:
-    """All parts. Nothing is opened before their `starts` are run, files of security apart.
+def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
+    """All components. Nothing is opened before `start` is run, files of security apart.
 
     Raises:
         ConfigurationError: a file of security is not fit.
@@ -129,7 +122,6 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Parts:
     security = secured(config.security, home, config.host)
     tls = None if security is None else security.tls
     observability = Observability(
-        settings,
         config.observability,
         states=engine.states,
         sources=(
@@ -157,7 +149,7 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Parts:
         if tls is not None:
             tls.stop()
 
-    return Parts(
+    return Components(
         engine,
         observers=observers,
         guard=None if security is None else security.guard,
@@ -165,7 +157,7 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Parts:
         pages=observability.pages,
         tls=None if tls is None else tls.context,
         grpc_credentials=None if security is None else security.grpc,
-        starts=(start,),
+        start=start,
         stops=(partial(engine.stop, config.stop_s), entities.stop, observability.stop, stop_log),
     )
 
@@ -173,7 +165,7 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Parts:
 async def _resume_releases(engine: ModelEngine, settings: Settings, config: ServingConfig) -> None:
     """Begin with the tracks of an open release: the alias names its candidate already.
 
-    Where they cannot be known or had, the alias decides, and the release's next look mends it.
+    Where they cannot be known or had, the alias decides, and the release's next cycle mends it.
     """
     for model in config.models:
         if model.on_move != "offer":

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from serving.assembly import ADDRESS_FILE, Parts, ServingProcess, read_addresses
+from serving.assembly import ADDRESS_FILE, Components, ServingProcess, read_addresses
+from serving.components import CheckedLog
 from serving.config import ServingConfig, checked_config
 from serving.errors import NotReadyError, OverloadedError
 from serving.interfaces import VersionState
 from serving.log.prediction_log import PredictionLog
-from serving.parts import CheckedLog
 from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
 from tests.support.data.builders import frame
@@ -79,10 +79,10 @@ def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
     )
     found = []
 
-    def parts_of(config: ServingConfig, home: Path) -> Parts:
+    def components_of(config: ServingConfig, home: Path) -> Components:
         found.append(read_addresses(home))
         raise ConfigurationError("a part cannot be made")
 
     with pytest.raises(ConfigurationError, match="cannot be made"):
-        asyncio.run(ServingProcess(config, tmp_path, parts_of).run())
+        asyncio.run(ServingProcess(config, tmp_path, components_of).run())
     assert found == [None]
