@@ -24,7 +24,7 @@ def docs(*, context: Here) -> list[str]:
     """Bring the data docs of all validations up to date."""
     from tasks.validation.docs import build_site
 
-    site = build_site(context.settings.store, context.home, budget_s=float("inf"))
+    site = build_site(context.settings.store, context.home)
     return [row("Data docs", f"{site.index} with {site.num_pages} results")]
 
 

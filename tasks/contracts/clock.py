@@ -21,6 +21,9 @@ def _is_a_zone(name: str) -> str:
     return name
 
 
+TimeZone = Annotated[str, AfterValidator(_is_a_zone)]
+
+
 class ClockConfig(BaseModel):
     """What time it is for a use case, and how long its scheduled windows are."""
 
@@ -33,9 +36,7 @@ class ClockConfig(BaseModel):
         description="Year of recorded data that is played back: the clock shows today's date and "
         "time in that year, again each year. None: the data is live.",
     )
-    time_zone: Annotated[str, AfterValidator(_is_a_zone)] = Field(
-        default="UTC", description="Where the use case's days begin."
-    )
+    time_zone: TimeZone = Field(default="UTC", description="Where the use case's days begin.")
     label_hours: float = Field(
         default=0.0,
         ge=0,

@@ -133,14 +133,6 @@ class Baseline(_Value):
         extra = [ROWS, *([HOURS] if self.hours else [])]
         return tuple(dict.fromkeys([*extra, *self.bands, *self.categories, *self.relations]))
 
-    def only(self, columns: set[str]) -> Baseline:
-        """The bands of some columns."""
-        kept = {
-            field: {n: value for n, value in getattr(self, field).items() if n in columns}
-            for field in ("bands", "categories", "relations")
-        }
-        return self.model_copy(update=kept)
-
     @property
     def needed_columns(self) -> set[str]:
         """Columns that the judged table must have."""

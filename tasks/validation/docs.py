@@ -2,26 +2,21 @@
 
 The pages come from Great Expectations' own renderer. What it would load from other hosts (styles,
 scripts, pictures) is taken out, so that a page opened anywhere asks nobody for anything; a small
-style sheet takes its place. A page is named by the digest of its result and made once; the site is
-put together aside and swapped in by one link.
+style sheet takes its place. A page is named by the digest of its result and made once.
 """
 
 from __future__ import annotations
 
 import html
-import os
 import re
-import shutil
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
-from tasks.kernel.errors import ArtifactError, refused_writes_explained
-from tasks.kernel.files import digest_of, locked
+from tasks.kernel.errors import ArtifactError
+from tasks.kernel.files import digest_of, locked, write_atomically
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 
@@ -45,58 +40,36 @@ _FAR_LINK = re.compile(r"(<a\b[^>]*?)\bhref=[\"']https?://[^\"']*[\"']", re.IGNO
 
 @dataclass(frozen=True)
 class Site:
-    """The data docs as they are now.
-
-    Args:
-        index: page that leads to all others.
-        num_pages: validation results that have a page.
-        num_waiting: results whose page waits for the next time, because time was up.
-    """
+    """The data docs as they are now: the page that leads to all others, and how many these are."""
 
     index: Path
     num_pages: int
-    num_waiting: int
 
 
-def build_site(store: ArtifactStore, home: Path, budget_s: float) -> Site:
-    """Bring the data docs up to date with the kept results; unfinished pages wait.
+def build_site(store: ArtifactStore, home: Path) -> Site:
+    """Bring the data docs up to date with the kept results.
 
-    Safe to repeat: finished pages are kept, and readers see the old site or the new one. Runs that
-    end at one time, of several use cases say, do it one after the other: each removes the sites
-    before its own.
+    Safe to repeat, and to break off: finished pages are kept, and the index is written last. Of
+    runs that end at one time one does it after the other.
 
     Args:
         store: keeps results under `validations` and `failed_validations`.
-        home: state folder; the site lies in `data_docs/current/`.
-        budget_s: no page is begun after this many seconds.
+        home: state folder; the site is in `data_docs/current/`.
 
     Raises:
-        StorageError: the disk refused a write; the site is as it was.
+        StorageError: the disk refused a write; finished pages stay.
     """
-    root = home / FOLDER
-    with refused_writes_explained(root), _alone(root):
-        deadline = time.monotonic() + budget_s
-        aside = Path(mkdtemp(prefix="site-", dir=root))
-        entries: list[tuple[str, SuiteOutcome]] = []
-        waiting = 0
-        for name, file in _results(store).items():
-            try:
-                outcome = read_outcome(file)
-            except ArtifactError:  # of another release: its page, if it has one, goes with it
-                continue
-            before = root / CURRENT / name
-            if before.exists():
-                os.link(before.resolve(), aside / name)
-            elif time.monotonic() < deadline:
-                (aside / name).write_text(render_page(outcome), encoding="utf-8")
-            else:
-                waiting += 1
-                continue
-            entries.append((name, outcome))
-        (aside / INDEX).write_text(render_index(entries), encoding="utf-8")
-        aside.chmod(0o755)
-        _swap(root, aside)
-    return Site(root / CURRENT / INDEX, len(entries), waiting)
+    root = home / FOLDER / CURRENT
+    with locked(root.with_name("lock")):
+        outcomes = _outcomes(store)
+        for name, outcome in outcomes.items():
+            if not (root / name).exists():
+                write_atomically(root / name, render_page(outcome))
+        write_atomically(root / INDEX, render_index(list(outcomes.items())))
+        for page in root.glob("*.html"):
+            if page.name not in (INDEX, *outcomes):
+                page.unlink()
+    return Site(root / INDEX, len(outcomes))
 
 
 def render_page(outcome: SuiteOutcome) -> str:
@@ -175,11 +148,11 @@ def render_index(entries: Sequence[tuple[str, SuiteOutcome]]) -> str:
 def _head(outcome: SuiteOutcome) -> str:
     warnings = [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
     faults = [*outcome.looks_like, *outcome.faults, *warnings]
-    told = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
+    items = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
     return (
         f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(outcome.suite)} on "
         f"{html.escape(outcome.subject)}: {_result(outcome)}</h1><p>{outcome.num_rows:,} rows, "
-        f"{html.escape(str(outcome.window))}</p><ul>{told}</ul>"
+        f"{html.escape(str(outcome.window))}</p><ul>{items}</ul>"
     )
 
 
@@ -189,29 +162,11 @@ def _result(outcome: SuiteOutcome) -> str:
     )
 
 
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Hold the site until the block, or the process, ends."""
-    with locked(root / "lock"):
-        yield
-
-
-def _results(store: ArtifactStore) -> dict[str, Path]:
-    """Page to result. Equal results have one page: a later release keeps its own, of equal rows."""
-    files = (
-        file
-        for kind in ("validations", "failed_validations")
-        for file in sorted((store.root / kind).glob("[!.]*/validation.json"))
-    )
-    return {f"{digest_of(file)[:24]}.html": file for file in files}
-
-
-def _swap(root: Path, aside: Path) -> None:
-    """Let `current` lead to the new site, then remove the sites before it."""
-    link = root / f".{CURRENT}-{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(aside.name, target_is_directory=True)
-    link.replace(root / CURRENT)
-    for old in root.glob("site-*"):
-        if old != aside:
-            shutil.rmtree(old, ignore_errors=True)
+def _outcomes(store: ArtifactStore) -> dict[str, SuiteOutcome]:
+    """Page to result. Equal results have one page; those of another release have none."""
+    found = {}
+    for kind in ("validations", "failed_validations"):
+        for file in sorted((store.root / kind).glob("[!.]*/validation.json")):
+            with suppress(ArtifactError):
+                found[f"{digest_of(file)[:24]}.html"] = read_outcome(file)
+    return found

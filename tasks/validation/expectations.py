@@ -8,7 +8,6 @@ those: 7 times faster and a fifth of the memory on a table of 66 columns.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +21,6 @@ from great_expectations.expectations.expectation import Expectation
 from pydantic_core import to_jsonable_python
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.validation.sql import between, literal, quoted
 from tasks.validation.subject import Subject
 from tasks.validation.suites import Rule, Suite, rule_columns
 
@@ -196,68 +194,3 @@ def _wrong_entry(suite: Suite, entry: int, rule: Rule, reason: str) -> Configura
     return ConfigurationError(
         f"suite file expectations/{suite.suite}.yaml, {about}. Mend the file. Nothing was judged"
     )
-
-
-# The same by SQL, for sweeps and diagnosis: Great Expectations takes some milliseconds for each
-# expectation, and a sweep over a year of days, or a search through dozens of possible repairs of a
-# refused table, asks for hundreds of thousands. The tests hold the two against each other.
-
-
-def failing(checks: Sequence[Check], subject: Subject) -> list[Check]:
-    """The checks that do not hold; those whose table has too few rows are left out.
-
-    Raises:
-        ValueError: a check is of a type that has no SQL here.
-    """
-    by_table: dict[str, list[Check]] = defaultdict(list)
-    for check in checks:
-        by_table[check.rule.table].append(check)
-    broken: set[int] = set()
-    for table, together in by_table.items():
-        counts = ", ".join(f"({_facts(check)})" for check in together)
-        [(num_rows, *held)] = subject.query(f"SELECT count(*), {counts} FROM {quoted(table)}")
-        broken |= {
-            id(check)
-            for check, holds in zip(together, held, strict=True)
-            if num_rows >= check.rule.min_rows and holds is False
-        }
-    return [check for check in checks if id(check) in broken]
-
-
-def can_screen(check: Check) -> bool:
-    """True where a check has its SQL here."""
-    try:
-        _facts(check)
-    except ValueError:
-        return False
-    return True
-
-
-def _facts(check: Check) -> str:
-    """SQL that is false where the check does not hold; null or true where it does."""
-    kind, kwargs = check.rule.type, check.rule.kwargs
-    low, high = kwargs.get("min_value"), kwargs.get("max_value")
-    names = [quoted(name) for name in check.columns]
-    if kind in _ROW_COUNTS:
-        low, high = kwargs.get("value", low), kwargs.get("value", high)
-        return between("count(*)", low, high)
-    if kind == "expect_column_mean_to_be_between":
-        return f"coalesce({between(f'avg({names[0]})', low, high)}, false)"
-    if kind in ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique"):
-        known = " OR ".join(f"{name} IS NOT NULL" for name in names)  # nulls are alike in a key
-        key = f"row({', '.join(names)})"
-        return f"count(DISTINCT {key}) FILTER ({known}) = count(*) FILTER ({known})"
-    mostly = float(str(kwargs.get("mostly", 1)))
-    if kind == "expect_column_values_to_not_be_null":
-        return f"count({names[0]}) >= {mostly!r} * count(*) - 1e-9"
-    if kind == "expect_column_values_to_be_null":
-        return f"count(*) - count({names[0]}) >= {mostly!r} * count(*) - 1e-9"
-    if kind == "expect_column_values_to_be_between":
-        good = f"{names[0]} IS NOT NULL AND {between(names[0], low, high)}"
-    elif kind == "expect_column_values_to_match_regex":
-        good = f"regexp_matches({names[0]}, {literal(kwargs['regex'])})"
-    elif kind == "expect_column_values_to_be_in_set" and isinstance(kwargs["value_set"], list):
-        good = f"{names[0]} IN ({', '.join(map(literal, kwargs['value_set']))})"
-    else:
-        raise ValueError(f"{kind} has no SQL")
-    return f"count(*) FILTER ({good}) >= {mostly!r} * count({names[0]}) - 1e-9"

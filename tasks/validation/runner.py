@@ -23,7 +23,6 @@ from tasks.contracts.data import (
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.validation.baseline import DAYS, faults_in
-from tasks.validation.diagnosis import diagnose
 from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.outcome import (
     CheckOutcome,
@@ -245,8 +244,6 @@ def _judge(
         faults = [str(exc)]
     checks = tuple(_check_outcome(item) for item in judged)
     broken = [item for item, check in zip(judged, checks, strict=True) if check.status == "failed"]
-    failed = [item.check for item in broken]
-    found = diagnose(path, table.name, suite, window, failed, others) if failed else None
     return SuiteOutcome(
         suite=suite.suite,
         subject=table.name,
@@ -257,7 +254,7 @@ def _judge(
         great_expectations_version=gx.__version__,
         column_types=column_types,
         table_faults=tuple(faults),
-        looks_like=(found,) if found else _pointed_to(broken),
+        looks_like=_pointed_to(broken),
         checks=checks,
         results=tuple(item.result for item in judged if item.result is not None),
     )

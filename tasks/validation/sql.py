@@ -19,12 +19,3 @@ def literal(value: object) -> str:
     if isinstance(value, datetime):
         return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
     return "'" + str(value).replace("'", "''") + "'"
-
-
-def between(value: str, low: object, high: object) -> str:
-    """Condition that a value lies within bounds, of which each may be None."""
-    sides = [
-        *([f"{value} >= {literal(low)}"] if low is not None else []),
-        *([f"{value} <= {literal(high)}"] if high is not None else []),
-    ]
-    return " AND ".join(sides) or "true"

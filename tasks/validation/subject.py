@@ -19,7 +19,6 @@ from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 
 MEMORY_LIMIT = "1GB"
 SMALL_ROWS = 50_000
-NUM_EXAMPLES = 3
 
 _INTEGERS = {
     *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"),
@@ -76,23 +75,18 @@ class Subject:
                 faults.append(self._wrong_type(name, seen, kind))
         return faults
 
-    def derive(
-        self,
-        references: Mapping[str, Path] | None = None,
-        repairs: Mapping[str, str] | None = None,
-    ) -> dict[str, set[str]]:
+    def derive(self, references: Mapping[str, Path] | None = None) -> dict[str, set[str]]:
         """Compute derived columns and aggregates; returns the columns of every table by its name.
 
         Args:
             references: Parquet of other tables that the suite's SQL may read.
-            repairs: column to the SQL expression that is to stand in its place.
 
         Raises:
             ConfigurationError: an expression or query of the suite is wrong.
             DataContractError: an aggregate meets a value that its query cannot work with.
         """
         self._refer(references or {})
-        self._derive_columns(repairs or {})
+        self._derive_columns()
         for name, query in self.suite.aggregates.items():
             self._make(
                 f"TABLE {quoted(name)} AS FROM ({query}) ORDER BY ALL", f"aggregate {name!r}"
@@ -117,21 +111,16 @@ class Subject:
                 typed = ", ".join(f"{column} {_EMPTY_TYPE[kind]}" for column, kind in kinds)
                 self._make(f"TABLE {quoted(name)} ({typed})", what)
 
-    def _derive_columns(self, repairs: Mapping[str, str]) -> None:
-        """Make the subject readable with its derived columns; a wrong one is called by its name."""
-        replaced = ", ".join(f"({sql}) AS {quoted(name)}" for name, sql in repairs.items())
-        source = f"(SELECT * {f'REPLACE ({replaced})' if replaced else ''} FROM {self._source})"
-        steps = [source]
-        for name, expression in self.suite.derived.items():
-            steps.append(f"(SELECT *, ({expression}) AS {quoted(name)} FROM {steps[-1]})")
-        made = f"{SUBJECT} AS SELECT * FROM {steps[-1]}"
+    def _derive_columns(self) -> None:
+        """Make the subject readable with its derived columns, each a view over those before it."""
+        source = self._source
+        for number, (name, expression) in enumerate(self.suite.derived.items()):
+            derived = f"VIEW derived_{number} AS SELECT *, ({expression}) AS {quoted(name)}"
+            self._make(f"{derived} FROM {source}", f"derived column {name!r}")
+            source = f"derived_{number}"
+        made = f"{SUBJECT} AS FROM {source}"
         try:  # a table is computed once, a view each time
             self._make(f"{'TABLE' if self.num_rows <= SMALL_ROWS else 'VIEW'} {made}", "subject")
-        except ConfigurationError:
-            for name, step in zip(self.suite.derived, steps[1:], strict=True):
-                with self._mistakes_explained(f"derived column {name!r}"):
-                    self._describe(step)
-            raise
         except DataContractError:  # raised later, with the name of the column that is asked for
             self._make(f"VIEW {made}", "subject")
 
@@ -183,11 +172,9 @@ class Subject:
             return fault
         column = quoted(name)
         misfits = self.query(
-            f"SELECT DISTINCT {column} FROM {self._source} WHERE {column} IS NOT NULL "
-            f"AND TRY_CAST({column} AS DOUBLE) IS NULL ORDER BY 1 LIMIT {NUM_EXAMPLES}"
-        )
-        shown = ", ".join(repr(row[0]) for row in misfits)
-        return f"{fault}; it holds {shown}" if shown else f"{fault}; its numbers are stored as text"
+            f"SELECT min({column}) FROM {self._source} WHERE TRY_CAST({column} AS DOUBLE) IS NULL"
+        )[0][0]
+        return f"{fault}; it holds {misfits!r}" if misfits else f"{fault}; its numbers are text"
 
     def _make(self, thing: str, what: str) -> None:
         with self._mistakes_explained(what):
@@ -254,26 +241,25 @@ def _source(con: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise DataContractError(f"{name}: folder {path.name} holds no Parquet file")
-    first = _columns_of(con, files[0], name)
-    for file in files[1:]:
-        if (columns := _columns_of(con, file, name)) != first:
-            changed = sorted({column for column, *_ in set(columns) ^ set(first)})
-            raise DataContractError(
-                f"{name}: {file.name} and {files[0].name} differ in column(s) {', '.join(changed)} "
-                "or in their order"
-            )
+    schemas = {str(_columns_of(con, file, name)): file.name for file in files}
+    if len(schemas) > 1:
+        raise DataContractError(
+            f"{name}: {' and '.join(schemas.values())} differ in their columns, or in the columns' "
+            f"types or order: {' against '.join(schemas)}"
+        )
     return (
         f"read_parquet([{', '.join(literal(file) for file in files)}], hive_partitioning = false)"
     )
 
 
-def _columns_of(con: duckdb.DuckDBPyConnection, file: Path, name: str) -> list[tuple[Any, ...]]:
+def _columns_of(con: duckdb.DuckDBPyConnection, file: Path, name: str) -> dict[str, str]:
     try:
-        return con.execute(f"DESCRIBE FROM read_parquet({literal(file)})").fetchall()
+        rows = con.execute(f"DESCRIBE FROM read_parquet({literal(file)})").fetchall()
     except duckdb.Error as exc:
         raise DataContractError(
             f"{name}: {file.name} cannot be read as Parquet ({_reason(exc)})"
         ) from exc
+    return {str(row[0]): str(row[1]) for row in rows}
 
 
 def _widened(name: str, duckdb_type: str) -> str:

@@ -33,7 +33,6 @@ Draw the entities of a parity check, each with the moment at which it is to be a
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,8 +241,8 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 30.0
 """A check is in no hurry; a server's time-out would only make it fail on a busy machine."""
 
-MAX_EXAMPLES = 20
-"""Differences that are told one by one; all are counted."""
+MAX_EXAMPLES = 5
+"""Differences of a view that are reported one by one; all are counted."""
 
 ROW, MOMENT = "parity_row", "event_timestamp"
 KEY_DTYPES = {
@@ -252,19 +251,6 @@ KEY_DTYPES = {
     ValueType.INT64: "Int64",
     ValueType.UNIX_TIMESTAMP: "datetime64[us, UTC]",
 }
-
-
-@dataclass
-class _Tally:
-    """What the comparison of one view has met so far."""
-
-    watermark: datetime
-    overtaken: int
-    entities: int = 0
-    values: int = 0
-    differing: int = 0
-    null: int = 0
-    stale: int = 0
 
 
 def check_parity(
@@ -288,18 +274,25 @@ def check_parity(
     watermarks = _watermarks(tables, home)
     feast = open_store(home, repo, features_folder(tables, store))
     service = find_service(feast, config.training_set.feature_service)
-    reader = OnlineReader(feast, service, _as_training_reads(config.online))
+    # What is too old is blank as in training, whatever servers do; nothing is of after the moment.
+    patience_s = max(config.online.timeout_s, PATIENCE_S)
+    reader = OnlineReader(feast, service, OnlineConfig(clock_tolerance_s=0.0, timeout_s=patience_s))
     try:
         drawn, overtaken = draw_entities(reader, feast, watermarks, config)
-        tallies = [
-            _Tally(watermark=watermarks[view.definition.name], overtaken=passed)
-            for view, passed in zip(reader.plan.views, overtaken, strict=True)
-        ]
         online, offline = _ask(reader, feast, service, drawn)
     finally:
         reader.close()
-    examples = _compare(reader, drawn, tallies, online, offline)
-    return _report(reader, tables, tallies, examples)
+    views: list[ViewParity] = []
+    examples: list[ParityDifference] = []
+    for position, view in enumerate(reader.plan.views):
+        differences, counts = _compare(position, view, drawn, online, offline)
+        examples += differences
+        watermark = watermarks[view.definition.name]
+        passed = overtaken[position]
+        views.append(
+            ViewParity(view=view.name, watermark=watermark, num_overtaken=passed, **counts)
+        )
+    return _report(reader.plan.service, tables, views, examples)
 
 
 def _watermarks(tables: FeatureTables, home: Path) -> dict[str, datetime]:
@@ -318,21 +311,19 @@ def _watermarks(tables: FeatureTables, home: Path) -> dict[str, datetime]:
     return {view.name: view.watermark for view in ledger.views}
 
 
-def _as_training_reads(online: OnlineConfig) -> OnlineConfig:
-    """Blank what is too old, whatever servers do; take nothing from after the moment."""
-    return OnlineConfig(clock_tolerance_s=0.0, timeout_s=max(online.timeout_s, PATIENCE_S))
-
-
 def _ask(
     reader: OnlineReader, feast: FeatureStore, service: FeatureService, drawn: list[DrawnEntity]
 ) -> tuple[OnlineAnswer, pa.Table]:
     """Both answers, one row a drawn entity, in their order."""
     kinds = reader.plan.request_columns
+    numbers = list(range(len(drawn)))
     columns: dict[str, list[Any]] = {
         name: [entity.key.get(name) for entity in drawn] for name in kinds
     }
     moments = [entity.moment for entity in drawn]
-    online = reader.read(columns or {ROW: list(range(len(drawn)))}, moments)
+    online = reader.read(columns or {ROW: numbers}, moments)
+    if not drawn:
+        return online, pa.table({ROW: pa.array([], pa.int64())})
     frame = pd.DataFrame(
         {
             name: pd.Series(values, dtype=KEY_DTYPES.get(kinds[name], "object"))
@@ -340,11 +331,15 @@ def _ask(
         }
     )
     frame[MOMENT] = pd.Series(moments, dtype="datetime64[us, UTC]")
-    frame[ROW] = np.arange(len(drawn), dtype=np.int64)
-    if not drawn:
-        return online, pa.table({ROW: pa.array([], pa.int64())})
-    offline = _retrieve(feast, service, frame).sort_by(ROW)
-    if offline.column(ROW).to_pylist() != list(range(len(drawn))):
+    frame[ROW] = np.array(numbers, dtype=np.int64)
+    job = feast.get_historical_features(
+        entity_df=frame,
+        features=service,
+        full_feature_names=True,
+        filter_by_created_timestamp=True,
+    )
+    offline = job.to_arrow().sort_by(ROW)
+    if offline.column(ROW).to_pylist() != numbers:
         raise FeatureStoreError(
             f"retrieval of {service.name}: {len(drawn)} rows went in, {offline.num_rows} came out; "
             "expected each once. Nothing was compared"
@@ -352,47 +347,35 @@ def _ask(
     return online, offline
 
 
-def _retrieve(feast: FeatureStore, service: FeatureService, frame: pd.DataFrame) -> pa.Table:
-    job = feast.get_historical_features(
-        entity_df=frame,
-        features=service,
-        full_feature_names=True,
-        filter_by_created_timestamp=True,
-    )
-    return job.to_arrow()
-
-
 def _compare(
-    reader: OnlineReader,
+    position: int,
+    view: PlannedView,
     drawn: list[DrawnEntity],
-    tallies: list[_Tally],
     online: OnlineAnswer,
     offline: pa.Table,
-) -> list[ParityDifference]:
-    """Fill in the tallies; return the first differences of each view, one after the other."""
-    examples: list[list[ParityDifference]] = []
-    of_view = np.array([entity.view for entity in drawn], np.intp)
-    is_first = np.array([not entity.again for entity in drawn], np.bool_)
-    for position, (view, tally) in enumerate(zip(reader.plan.views, tallies, strict=True)):
-        rows = np.flatnonzero(of_view == position)
-        firsts = rows[is_first[rows]]
-        tally.entities = firsts.size
-        tally.stale = int((online.state[position, firsts] == Freshness.STALE).sum())
-        found: list[ParityDifference] = []
-        for feature in view.features if rows.size else ():
-            left = _take(online.columns[feature.output], rows)
-            right = retrieved_column(offline, view, feature).take(pa.array(rows))
-            equal, null = equal_values(left, right, feature.value_type)
-            tally.values += rows.size
-            tally.differing += int((~equal).sum())
-            tally.null += int((equal & null).sum())
-            missed = np.flatnonzero(~equal)[:MAX_EXAMPLES]
-            found += [
-                _difference(view, feature, drawn[rows[at]], online, rows[at], left[at], right[at])
-                for at in missed
-            ]
-        examples.append(found)
-    return _in_turn(examples, MAX_EXAMPLES)
+) -> tuple[list[ParityDifference], dict[str, int]]:
+    """Some differences of one view, and how many values were compared, by outcome."""
+    rows = np.array([n for n, e in enumerate(drawn) if e.view == position], np.intp)
+    firsts = np.array([n for n in rows if not drawn[n].again], np.intp)
+    found: list[ParityDifference] = []
+    differing = null = 0
+    for feature in view.features if rows.size else ():
+        left = _take(online.columns[feature.output], rows)
+        right = retrieved_column(offline, view, feature).take(pa.array(rows))
+        equal, is_null = equal_values(left, right, feature.value_type)
+        differing += int((~equal).sum())
+        null += int((equal & is_null).sum())
+        found += [
+            _difference(view, feature, drawn[rows[at]], online, rows[at], left[at], right[at])
+            for at in np.flatnonzero(~equal)[:MAX_EXAMPLES]
+        ]
+    return found[:MAX_EXAMPLES], {
+        "num_entities": firsts.size,
+        "num_values": rows.size * len(view.features),
+        "num_differing": differing,
+        "num_null": null,
+        "num_stale": int((online.state[position, firsts] == Freshness.STALE).sum()),
+    }
 
 
 def _take(column: Any, rows: NDArray[np.intp]) -> Any:
@@ -421,80 +404,46 @@ def _difference(
     )
 
 
-def _in_turn(examples: Sequence[list[ParityDifference]], count: int) -> list[ParityDifference]:
-    """The first of each view, then the second of each, until there are `count`."""
-    longest = max(map(len, examples), default=0)
-    turns = [found[turn] for turn in range(longest) for found in examples if turn < len(found)]
-    return turns[:count]
-
-
 def _report(
-    reader: OnlineReader,
+    service: str,
     tables: FeatureTables,
-    tallies: list[_Tally],
+    views: list[ViewParity],
     examples: list[ParityDifference],
 ) -> ParityReport:
-    views = tuple(
-        ViewParity(
-            view=view.name,
-            watermark=tally.watermark,
-            num_entities=tally.entities,
-            num_values=tally.values,
-            num_differing=tally.differing,
-            num_null=tally.null,
-            num_stale=tally.stale,
-            num_overtaken=tally.overtaken,
-        )
-        for view, tally in zip(reader.plan.views, tallies, strict=True)
-    )
+    evidence = [_evidence(view, examples) for view in views]
+    result = "nothing compared"
     if any(view.num_differing for view in views):
         result = "different"
-    else:
-        result = "equal" if any(map(_has_values, views)) else "nothing compared"
-    report = ParityReport(
-        feature_service=reader.plan.service,
+    elif any(view.num_values > view.num_null for view in views):
+        result = "equal"
+    logger.info("parity of %s: %s", service, result)
+    return ParityReport(
+        feature_service=service,
         tables_version=tables.version,
         seed=SEED,
-        views=views,
+        views=tuple(views),
         examples=tuple(examples),
         result=result,
-        evidence=(
-            *(_sentence(view, examples) for view in views if view.num_differing),
-            *(_nothing_to_compare(view) for view in views if not _has_values(view)),
-        ),
+        evidence=tuple(filter(None, evidence)),
     )
-    logger.info("parity of %s: %s", report.feature_service, result)
-    return report
 
 
-def _has_values(view: ViewParity) -> bool:
-    """Whether a value was compared that is not null on both sides."""
-    return view.num_values > view.num_null
-
-
-def _nothing_to_compare(view: ViewParity) -> str:
+def _evidence(view: ViewParity, examples: list[ParityDifference]) -> str:
+    """A sentence about a view that differs, or of which no value could be compared; else ""."""
+    about = (
+        f"values of {view.num_entities} entities of feature view {view.view} at "
+        f"{view.watermark:%Y-%m-%dT%H:%MZ}"
+    )
+    if view.num_differing:
+        first = next(e for e in examples if e.view == view.view)
+        entity = ", ".join(f"{name} {value}" for name, value in first.entity.items())
+        return (
+            f"{view.num_differing} of {view.num_values} {about} differ; {first.feature} of "
+            f"{entity or 'the one row'} is {first.online} online and {first.offline} offline"
+        )
+    if view.num_values > view.num_null:
+        return ""
     return (
-        f"feature view {view.view}: nothing to compare at {view.watermark:%Y-%m-%dT%H:%MZ}, all "
-        f"{view.num_values} values of {view.num_entities} entities are null on both sides; "
+        f"nothing to compare: all {view.num_values} {about} are null on both sides; "
         f"{view.num_stale} entities were too old and {view.num_overtaken} overtaken"
     )
-
-
-def _sentence(view: ViewParity, examples: list[ParityDifference]) -> str:
-    text = (
-        f"feature view {view.view}: {view.num_differing} of {view.num_values} values of "
-        f"{view.num_entities} entities differ at {view.watermark:%Y-%m-%dT%H:%MZ}"
-    )
-    first = next((e for e in examples if e.view == view.view), None)
-    if first is None:
-        return text
-    entity = ", ".join(f"{name} {value}" for name, value in first.entity.items()) or "the one row"
-    return (
-        f"{text}; {first.feature} of {entity} is {first.online} online (of "
-        f"{_time(first.online_event_time)}) and {first.offline} offline (of "
-        f"{_time(first.offline_event_time)})"
-    )
-
-
-def _time(moment: datetime | None) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" if moment else "no time"

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -128,28 +127,25 @@ def check_same_rows(
     whole = f"(SELECT *, TRUE AS is_there FROM {parquet(rows)} WHERE {bounds})"
     again = f"(SELECT *, TRUE AS is_there FROM {PROBED} WHERE {bounds})"
     described = con.execute(f"DESCRIBE {PROBED}").fetchall()
-    values = {row[0]: row[1] for row in described if row[0] not in key}
-    differs = {c: _differs(sql_name(c), kind) for c, kind in values.items()}
+    differs = {n: _differs(sql_name(n), kind) for n, kind, *_ in described if n not in key}
     # Of a static table, rows may come with the raw rows that were hidden.
     one_is_absent = "w.is_there IS DISTINCT FROM s.is_there" if probe.part else "FALSE"
-    counted = ", ".join(f"count(*) FILTER ({test})" for test in (one_is_absent, *differs.values()))
-    joined = f"FROM {whole} AS w FULL JOIN {again} AS s USING ({names(key)})"
-    total, absent, *numbers = con.execute(f"SELECT count(*), {counted} {joined}").fetchall()[0]
-    columns = {c: n for c, n in zip(differs, numbers, strict=True) if n}
-    if not absent and not columns:
-        return
-    worst = max(columns, key=lambda column: columns[column], default=next(iter(differs)))
-    example = con.execute(
-        f"SELECT {names(key)}, w.{sql_name(worst)}, s.{sql_name(worst)} {joined} "
-        f"WHERE {differs[worst] if columns else one_is_absent} ORDER BY {names(key)} LIMIT 1"
+    counted = ", ".join(f"count(*) FILTER ({sql})" for sql in (one_is_absent, *differs.values()))
+    total, absent, *numbers = con.execute(
+        f"SELECT count(*), {counted} FROM {whole} AS w FULL JOIN {again} AS s USING ({names(key)})"
     ).fetchall()[0]
-    seen = [f"{name} differs in {number:,}" for name, number in list(columns.items())[:3]]
+    seen = [f"{c} differs in {n:,}" for c, n in zip(differs, numbers, strict=True) if n]
     seen += [f"{absent:,} are there on one side only"] if absent else []
-    raise ConfigurationError(
-        f"feature table {table.name}: {probe.fault}. {total:,} rows were computed again without "
-        f"raw rows {_hidden(probe)}: {'; '.join(seen)}. {_told(table, worst, example)}. "
-        f"{probe.cure}. Nothing was published"
-    )
+    if seen:
+        hidden = " or ".join(
+            f"{side} {moment.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
+            for side, moment in (("before", probe.since), ("from", probe.until))
+            if moment
+        )
+        raise ConfigurationError(
+            f"feature table {table.name}: {probe.fault}. {total:,} rows were computed again "
+            f"without raw rows {hidden}: {'; '.join(seen)}. {probe.cure}. Nothing was published"
+        )
 
 
 def _inside(part: TimeWindow) -> str:
@@ -166,22 +162,3 @@ def _differs(column: str, kind: str) -> str:
         return f"({both} w.{column} IS DISTINCT FROM s.{column})"
     close = f"abs(w.{column} - s.{column}) <= {RELATIVE} * greatest(1, abs(w.{column}))"
     return f"({both} w.{column} IS DISTINCT FROM s.{column} AND NOT coalesce({close}, FALSE))"
-
-
-def _hidden(probe: Probe) -> str:
-    before = [f"before {_clock(probe.since)}"] if probe.since else []
-    after = [f"from {_clock(probe.until)} on"] if probe.until else []
-    return " or ".join([*before, *after])
-
-
-def _told(table: FeatureTable, column: str, example: tuple[Any, ...]) -> str:
-    *keys, moment, whole, again = example
-    named = [f"{name} {value}" for name, value in zip(table.entity_keys, keys, strict=True)]
-    return (
-        f"{column} of {', '.join(named)} at {_clock(moment)} is {again} then, and {whole} with all "
-        "raw rows"
-    )
-
-
-def _clock(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%MZ}"

@@ -7,7 +7,7 @@ import duckdb
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows, TableRef
 from tasks.features.config import FeatureConfig
-from tasks.features.offline.duck import names, parquet, sql_name, sql_text
+from tasks.features.offline.duck import names, parquet, sql_name
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
@@ -31,7 +31,15 @@ def check_same_data(
     """
     if not base.raw or (config.adopts and base.version.startswith(config.adopts)):
         return
-    if reason := _why_other(landed, base, config, store):
+    published = {ref.name: ref for ref in base.raw}
+    common = [
+        (table, published[table.name], ref)
+        for table, ref in zip(config.raw_tables, landed.tables, strict=True)
+        if table.name in published
+    ]
+    reasons = [_why_other(*tables, landed.window, store) for tables in common]
+    reasons += [] if common else [f"none of the published raw tables {', '.join(published)} landed"]
+    for reason in filter(None, reasons):
         raise ConfigurationError(
             f"{reason}. Rows of two data sets would be mixed in the tables and the online values. "
             "Give the new data a `name` of its own in use_case.yaml, or another state folder "
@@ -41,54 +49,27 @@ def check_same_data(
 
 
 def _why_other(
-    landed: LandedRows, base: FeatureTables, config: FeatureConfig, store: ArtifactStore
-) -> str:
-    before = {ref.name: ref for ref in base.raw}
-    common = [table for table in config.raw_tables if table.name in before]
-    if not common:
-        declared = ", ".join(table.name for table in config.raw_tables)
-        return (
-            f"the published tables {base.version[:SHOWN]} were made of the raw tables "
-            f"{', '.join(before)}, and use_case.yaml declares {declared}, none of these"
-        )
-    rows = {ref.name: ref for ref in landed.tables}
-    with duckdb.connect() as con:
-        con.execute("SET TimeZone = 'UTC'")
-        reasons = (
-            _differs(con, table, before[table.name], rows[table.name], landed.window, store)
-            for table in common
-        )
-        return next(filter(None, reasons), "")
-
-
-def _differs(
-    con: duckdb.DuckDBPyConnection,
-    table: RawTable,
-    before: TableRef,
-    landed: TableRef,
-    window: TimeWindow,
-    store: ArtifactStore,
+    table: RawTable, before: TableRef, landed: TableRef, window: TimeWindow, store: ArtifactStore
 ) -> str:
     """Why a landed table is not the published one; empty where it may be."""
     old, new = (parquet(store.path(ref.artifact)) for ref in (before, landed))
-    held = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {old}").fetchall()]
     key = list(dict.fromkeys((*table.key, *([table.time_column] if table.time_column else []))))
-    if absent := [column for column in key if column not in held]:
-        return (
-            f"raw table {table.name}: the published rows have no {', '.join(absent)}, which names "
-            f"or dates its rows now; they have {', '.join(held)}"
-        )
-    if table.time_column is None:
-        return ""
-    moment = sql_name(table.time_column)
-    start, end = (f"{sql_text(t.isoformat())}::TIMESTAMPTZ" for t in (window.start, window.end))
     # As text: a column may have another type by now.
     texts = ", ".join(f"{sql_name(c)}::VARCHAR AS {sql_name(c)}" for c in key)
-    inside = f"SELECT DISTINCT {texts} FROM {old} WHERE {moment} >= {start} AND {moment} < {end}"
-    num_old, num_again = con.execute(
-        f"WITH old AS ({inside}), new AS (SELECT {texts} FROM {new}) SELECT count(*), "
-        f"(SELECT count(*) FROM old SEMI JOIN new USING ({names(key)})) FROM old"
-    ).fetchall()[0]
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        held = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {old}").fetchall()]
+        if absent := [column for column in key if column not in held]:
+            return f"raw table {table.name}: the published rows have no {', '.join(absent)}"
+        if table.time_column is None:
+            return ""
+        moment = sql_name(table.time_column)
+        num_old, num_again = con.execute(
+            f"WITH old AS (SELECT DISTINCT {texts} FROM {old} WHERE {moment} >= ?::TIMESTAMPTZ AND "
+            f"{moment} < ?::TIMESTAMPTZ), new AS (SELECT {texts} FROM {new}) SELECT count(*), "
+            f"(SELECT count(*) FROM old SEMI JOIN new USING ({names(key)})) FROM old",
+            [window.start, window.end],
+        ).fetchall()[0]
     if num_old < MIN_ROWS or num_again >= MIN_SHARE * num_old:
         return ""
     return (

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from sklearn.metrics import r2_score, roc_auc_score
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables
@@ -124,8 +125,9 @@ class _Rows:
         means = _means(bins[self.train], self._of_train)
         predicted = means[bins[self.test]]
         if not self.is_number:
-            return _auc(predicted, self._of_test)
-        scores = [_r2(predicted, self._of_test)]
+            has_both = len(np.unique(self._of_test)) > 1
+            return float(roc_auc_score(self._of_test, predicted)) if has_both else 0.5
+        scores = [float(r2_score(self._of_test, predicted))]
         if not is_text:
             scores.append(self._linear(values.to_numpy(np.float64, na_value=np.nan)))
         return max(scores)
@@ -138,7 +140,7 @@ class _Rows:
             return 0.0
         slope, start = np.polyfit(x[known], y[known], 1)
         line = np.where(np.isfinite(values[self.test]), values[self.test], x[known].mean())
-        return _r2(slope * line + start, self._of_test)
+        return float(r2_score(self._of_test, slope * line + start))
 
     def _read(self, column: str) -> pd.Series[Any]:
         frame: pd.DataFrame = pq.read_table(self.path, columns=[column]).to_pandas()
@@ -222,18 +224,3 @@ def _means(bins: NDArray[np.intp], labels: Floats) -> Floats:
     sums, counts = np.bincount(bins, labels, size), np.bincount(bins, minlength=size)
     means: Floats = (sums + PRIOR_ROWS * labels.mean()) / (counts + PRIOR_ROWS)
     return means
-
-
-def _auc(scores: Floats, labels: Floats) -> float:
-    """Share of pairs of a 1 and a 0 in which the 1 scores higher, ties half."""
-    _, places = np.unique(scores, return_inverse=True)
-    ones = np.bincount(places, labels)
-    zeros = np.bincount(places, 1 - labels)
-    pairs = ones.sum() * zeros.sum()
-    below = np.cumsum(zeros) - zeros
-    return float((ones * (below + zeros / 2)).sum() / pairs) if pairs else 0.5
-
-
-def _r2(predicted: Floats, labels: Floats) -> float:
-    spread = float(((labels - labels.mean()) ** 2).sum())
-    return 1 - float(((labels - predicted) ** 2).sum()) / spread if spread else 0.0

@@ -25,7 +25,6 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from tasks.contracts.base import Artifact
 from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.features.access.guarded_store import GuardedFeatureStore
 from tasks.features.access.profile import read_profile
@@ -33,7 +32,7 @@ from tasks.features.access.store import open_store, quiet
 from tasks.features.access.versions import newest_version
 from tasks.features.checks.equality import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config
-from tasks.features.offline.duck import parquet, sql_name
+from tasks.features.offline.duck import parquet
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
 from tasks.features.tables.build import TABLES, features_folder
 from tasks.features.tables.evidence import (
@@ -50,7 +49,6 @@ from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
-NUM_NAMED = 5
 Proto = TypeVar("Proto", bound=Message)
 
 
@@ -105,9 +103,9 @@ def verify_snapshot(
         return _not_rebuilt(
             snapshot, f"no tables of version {snapshot.tables_version[:12]} are kept any more"
         )
-    needed = {f"table {ref.name}": ref.artifact for ref in (*tables.raw, *tables.tables)}
-    if lost := _lost({"the evidence": pins.evidence, **needed}, store):
-        return _not_rebuilt(snapshot, *lost)
+    needed = (pins.evidence, *(ref.artifact for ref in (*tables.raw, *tables.tables)))
+    if lost := [artifact.uri for artifact in needed if not store.holds(artifact)]:
+        return _not_rebuilt(snapshot, f"{', '.join(lost)} cannot be read as it was")
     described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
     config = recorded_config(described)
     remarks = tuple(_remarks(snapshot, pins, tables, config, home, repo))
@@ -131,17 +129,6 @@ def _not_rebuilt(snapshot: FeatureSnapshot, *reasons: str) -> SnapshotVerificati
     return SnapshotVerification(
         snapshot_sha256=snapshot.data.sha256, rebuilt_sha256=None, differences=reasons, remarks=()
     )
-
-
-def _lost(artifacts: dict[str, Artifact], store: ArtifactStore) -> list[str]:
-    """What the rebuild needs and the store no longer has as it was."""
-    found = []
-    for what, artifact in artifacts.items():
-        try:
-            store.path(artifact)
-        except ArtifactError as exc:
-            found.append(f"{what} cannot be read as it was: {exc}")
-    return found
 
 
 def _find_tables(snapshot: FeatureSnapshot, store: ArtifactStore) -> FeatureTables | None:
@@ -254,36 +241,18 @@ def _differences(snapshot: FeatureSnapshot, rebuilt: Path, store: ArtifactStore)
     except ArtifactError as exc:
         yield f"the rebuilt file has SHA-256 {digest_of(rebuilt)[:12]}, and {exc}"
         return
-    old, new = parquet(stored), parquet(rebuilt)
+    old, new = (f"FROM {parquet(file)}" for file in (stored, rebuilt))
     with duckdb.connect() as con:
-        kinds = [
-            {row[0]: row[1] for row in con.execute(f"DESCRIBE SELECT * FROM {side}").fetchall()}
-            for side in (old, new)
-        ]
-        if kinds[0] != kinds[1]:
-            changed = sorted(set(kinds[0].items()) ^ set(kinds[1].items()))
-            yield f"columns differ: {', '.join(sorted({name for name, _ in changed})[:NUM_NAMED])}"
+        columns = [con.execute(f"DESCRIBE {side}").fetchall() for side in (old, new)]
+        if columns[0] != columns[1]:
+            changed = {row[0] for row in set(columns[0]) ^ set(columns[1])}
+            yield f"columns differ: {', '.join(sorted(changed))}"
             return
         gone, added = (
-            con.execute(f"SELECT count(*) FROM (FROM {a} EXCEPT ALL FROM {b})").fetchall()[0][0]
+            con.execute(f"SELECT count(*) FROM ({a} EXCEPT ALL {b})").fetchall()[0][0]
             for a, b in ((old, new), (new, old))
         )
-        if not gone and not added:
-            yield "the rows are equal, the bytes are not: other versions wrote the file"
-            return
+    if gone or added:
         yield f"{gone} stored rows are not in the rebuilt file, {added} rebuilt ones are new"
-        yield from _changed_columns(con, old, new, snapshot.columns.row_id, list(kinds[0]))
-
-
-def _changed_columns(
-    con: duckdb.DuckDBPyConnection, old: str, new: str, row_id: str, columns: list[str]
-) -> Iterator[str]:
-    counted = ", ".join(
-        f"count(*) FILTER (o.{sql_name(c)} IS DISTINCT FROM n.{sql_name(c)})" for c in columns
-    )
-    numbers = con.execute(
-        f"SELECT {counted} FROM {old} AS o JOIN {new} AS n USING ({sql_name(row_id)})"
-    ).fetchall()[0]
-    changed = sorted(((n, c) for n, c in zip(numbers, columns, strict=True) if n), reverse=True)
-    for number, column in changed[:NUM_NAMED]:
-        yield f"{column} differs in {number} rows"
+    else:
+        yield "the rows are equal, the bytes are not: other versions wrote the file"

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 import duckdb
@@ -63,17 +62,9 @@ class EntityRows:
                 self.num_read += size
                 yield pa.concat_batches(held)
 
-    def span(self) -> tuple[datetime | None, datetime | None]:
-        """First and last moment."""
-        moment = sql_name(self.event_time)
-        with _errors_explained():
-            found = self.con.execute(f"SELECT min({moment}), max({moment}) FROM entities")
-            first, last = found.fetchall()[0]
-        return first, last
-
 
 def load_entities(
-    con: duckdb.DuckDBPyConnection, given: pd.DataFrame | pa.Table | str, naive_times: NaiveTimes
+    con: duckdb.DuckDBPyConnection, given: pd.DataFrame | str, naive_times: NaiveTimes
 ) -> EntityRows:
     """Make the entity rows readable, each with a number and its moment in UTC.
 
@@ -82,7 +73,7 @@ def load_entities(
 
     Args:
         con: a session in UTC.
-        given: a frame, a table, or DuckDB SQL.
+        given: a frame, or DuckDB SQL.
         naive_times: whether a time without a time zone counts as UTC or is refused.
 
     Raises:
@@ -136,12 +127,9 @@ def check_names(columns: Iterable[str], where: str) -> None:
         raise FeatureStoreError(f"column {ROW} of {where} is reserved; rename it")
 
 
-def _readable(con: duckdb.DuckDBPyConnection, given: pd.DataFrame | pa.Table | str) -> str:
+def _readable(con: duckdb.DuckDBPyConnection, given: pd.DataFrame | str) -> str:
     if isinstance(given, str):
         return _one_select(con, given)
-    if isinstance(given, pa.Table):
-        con.register("given", given)
-        return "SELECT * FROM given"
     check_names((str(column) for column in given.columns), "the entity frame")
     try:
         table = pa.Table.from_pandas(given, preserve_index=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
@@ -15,17 +14,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from feast.data_format import ParquetFormat
 from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
-from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMetadata
+from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.on_demand_feature_view import OnDemandFeatureView
 from feast.repo_config import RepoConfig
 from feast.saved_dataset import SavedDatasetStorage
 
 from tasks.features.offline.duck import duckdb_session, first_line, sql_text
 from tasks.features.offline.entities import ROW
-from tasks.features.offline.target import LocalTarget, target_of
 from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.files import replacing
 
 BATCH_ROWS = 65_536
 
@@ -53,7 +51,8 @@ class AsofRetrievalJob(RetrievalJob):
     text: str
     on_demand: list[OnDemandFeatureView]
     full_names: bool
-    describe: Callable[[], RetrievalMetadata] | None = None
+    metadata = None
+    """Of saved datasets in the registry, which this store does not make."""
 
     @property
     def full_feature_names(self) -> bool:
@@ -64,11 +63,6 @@ class AsofRetrievalJob(RetrievalJob):
     def on_demand_feature_views(self) -> list[OnDemandFeatureView]:
         """Views that Feast computes from the result."""
         return self.on_demand
-
-    @cached_property
-    def metadata(self) -> RetrievalMetadata | None:
-        """What was asked for."""
-        return self.describe() if self.describe else None
 
     def to_sql(self) -> str:
         """The query of the entity rows, and in words what is joined to them."""
@@ -105,9 +99,11 @@ class AsofRetrievalJob(RetrievalJob):
             FeatureStoreError: rows were lost or doubled.
             StorageError: the disk refused a write.
         """
-        with self._complete(order) as reader, LocalTarget(target).aside() as file:
+        store = self.config.offline_store
+        spill, limit_mb = Path(store.spill_path or gettempdir()), int(store.memory_limit_mb)
+        with self._complete(order) as reader, replacing(target) as file:
             try:
-                with duckdb_session(self._spill, memory_limit_mb=self._limit_mb, threads=1) as con:
+                with duckdb_session(spill, memory_limit_mb=limit_mb, threads=1) as con:
                     con.register("rows", reader)
                     con.execute(
                         f"COPY rows TO {sql_text(file)} "
@@ -124,23 +120,26 @@ class AsofRetrievalJob(RetrievalJob):
         allow_overwrite: bool = False,
         timeout: int | None = None,
     ) -> None:
-        """Stream the result to a saved dataset, on the disk or on S3; whole or not at all.
+        """Stream the result to a local Parquet file; whole or not at all.
 
         Raises:
-            FeatureStoreError: the storage is no Parquet file, exists already, or rows were lost.
-            StorageError: the disk or the object store refused a write.
+            FeatureStoreError: the storage is no such file, exists already, or rows were lost.
+            StorageError: the disk refused a write.
         """
-        if not isinstance(storage, SavedDatasetFileStorage) or not isinstance(
-            storage.file_options.file_format, ParquetFormat | None
-        ):
+        is_file = isinstance(storage, SavedDatasetFileStorage)
+        target = Path(storage.file_options.uri if is_file else "")
+        if target.suffix != ".parquet" or not target.is_absolute():
             raise FeatureStoreError(
-                f"a result of this store goes to a Parquet file, not to {type(storage).__name__}"
+                f"a result of this store goes to a Parquet file named by its whole path, not to "
+                f"{target if is_file else type(storage).__name__}. Nothing was written"
             )
-        target = target_of(storage, self.config)
-        target.check_free(allow_overwrite)
+        if target.exists() and not allow_overwrite:
+            raise FeatureStoreError(
+                f"{target} exists; allow overwriting or choose another name. Nothing was written"
+            )
         with (
             self._complete() as reader,
-            target.aside() as file,
+            replacing(target) as file,
             pq.ParquetWriter(file, reader.schema, compression="zstd") as writer,
         ):
             for batch in reader:
@@ -153,14 +152,6 @@ class AsofRetrievalJob(RetrievalJob):
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
         with self._open() as (reader, _):
             return reader.read_all()
-
-    @property
-    def _spill(self) -> Path:
-        return Path(self.config.offline_store.spill_path or gettempdir())
-
-    @property
-    def _limit_mb(self) -> int:
-        return int(self.config.offline_store.memory_limit_mb)
 
     @contextmanager
     def _complete(self, order: Sequence[str] = ()) -> Iterator[pa.RecordBatchReader]:
@@ -176,7 +167,7 @@ class AsofRetrievalJob(RetrievalJob):
     def _open(self, order: Sequence[str] = ()) -> Iterator[tuple[pa.RecordBatchReader, bool]]:
         failures: list[Exception] = []
 
-        def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def noted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             try:
                 yield from batches
             except Exception as exc:
@@ -186,7 +177,7 @@ class AsofRetrievalJob(RetrievalJob):
         with self.read(order) as rows:
             batches = _proved(rows)
             first = next(batches)
-            stream = told(chain([first], batches))
+            stream = noted(chain([first], batches))
             try:
                 yield pa.RecordBatchReader.from_batches(first.schema, stream), rows.num_rows is None
             except Exception:
@@ -197,15 +188,13 @@ class AsofRetrievalJob(RetrievalJob):
 
 def _proved(rows: Rows) -> Iterator[pa.RecordBatch]:
     """The rows without their numbers; ends with an error unless each came exactly once."""
+    if rows.num_rows is None:
+        yield from rows.batches
+        return
     numbers = []
     for batch in rows.batches:
-        if rows.num_rows is None:
-            yield batch
-        else:
-            numbers.append(batch[ROW].to_numpy())
-            yield batch.drop_columns([ROW])
-    if rows.num_rows is None:
-        return
+        numbers.append(batch[ROW].to_numpy())
+        yield batch.drop_columns([ROW])
     num_rows, came = rows.num_rows(), np.concatenate(numbers)
     distinct = int(np.count_nonzero(np.bincount(came)))
     if not num_rows == len(came) == distinct:

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from feast.data_source import DataSource
 from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_NAME, FeatureView
 from feast.repo_config import RepoConfig
 
-from tasks.features.offline.entities import EVENT_TIME
-from tasks.features.offline.source import damage_explained, moment, scan, source_name, utc
+from tasks.features.offline.source import damage_explained, moment, scan, source_name
 from tasks.features.online.write_rules import check_without_function
 from tasks.kernel.errors import FeatureStoreError
 
@@ -86,15 +85,6 @@ class ViewJoin:
             f"-- newest row of {getattr(self.source, 'path', self.source.name)} by {keys} at each "
             f"moment, of {self.event_time}{created}, {age}: {given}"
         )
-
-    def seen(self, config: RepoConfig, start: datetime, end: datetime) -> pl.LazyFrame:
-        """Distinct keys and moments of this view's rows in [start, end]."""
-        import polars as pl
-
-        rows, names, event, _ = self._read(config)
-        keys = [pl.col(names[theirs]).alias(ours) for theirs, ours in self.keys.items()]
-        within = event.is_between(pl.lit(utc(start)), pl.lit(utc(end)))
-        return rows.filter(within).select(*keys, event.alias(EVENT_TIME)).unique()
 
     def values_at(
         self,

@@ -93,21 +93,6 @@ def local_path(uri: str, config: RepoConfig) -> Path:
     return Path(base) / (parsed.path if parsed.scheme else uri)
 
 
-def located(source: FileSource, config: RepoConfig) -> FileSource:
-    """The source by its full path, for code of Feast that knows nothing of `tables_path`."""
-    if "://" in source.path:
-        return source
-    path = local_path(source.path, config).resolve()
-    return FileSource(
-        name=source.name,
-        path=str(path / "*.parquet" if path.is_dir() else path),
-        file_format=source.file_format or ParquetFormat(),
-        timestamp_field=source.timestamp_field,
-        created_timestamp_column=source.created_timestamp_column,
-        field_mapping=dict(source.field_mapping),
-    )
-
-
 def moment(column: str, kind: pl.DataType, *, known_from: bool = False) -> pl.Expr:
     """A time of a source as a moment in UTC; one without a time zone counts as UTC.
 

@@ -8,7 +8,7 @@ Results are equal, row for row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,17 +22,14 @@ import pyarrow as pa
 from feast.data_source import DataSource
 from feast.feature_view import FeatureView
 from feast.infra.offline_stores.duckdb import DuckDBOfflineStore, DuckDBOfflineStoreConfig
-from feast.infra.offline_stores.file_source import FileSource
-from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMetadata
+from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.infra.registry.base_registry import BaseRegistry
 from feast.on_demand_feature_view import OnDemandFeatureView
 from feast.repo_config import RepoConfig
-from feast.utils import compute_non_entity_date_range
 from pydantic import Field, PositiveInt
 
 from tasks.features.offline.duck import duckdb_session, first_line
 from tasks.features.offline.entities import (
-    EVENT_TIME,
     ROW,
     EntityRows,
     NaiveTimes,
@@ -44,19 +41,11 @@ from tasks.features.offline.join import ViewJoin
 from tasks.features.offline.source import (
     as_arrow,
     damage_explained,
-    local_path,
-    located,
     moment,
     scan,
     utc,
 )
-from tasks.features.offline.target import append_rows
-from tasks.kernel.errors import (
-    ConfigurationError,
-    FeatureStoreError,
-    StorageError,
-    WindowError,
-)
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, StorageError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -101,40 +90,32 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
         project: str,
         full_feature_names: bool = False,
         filter_by_created_timestamp: bool = False,
-        start_date: datetime | None = None,
-        end_date: datetime | None = None,
+        **_: Any,
     ) -> RetrievalJob:
         """Point-in-time join of entity rows with the views' sources.
 
         Every entity row comes out once, in no stated order.
 
-        Without an entity frame the entity rows are those that the views themselves have seen: every
-        distinct combination of keys and event time in the views' sources in [start_date, end_date],
-        with all views as known at that moment, as in Feast's Ray, Oracle and (for views of equal
-        keys) PostgreSQL stores. Keys that a view lacks are null in the rows it adds. Dates default
-        as Feast says: until now, from the longest TTL (or 30 days) before.
-
         Args:
-            entity_df: a frame, DuckDB SQL, or None.
+            entity_df: a frame, or DuckDB SQL.
             filter_by_created_timestamp: leave out values that were created after the moment.
-            start_date: first event time; counts as UTC where it has no time zone, as `end_date`.
 
         Raises:
             ConfigurationError: naive times are to be refused, but Feast hides them.
-            WindowError: the dates are reversed.
-            FeatureStoreError: a view lacks its keys; all else is said when the job runs.
+            FeatureStoreError: there is no entity frame, or a view lacks its keys; all else is
+                raised when the job runs.
         """
         _check_naive_times(config, entity_df)
-        if not feature_views:
-            raise FeatureStoreError("a retrieval names no feature view; ask for at least one")
+        if not feature_views or entity_df is None:
+            raise FeatureStoreError(
+                "a retrieval needs a feature view and an entity frame, which says for whom and for "
+                "which moments; give both. Nothing was retrieved"
+            )
         retrieval = _Retrieval(
             config=config,
             joins=[ViewJoin.of(view, feature_refs, full_feature_names) for view in feature_views],
-            given=entity_df
-            if entity_df is not None
-            else _range_of(feature_views, start_date, end_date),
+            given=entity_df,
             cut_off=filter_by_created_timestamp,
-            refs=feature_refs,
         )
         return AsofRetrievalJob(
             config=config,
@@ -142,7 +123,6 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
             text=retrieval.text,
             on_demand=OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry),
             full_names=full_feature_names,
-            describe=retrieval.describe,
         )
 
     @staticmethod
@@ -189,52 +169,18 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
 
     @staticmethod
     def offline_write_batch(
-        config: RepoConfig,
-        feature_view: FeatureView,
-        table: pa.Table,
-        progress: Callable[[int], Any] | None,
+        config: RepoConfig, feature_view: FeatureView, *arguments: Any, **options: Any
     ) -> None:
-        """Append rows to a view's file, one writer after the other.
+        """Refuse: feature tables are published as a whole.
 
         Raises:
-            WindowError: a time lies in the future. Others as for `append_rows`.
-            FeatureStoreError: the file is on S3 or among the published feature tables, of which a
-                new version is made as a whole.
+            FeatureStoreError: always.
         """
-        source = feature_view.batch_source
-        path = source.path if isinstance(source, FileSource) else ""
-        published = config.offline_store.tables_path and not Path(path).is_absolute()
-        if "://" in path or (path and published):
-            raise FeatureStoreError(
-                f"source {source.name} of feature view {feature_view.name} cannot be appended to: "
-                "feature tables are published as a whole. Bring new rows in by the feature "
-                "refresh. Nothing was written"
-            )
-        append_rows(feature_view, local_path(path, config), table)
-        if progress:
-            progress(table.num_rows)
-
-    @staticmethod
-    def compute_monitoring_metrics(
-        config: RepoConfig, data_source: DataSource, *arguments: Any, **options: Any
-    ) -> list[dict[str, Any]]:
-        """Feast's own figures of a source, which may lie under `tables_path`."""
-        source = _located(data_source, config)
-        found: list[dict[str, Any]] = DuckDBOfflineStore.compute_monitoring_metrics(
-            config, source, *arguments, **options
+        raise FeatureStoreError(
+            f"the source of feature view {feature_view.name} cannot be appended to: feature tables "
+            "are published as a whole. Bring new rows in by the feature refresh. Nothing was "
+            "written"
         )
-        return found
-
-    @staticmethod
-    def get_monitoring_max_timestamp(
-        config: RepoConfig, data_source: DataSource, timestamp_field: str
-    ) -> datetime | None:
-        """Newest event time of a source, which may lie under `tables_path`."""
-        source = _located(data_source, config)
-        newest: datetime | None = DuckDBOfflineStore.get_monitoring_max_timestamp(
-            config, source, timestamp_field
-        )
-        return newest
 
 
 @dataclass(frozen=True)
@@ -243,9 +189,8 @@ class _Retrieval:
 
     config: RepoConfig
     joins: list[ViewJoin]
-    given: pd.DataFrame | str | tuple[datetime, datetime]
+    given: pd.DataFrame | str
     cut_off: bool
-    refs: list[str]
 
     @contextmanager
     def read(self, order: Sequence[str]) -> Iterator[Rows]:
@@ -284,7 +229,7 @@ class _Retrieval:
         ) as con:
             con.execute("SET python_enable_replacements = false")  # a name is a table, no variable
             try:
-                yield load_entities(con, self._given(), store.naive_times)
+                yield load_entities(con, self.given, store.naive_times)
             except duckdb.OutOfMemoryException as exc:
                 raise StorageError(
                     f"a retrieval needs more than {store.memory_limit_mb} MB and the space to "
@@ -292,37 +237,13 @@ class _Retrieval:
                     "free disk space. Nothing is visible of the result"
                 ) from exc
 
-    def _given(self) -> pd.DataFrame | pa.Table | str:
-        """The entity rows; those that the views have seen where only a range is given."""
-        if not isinstance(self.given, tuple):
-            return self.given
-        import polars as pl
-
-        seen = pl.concat(
-            [join.seen(self.config, *self.given) for join in self.joins], how="diagonal_relaxed"
-        )
-        return seen.unique().select(EVENT_TIME, pl.exclude(EVENT_TIME)).collect().to_arrow()
-
     @property
     def text(self) -> str:
         """The query of the entity rows, and in words what is joined to them."""
         given = self.given
-        if isinstance(given, tuple):
-            given = "-- keys and moments of the views in [" + " .. ".join(map(str, given)) + "]"
-        elif isinstance(given, pd.DataFrame):
+        if isinstance(given, pd.DataFrame):
             given = f"-- a frame of {', '.join(map(str, given.columns))}"
         return "\n".join([given, *(join.text for join in self.joins)])
-
-    def describe(self) -> RetrievalMetadata:
-        """Features, keys and the range of moments, for whoever saves the result."""
-        with self._entities() as entities:
-            first, last = entities.span()
-        return RetrievalMetadata(
-            features=self.refs,
-            keys=[column for column in entities.columns if column != entities.event_time],
-            min_event_timestamp=first,
-            max_event_timestamp=last,
-        )
 
 
 @dataclass(frozen=True)
@@ -386,10 +307,6 @@ def _batches(rows: pl.LazyFrame) -> Iterator[pa.RecordBatch]:
     yield from map(as_arrow, frames)
 
 
-def _located(source: DataSource, config: RepoConfig) -> DataSource:
-    return located(source, config) if isinstance(source, FileSource) else source
-
-
 def _check_naive_times(config: RepoConfig, entity_df: pd.DataFrame | str | None) -> None:
     refused = config.offline_store.naive_times == "refuse"
     if refused and config.coerce_tz_aware and isinstance(entity_df, pd.DataFrame):
@@ -397,16 +314,3 @@ def _check_naive_times(config: RepoConfig, entity_df: pd.DataFrame | str | None)
             "the offline store is to refuse times without a time zone, but Feast makes them UTC "
             "before it sees them; set coerce_tz_aware: false in feature_store.yaml"
         )
-
-
-def _range_of(
-    views: list[FeatureView], start: datetime | None, end: datetime | None
-) -> tuple[datetime, datetime]:
-    """First and last event time of a retrieval without an entity frame."""
-    first, last = compute_non_entity_date_range(views, start, end)
-    if first > last:
-        raise WindowError(
-            f"retrieval from {first.isoformat()} to {last.isoformat()} is reversed; expected "
-            "start_date at or before end_date, which is now where it is not given. Nothing was read"
-        )
-    return first, last

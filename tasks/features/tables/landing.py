@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import duckdb
+import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, SourceFile, TableRef
@@ -26,14 +27,17 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, cont
 logger = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 3
+MEANING = {
+    **dict.fromkeys(("BIGINT", "INTEGER"), "whole number"),
+    **dict.fromkeys(("DOUBLE", "FLOAT"), "number"),
+    "TIMESTAMPTZ": "time with a time zone",
+}
 LONGEST_YEARS = 100
 """Tables are made month by month: a mistyped year would keep a run for days."""
 
 ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 
 MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
-MARKERS = {"", "na", "n/a", "null", "none", "nan", "-", "?", "."}
-"""Texts, in lower case, by which files say that a value is missing."""
 
 
 def land_raw_rows(
@@ -115,10 +119,11 @@ def _land_table(
     folder: StagedFolder,
 ) -> TableRef:
     readable = unpacked(source, folder.path, table)
-    relation = as_declared(con, table, readable)
-    _check_types(con, table, relation)
+    relation = as_declared(table, readable)
+    described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+    seen = {row[0]: row[1] for row in described}
+    _check_types(con, table, relation, seen)
     target = folder.path / f"{table.name}.parquet"
-    seen = _seen_types(con, relation)
     typed = ", ".join(
         f"{_typed(table, c, kind, seen[c])} AS {sql_name(c)}" for c, kind in table.columns.items()
     )
@@ -132,9 +137,7 @@ def _land_table(
     con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
     if readable != source:
         readable.unlink()
-    num_rows = con.execute(f"SELECT count(*) FROM read_parquet({sql_text(target)})").fetchall()[0][
-        0
-    ]
+    num_rows = pq.read_metadata(target).num_rows
     if not num_rows:
         raise DataContractError(
             f"raw table {table.name}: {source.name} holds no rows in window {window}; expected at "
@@ -149,8 +152,9 @@ def _land_table(
     )
 
 
-def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str) -> None:
-    seen = _seen_types(con, relation)
+def _check_types(
+    con: duckdb.DuckDBPyConnection, table: RawTable, relation: str, seen: dict[str, str]
+) -> None:
     conditions = {c: _misfit(table, c, kind, seen[c]) for c, kind in table.columns.items()}
     counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions.values())
     numbers = con.execute(f"SELECT {counts} FROM {relation}").fetchall()[0]
@@ -162,33 +166,14 @@ def _check_types(con: duckdb.DuckDBPyConnection, table: RawTable, relation: str)
                 f"WHERE {condition} ORDER BY 1 LIMIT {NUM_EXAMPLES}"
             ).fetchall()
             shown = ", ".join(repr(row[0]) for row in examples)
-            wanted = _meaning(table.columns[column])
-            cure = _cure(table, column, [row[0] for row in examples])
-            faults.append(
-                f"{column} has {number} value(s) that are no {wanted}, such as {shown}{cure}"
-            )
+            wanted = MEANING.get(table.columns[column], table.columns[column])
+            faults.append(f"{column} has {number} value(s) that are no {wanted}, such as {shown}")
     if faults:
         raise DataContractError(
-            f"raw table {table.name}: {'; '.join(faults)}. Mend the file or its declaration. "
-            "Nothing was landed"
+            f"raw table {table.name}: {'; '.join(faults)}. Mend the file or its declaration: "
+            f"null_text (now {table.null_text!r}) names what stands for a missing value, time_zone "
+            f"(now {table.time_zone}) the zone of times without one. Nothing was landed"
         )
-
-
-def _cure(table: RawTable, column: str, examples: list[str]) -> str:
-    """Which part of the declaration may be what is wrong, where the values show it."""
-    if markers := [text for text in examples if text.strip().lower() in MARKERS]:
-        return (
-            f" (if {markers[0]!r} stands for a missing value, name it in null_text, which is "
-            f"{table.null_text!r})"
-        )
-    if table.columns[column] == "TIMESTAMPTZ" and table.time_zone is None:
-        return " (if the file writes times without a zone, name theirs in time_zone)"
-    return ""
-
-
-def _seen_types(con: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
-    described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-    return {row[0]: row[1] for row in described}
 
 
 def _typed(table: RawTable, column: str, kind: str, seen: str) -> str:
@@ -221,13 +206,3 @@ def _misfit(table: RawTable, column: str, kind: str, seen: str) -> str:
         return f"{misfit} OR NOT regexp_matches({value}, {zone})"
     # A file that stores times without a zone has them in a zone that nobody can know.
     return misfit if seen in MOMENTS else f"{value} IS NOT NULL"
-
-
-def _meaning(kind: str) -> str:
-    return {
-        "BIGINT": "whole number",
-        "INTEGER": "whole number",
-        "DOUBLE": "number",
-        "FLOAT": "number",
-        "TIMESTAMPTZ": "time with a time zone",
-    }.get(kind, kind)

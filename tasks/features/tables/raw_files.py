@@ -8,14 +8,14 @@ from __future__ import annotations
 import csv
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from zoneinfo import available_timezones
 
 import duckdb
 import pyarrow.parquet as pq
+from pyarrow import ArrowInvalid
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from tasks.contracts.base import field_title
+from tasks.contracts.clock import TimeZone
 from tasks.features.offline.duck import sql_name, sql_text
 from tasks.kernel.errors import DataContractError
 
@@ -41,11 +42,9 @@ class FrozenConfig(BaseModel):
 
 def _is_column(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name):
-        own = re.sub(r"[^a-z0-9]+", "_", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
         raise ValueError(
             f"{name!r} is no column name here: expected lower-case letters, digits and _, a letter "
-            f"first. Call it {own.strip('_') or 'column'}, and say so with rename: "
-            f"{{{name}: {own.strip('_') or 'column'}}}"
+            f"first. Choose such a name, and declare the file's own with rename: {{{name}: <name>}}"
         )
     return name
 
@@ -78,7 +77,7 @@ class RawTable(FrozenConfig):
         default=None,
         description="Column that places a row in a window; none for a table without history.",
     )
-    time_zone: str | None = Field(
+    time_zone: TimeZone | None = Field(
         default=None,
         description="Zone of times that the file writes without one, such as America/Chicago; "
         "none: such times are refused. A repeated hour counts once, as the earlier one.",
@@ -119,19 +118,8 @@ class RawTable(FrozenConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _zone_exists(self) -> Self:
-        if self.time_zone is not None and self.time_zone not in available_timezones():
-            raise ValueError(
-                f"raw table {self.name}: there is no time zone {self.time_zone!r}; name one of the "
-                "IANA data base, such as America/Chicago"
-            )
-        return self
-
 
 DELIMITERS = ",;\t|"
-NO_HEADER = "column0"
-"""DuckDB's name for the one column of a file that names none."""
 LONGEST_REASON = 300
 
 
@@ -167,37 +155,30 @@ def unpacked(source: Path, folder: Path, table: RawTable) -> Path:
 
 @contextmanager
 def reading_explained(table: RawTable) -> Iterator[None]:
-    """Turn what DuckDB cannot read, in whichever line, into a sentence.
+    """Say which file it is that DuckDB cannot read, and in which line.
 
     Raises:
         DataContractError: the file is no table, or a value of it cannot be read.
     """
     try:
         yield
-    except (duckdb.InvalidInputException, duckdb.DataError) as exc:
-        told = re.split(r"\nPossible ", str(exc))[0].removeprefix("Invalid Input Error: ")
-        lines = [line for line in told.splitlines() if not line.startswith("Original Line")]
-        reason = " ".join(" ".join(lines).split())[:LONGEST_REASON]
-        form, cure = _expected(str(exc))
+    except (
+        duckdb.InvalidInputException,
+        duckdb.DataError,
+        UnicodeDecodeError,
+        ArrowInvalid,
+    ) as exc:
+        lines = re.split(r"\nPossible ", str(exc))[0].splitlines()
+        reason = " ".join(line for line in lines if not line.startswith("Original Line"))
         raise DataContractError(
-            f"raw table {table.name}: the file cannot be read as a table ({reason}); expected "
-            f"{form} with the columns {', '.join(table.columns)}: {cure}. Nothing was landed"
+            f"raw table {table.name}: the file cannot be read as a table "
+            f"({reason[:LONGEST_REASON]}); expected a whole Parquet file, or a CSV in UTF-8 whose "
+            f"lines have as many values as the first, with the columns {', '.join(table.columns)}. "
+            "Nothing was landed"
         ) from exc
 
 
-def _expected(told: str) -> tuple[str, str]:
-    """What DuckDB could not find, by its words, and what to do about it."""
-    if "arquet" in told:
-        return "a whole Parquet file", "write it again"
-    lines = "lines of equal form"
-    if "not utf-8 encoded" in told:
-        return lines, "save it as UTF-8"
-    if "sniffing" in told:
-        return lines, "give each line as many values as the first, or save the file as UTF-8"
-    return lines, "mend this line, or the whole file"
-
-
-def as_declared(con: duckdb.DuckDBPyConnection, table: RawTable, path: Path) -> str:
+def as_declared(table: RawTable, path: Path) -> str:
     """A relation with the declared columns under their declared names, before any typing.
 
     Values are text from CSV and have their own types from Parquet.
@@ -205,83 +186,47 @@ def as_declared(con: duckdb.DuckDBPyConnection, table: RawTable, path: Path) -> 
     Raises:
         DataContractError: a column is missing or stands twice in the file.
     """
-    relation = _as_written(table, path)
-    present = [row[0] for row in con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()]
-    written = {name: name for name in table.columns}
-    written.update({name: own for own, name in table.rename.items()})
+    if path.suffix.lower() == ".parquet":
+        present = pq.read_schema(path).names
+        relation, columns = f"read_parquet({sql_text(path)})", [sql_name(c) for c in present]
+    else:
+        relation, present = _csv(table, path)
+        columns = [f"c{number}" for number, _ in enumerate(present)]
+    written = {**{name: name for name in table.columns}, **{v: k for k, v in table.rename.items()}}
     if missing := [own for own in written.values() if own not in present]:
-        _see_broken_lines(con, table, path, present)
         raise DataContractError(
             f"raw table {table.name}: column(s) {', '.join(missing)} are missing; the file has "
-            f"{', '.join(present)}. {_cure(missing, present)}. Nothing was landed"
+            f"{', '.join(present)}. Send the file with all declared columns, or declare what they "
+            "are called there with rename. Nothing was landed"
         )
-    if twice := _repeated(con, table, path, present) & {own.casefold() for own in written.values()}:
+    spelled = [name.casefold() for name in present]
+    if twice := sorted({own for own in written.values() if spelled.count(own.casefold()) > 1}):
         raise DataContractError(
-            f"raw table {table.name}: column name(s) {', '.join(sorted(twice))} stand more than "
-            "once in the file (upper and lower case are one); give each column a name of its own "
-            "there. Nothing was landed"
+            f"raw table {table.name}: column name(s) {', '.join(twice)} stand more than once in "
+            "the file (upper and lower case are one); give each column a name of its own there. "
+            "Nothing was landed"
         )
-    selected = ", ".join(f"{sql_name(own)} AS {sql_name(n)}" for n, own in written.items())
+    selected = ", ".join(
+        f"{columns[present.index(own)]} AS {sql_name(name)}" for name, own in written.items()
+    )
     return f"(SELECT {selected} FROM {relation})"
 
 
-def _as_written(table: RawTable, path: Path, more: str = "") -> str:
-    if path.suffix.lower() == ".parquet":
-        return f"read_parquet({sql_text(path)})"
-    nothing = [table.null_text] if isinstance(table.null_text, str) else table.null_text
-    return (
-        f"read_csv({sql_text(path)}, header = true, all_varchar = true, "
-        f"nullstr = [{', '.join(map(sql_text, nothing))}]{more})"
-    )
-
-
-def _see_broken_lines(
-    con: duckdb.DuckDBPyConnection, table: RawTable, path: Path, present: Sequence[str]
-) -> None:
-    """Fail with the number of the line for which DuckDB took a file for one of a single column."""
-    if len(present) > 1 or path.suffix.lower() == ".parquet":
-        return
-    if present == [NO_HEADER] or not path.stat().st_size:
+def _csv(table: RawTable, path: Path) -> tuple[str, list[str]]:
+    """A CSV with all values as text in columns c0, c1 ..., and the names in its first line."""
+    with path.open("rb") as stream:
+        header = stream.readline().decode("utf-8-sig").strip("\r\n")
+    if not header:
         raise DataContractError(
             f"raw table {table.name}: the file has no line with the names of its columns, expected "
             f"{', '.join(table.columns)}; send it with them. Nothing was landed"
         )
-    counts = {mark: present[0].count(mark) for mark in DELIMITERS}
-    likely = max(counts, key=counts.__getitem__)
-    if counts[likely]:
-        names = next(csv.reader(present, delimiter=likely))
-        columns = ", ".join(f"'c{n}': 'VARCHAR'" for n, _ in enumerate(names))
-        strict = f", delim = {sql_text(likely)}, auto_detect = false, columns = {{{columns}}}"
-        con.execute(f"SELECT count(*) FROM {_as_written(table, path, strict)}").fetchall()
-
-
-def _repeated(
-    con: duckdb.DuckDBPyConnection, table: RawTable, path: Path, present: Sequence[str]
-) -> set[str]:
-    """Names, in lower case, that several columns of a file have; DuckDB gives them numbers."""
-    if not any(re.search(r"_\d+$", name) for name in present):
-        return set()
-    if path.suffix.lower() == ".parquet":
-        names = pq.read_schema(path).names
-    else:
-        first = f"read_csv({sql_text(path)}, header = false, all_varchar = true)"
-        names = list(con.execute(f"SELECT * FROM {first} LIMIT 1").fetchall()[0])
-    plain = [str(name).casefold() for name in names]
-    return {name for name in plain if plain.count(name) > 1}
-
-
-def _cure(missing: Sequence[str], present: Sequence[str]) -> str:
-    """What to do about missing columns: a file's own spelling of one is found, where it has one."""
-    alike = {_letters(own): own for own in present}
-    found = {name: alike[_letters(name)] for name in missing if _letters(name) in alike}
-    if not found:
-        return (
-            "Send the file with all declared columns, or change the declaration in the feature "
-            "repository"
-        )
-    renamed = ", ".join(f"{own}: {name}" for name, own in found.items())
-    return f"Declare what they are called there: rename: {{{renamed}}}"
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.casefold())
+    delimiter = max(DELIMITERS, key=header.count)
+    present = next(csv.reader([header], delimiter=delimiter))
+    nulls = [table.null_text] if isinstance(table.null_text, str) else table.null_text
+    columns = ", ".join(f"'c{number}': 'VARCHAR'" for number, _ in enumerate(present))
+    return (
+        f"read_csv({sql_text(path)}, header = true, auto_detect = false, delim = "
+        f"{sql_text(delimiter)}, nullstr = [{', '.join(map(sql_text, nulls))}], "
+        f"columns = {{{columns}}})"
+    ), present

@@ -98,7 +98,7 @@ def test_a_spoilt_online_value_is_found_and_named(
     assert example.offline != "128.0"
     assert example.online_event_time == example.offline_event_time
     assert example.moment >= days(0, 4).end - timedelta(microseconds=1)
-    assert "1 of 27 values of 3 entities differ" in report.evidence[0]
+    assert report.evidence[0].startswith("1 of 27 values of 3 entities of feature view weather")
     assert "temp of origin JFK is 128.0 online" in report.evidence[0]
 
 
@@ -221,8 +221,7 @@ def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Ref
     assert (weather.num_entities, weather.num_stale) == (3, 3)
     assert weather.num_values == weather.num_null == 27
     (sentence,) = report.evidence
-    assert "feature view weather: nothing to compare at" in sentence
-    assert "all 27 values of 3 entities are null on both sides; 3 entities were too old" in sentence
+    assert sentence.startswith("nothing to compare: all 27 values of 3 entities of feature view")
 
 
 @pytest.mark.parametrize("harm", ["random bytes", "no file"])

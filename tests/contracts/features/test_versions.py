@@ -385,7 +385,7 @@ def test_a_snapshot_comes_out_the_same_though_everything_has_moved_on(bench: Ben
     assert not list(store.root.glob(".verify-*"))
 
 
-def test_a_rebuild_that_differs_says_in_which_rows_and_columns(bench: Bench) -> None:
+def test_a_rebuild_that_differs_says_in_how_many_rows(bench: Bench) -> None:
     snapshot = bench.snapshot()
     store, home = bench.installation.store, bench.installation.home
     stored = store.path(snapshot.data)
@@ -402,7 +402,6 @@ def test_a_rebuild_that_differs_says_in_which_rows_and_columns(bench: Bench) -> 
         stored.write_bytes(whole)
     assert not outcome.same
     assert "5 stored rows are not in the rebuilt file" in outcome.differences[0]
-    assert outcome.differences[1:] == ("weather__temp differs in 5 rows",)
 
 
 def test_tables_with_the_same_rows_stand_in_for_those_that_are_gone(bench: Bench) -> None:
@@ -430,7 +429,7 @@ def test_what_is_lost_is_named_where_a_snapshot_cannot_be_made_again(
     evidence = snapshot.pins.evidence.model_copy(update={"uri": "artifact:snapshots/gone"})
     pins = snapshot.pins.model_copy(update={"evidence": evidence})
     bare = verify_snapshot(snapshot.model_copy(update={"pins": pins}), home, bench.repo, store)
-    assert "the evidence cannot be read as it was" in bare.differences[0]
+    assert "artifact:snapshots/gone cannot be read as it was" in bare.differences[0]
     old = snapshot.model_copy(update={"pins": None})
     assert "pins nothing" in verify_snapshot(old, home, bench.repo, store).differences[0]
     with pytest.raises(ArtifactError, match="names 0 snapshots"):

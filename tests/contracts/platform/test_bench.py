@@ -20,7 +20,7 @@ NUM_FIGURES = {
     "features/retrieval": 6,
     "features/materialization": 4,
     "features/online_read": 4,
-    "features/false_alarms": 3,
+    "features/false_alarms": 2,
     "training/strategies": 8,
     "training/launch": 2,
     "training/reading": 2,

@@ -96,16 +96,6 @@ def test_the_grid_of_the_readings_and_the_relations_are_found(baseline: Baseline
     assert baseline.reviewed == NOT_REVIEWED
 
 
-def test_another_unit_is_named_by_the_repair_that_heals(
-    baseline: Baseline, store: ArtifactStore
-) -> None:
-    rows = readings(NEXT, seed=1)
-
-    message = refusal(baseline, store, rows.assign(temp=(rows["temp"] - 32) / 1.8))
-
-    assert "looks like: temp: degrees Celsius instead of Fahrenheit (taken back, all" in message
-
-
 def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
     baseline: Baseline, store: ArtifactStore
 ) -> None:

@@ -231,14 +231,6 @@ def test_a_value_is_valid_exactly_until_its_ttl_to_the_microsecond(
     assert listed(result.sort_values("event_timestamp")["value"]) == [1.0, 1.0, None]
 
 
-def test_a_ttl_longer_than_there_are_years_never_ends(
-    feast_store: FeatureStore, tmp_path: Path
-) -> None:
-    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    view = view_of(file, ttl=timedelta(days=1_000_000))
-    assert listed(ask(feast_store, [view], asked(("a", 10))).to_df()["value"]) == [1.0]
-
-
 def test_a_correction_made_later_is_not_shown_to_earlier_rows(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
@@ -325,24 +317,6 @@ def test_an_entity_frame_can_be_sql_and_a_result_can_stream_to_parquet(
     job = ask(feast_store, [view_of(file)], query, full_feature_names=True)
     job.write_parquet(tmp_path / "out.parquet", ["event_timestamp"], 8192)
     assert pd.read_parquet(tmp_path / "out.parquet")["values__value"].tolist() == [1.0]
-    assert job.metadata is not None
-    assert job.metadata.keys == ["k0"]
-    assert job.metadata.max_event_timestamp == START + timedelta(hours=1)
-
-
-def test_a_job_tells_what_it_asks_and_what_it_joins_and_always_the_same(
-    feast_store: FeatureStore, tmp_path: Path
-) -> None:
-    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    query = "SELECT 'a' AS k0, TIMESTAMPTZ '2013-03-10 01:00:00+00' AS event_timestamp"
-    ttl = timedelta(hours=2)
-    job, again = (ask(feast_store, [view_of(file, ttl=ttl)], query) for _ in range(2))
-    job.to_arrow()
-    assert job.to_sql() == again.to_sql()
-    asked, joined = job.to_sql().split("\n")
-    assert asked == query
-    for part in (str(file), "k0 = k0", "at most 2:00:00 old", "value is value"):
-        assert part in joined
 
 
 def test_batches_hold_the_whole_result(feast_store: FeatureStore, tmp_path: Path) -> None:

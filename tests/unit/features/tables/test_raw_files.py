@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -10,8 +9,6 @@ import pandas as pd
 import pytest
 
 from flows.config import read_pipeline_config
-from tasks.contracts.base import TimeWindow
-from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tests.support.data.shop import Shop, orders
 
@@ -51,7 +48,7 @@ def test_columns_of_any_name_are_renamed(shop: Shop) -> None:
     pd.testing.assert_frame_equal(land(shop, text), usual)
 
 
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("unit", ["s", "ns"])
 @pytest.mark.parametrize("zone", ["", "time_zone: America/New_York\n      "])
 def test_moments_of_parquet_stay_what_they_are_in_any_resolution(
     shop: Shop, unit: str, zone: str
@@ -66,21 +63,6 @@ def test_moments_of_parquet_stay_what_they_are_in_any_resolution(
     pd.testing.assert_frame_equal(land(shop, ""), usual)
 
 
-@pytest.mark.parametrize(
-    ("own", "cure"),
-    [("userId", "{userId: user_id}"), ("Order Date", "{Order Date: order_date}"), ("1st", "{1st:")],
-)
-def test_a_name_that_cannot_be_declared_is_told_once_with_the_renaming(
-    shop: Shop, own: str, cure: str
-) -> None:
-    shop.replace("use_case.yaml", "{order_id: BIGINT, ", f"{{{own}: BIGINT, ")
-    shop.replace("use_case.yaml", "key: [order_id]", f"key: [{own}]")
-    with pytest.raises(ConfigurationError) as refused:
-        read_pipeline_config(shop.repo)
-    assert str(refused.value).count(f"rename: {cure}") == 1
-    assert "at least 1 item" not in str(refused.value)
-
-
 @pytest.mark.parametrize("rename", ["{userId: user}", "{a: customer, b: customer}"])
 def test_a_renaming_to_no_declared_column_or_twice_is_refused(shop: Shop, rename: str) -> None:
     shop.replace("use_case.yaml", "suite: raw_orders", f"rename: {rename}\n      suite: raw_orders")
@@ -88,15 +70,9 @@ def test_a_renaming_to_no_declared_column_or_twice_is_refused(shop: Shop, rename
         read_pipeline_config(shop.repo)
 
 
-@pytest.mark.parametrize("own", ["Customer", "CUSTOMER", "cust_omer"])
-def test_a_column_that_is_only_spelled_otherwise_is_told_with_its_renaming(
-    shop: Shop, own: str
-) -> None:
-    told = refusal(shop, "\n".join(lines()).replace("customer", f'"{own}"', 1))
-    assert f"rename: {{{own}: customer}}" in told
-
-
-def test_a_name_that_stands_twice_is_refused(shop: Shop) -> None:
+def test_a_name_that_is_spelled_otherwise_or_stands_twice_is_refused(shop: Shop) -> None:
+    told = refusal(shop, "\n".join(lines()).replace("customer", '"Customer"', 1))
+    assert "customer are missing; the file has order_id, Customer, ordered" in told
     told = refusal(shop, f"{HEADER},Customer\n{ROW},c02\n")
     assert "customer stand more than once" in told
     assert len(land(shop, f"{HEADER},note,note,amount_1\n{ROW},a,b,1\n")) == 1
@@ -104,23 +80,12 @@ def test_a_name_that_stands_twice_is_refused(shop: Shop) -> None:
 
 def test_several_texts_may_stand_for_nothing(shop: Shop) -> None:
     odd = [HEADER, ROW, "4,c01,2024-01-05T00:00:00Z,,", "5,c01,2024-01-05T00:00:00Z,NA,n/a"]
-    assert "'NA'" in refusal(shop, "\n".join(odd))
+    told = refusal(shop, "\n".join(odd))
+    assert "such as 'NA'" in told
+    assert "null_text (now '')" in told
     shop.replace("use_case.yaml", 'null_text: ""\n      key: [order_id]',
                  'null_text: ["", NA, n/a]\n      key: [order_id]')  # fmt: skip
     assert land(shop, "\n".join(odd))["amount"].isna().sum() == 2
-
-
-@pytest.mark.parametrize(("marker", "declared"), [("", "NA"), ("NA", '""'), ("null", "NA")])
-def test_a_marker_for_nothing_that_is_not_declared_names_null_text(
-    shop: Shop, marker: str, declared: str
-) -> None:
-    shop.replace("use_case.yaml", 'null_text: ""\n      key: [order_id]',
-                 f"null_text: {declared}\n      key: [order_id]")  # fmt: skip
-    assert "null_text" in refusal(shop, f"{HEADER}\n{ROW}\n4,c01,2024-01-05T00:00:00Z,{marker},1")
-
-
-def test_times_without_a_zone_name_the_setting(shop: Shop) -> None:
-    assert "time_zone" in refusal(shop, f"{HEADER}\n3,c01,2024-01-05 00:00:00,1,5.0\n")
 
 
 @pytest.mark.parametrize("place", [300, None])
@@ -136,18 +101,11 @@ def test_a_line_of_another_form_is_told_by_its_number(
     assert "Expected Number of Columns: 5" in told
 
 
-@pytest.mark.parametrize("times", [1, 40])
-def test_another_encoding_than_utf_8_is_told_with_its_line(shop: Shop, times: int) -> None:
-    text = "\n".join([HEADER, *lines()[1:] * times, ROW.replace("c01", "ç")])
+def test_another_encoding_than_utf_8_is_told_with_its_line(shop: Shop) -> None:
+    text = "\n".join([HEADER, *lines()[1:] * 40, ROW.replace("c01", "ç")])
     told = refusal(shop, text.encode("latin-1"))
-    assert f"Line: {600 * times + 2}" in told
+    assert f"Line: {600 * 40 + 2}" in told
     assert "UTF-8" in told
-
-
-def test_a_short_last_line_is_not_taken_for_another_encoding_alone(shop: Shop) -> None:
-    wide = [f"{line},1,2,3,4" for line in [HEADER, *lines()[1:] * 15]]
-    told = refusal(shop, "\n".join([*wide, ","]))
-    assert "as many values as the first" in told
 
 
 def test_half_a_parquet_file_is_told_so(shop: Shop) -> None:
@@ -181,10 +139,3 @@ def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
     with ZipFile(file, "w") as archive:
         archive.writestr("orders.csv", "\n".join(lines()))
     assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
-
-
-def test_a_history_of_decades_is_landed(shop: Shop) -> None:
-    window = TimeWindow(start=datetime(1990, 1, 1, tzinfo=UTC), end=shop.config.window.end)
-    assert (
-        land_raw_rows(window, shop.config.features, shop.repo, shop.store).tables[0].num_rows == 600
-    )

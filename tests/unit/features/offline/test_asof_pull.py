@@ -112,19 +112,6 @@ def test_all_columns_come_where_no_feature_is_named(
         assert len(result) == 1
 
 
-def test_a_view_without_keys_has_one_newest_row(feast_store: FeatureStore, tmp_path: Path) -> None:
-    file = write_rows(values(("a", 0, 0, 1.0), ("b", 10, 10, 2.0)), tmp_path / "values.parquet")
-    assert pull(feast_store, file, join_key_columns=[])["value"].tolist() == [2.0]
-
-
-def test_a_column_that_is_asked_for_twice_comes_once(
-    feast_store: FeatureStore, tmp_path: Path
-) -> None:
-    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    result = pull(feast_store, file, feature_name_columns=["value", "k0", "at"])
-    assert list(result) == ["k0", "value", "at", "created"]
-
-
 @pytest.mark.parametrize("kind", ["datetime64[ns, UTC]", "datetime64[ns]", "datetime64[us]"])
 def test_bounds_hold_for_naive_and_nanosecond_times(
     feast_store: FeatureStore, tmp_path: Path, kind: str

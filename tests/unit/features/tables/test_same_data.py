@@ -63,7 +63,7 @@ def test_corrected_values_are_the_same_data(
     assert built(repository, store, repository.config, base).version != base.version
 
 
-@pytest.mark.parametrize(("old", "told"), [("rides", "none of these"), ("flights", "tailnum")])
+@pytest.mark.parametrize(("old", "told"), [("rides", "none of the pub"), ("flights", "tailnum")])
 def test_tables_of_other_names_or_columns_are_other_data(
     published: tuple[ArtifactStore, FeatureTables],
     repository: SmallRepository,

@@ -9,13 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.metrics import r2_score, roc_auc_score
 
 from tasks.contracts.data import DatasetSchema, FeatureTables, TableRef
 from tasks.contracts.evaluation import FeatureRanking
-from tasks.features.checks.single_features import _auc, _r2, rank_single_features
+from tasks.features.checks.single_features import rank_single_features
 from tasks.features.config import FeatureConfig
 from tasks.features.tables.build import EMPTY
 from tasks.kernel.errors import DataContractError
@@ -139,12 +136,3 @@ def carrier_stats(store: ArtifactStore, rows: pd.DataFrame) -> FeatureTables:
 
     reference = store.build_once("tables", "k", TableRef, build)
     return FeatureTables(version="a" * 32, raw=(), tables=(reference,), sources={})
-
-
-@given(st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.5, 0.9]), st.booleans()), min_size=2))
-def test_scores_are_those_of_scikit_learn(pairs: list[tuple[float, bool]]) -> None:
-    scores = np.array([score for score, _ in pairs])
-    labels = np.array([float(label) for _, label in pairs])
-    if 0 < labels.sum() < len(labels):
-        assert _auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
-        assert _r2(scores, labels) == pytest.approx(r2_score(labels, scores))
