@@ -21,9 +21,9 @@ Share = Annotated[float | None, Parameter(help="Share of the requests, 0 to 1.")
 @app.command
 def prepare(*, context: Here) -> None:
     """Write what Envoy reads, and certificates; a running Envoy takes what has changed."""
-    from infra.gateway.listener import public_pair
     from infra.gateway.prepare import PUBLIC
     from infra.gateway.prepare import prepare as write
+    from infra.gateway.rendering import public_pair
     from serving.security.certificates import expires_at
 
     plan = _plan(context)

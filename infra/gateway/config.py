@@ -29,8 +29,6 @@ Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
 ADMIN_SOCKET = "admin.sock"
 """In the gateway's folder, in which Envoy runs; a full path may be too long for a socket."""
-PARTS = 10_000
-"""Shares are held in steps of a hundredth of a percent."""
 
 
 class GatewayFiles:
@@ -93,7 +91,6 @@ class GatewayConfig(_Config):
 
     Attributes:
         certificate: PEM file for clients, with its chain; None for one of a private authority.
-        client_ca: authority of clients' certificates; None where clients have none.
         upstream_tls: False only for a server on the same machine's loopback device.
     """
 
@@ -106,7 +103,6 @@ class GatewayConfig(_Config):
     )
     certificate: Path | None = None
     key: Path | None = Field(default=None, description="PEM file of its private key.")
-    client_ca: Path | None = None
     http: tuple[Address, ...] = Field(
         default=("127.0.0.1:8000",), min_length=1, description="Servers over HTTP."
     )
@@ -118,14 +114,7 @@ class GatewayConfig(_Config):
     address_limit: Rate = Field(
         default=Rate(per_s=1000, burst=2000), description="Of each address, before anything else."
     )
-    max_clients: PositiveInt = Field(
-        default=10_000, description="Clients whose limits are remembered."
-    )
     timeout_s: PositiveFloat = Field(default=30, description="Of one request.")
-    max_connections: PositiveInt = Field(default=10_000, description="Of clients, at a time.")
-    max_shadow_requests: PositiveInt = Field(
-        default=64, description="Mirrored requests on their way; more are not sent."
-    )
     workers: PositiveInt = Field(default=2, description="Envoy's threads.")
     traces: str | None = Field(
         default=None,
@@ -133,7 +122,6 @@ class GatewayConfig(_Config):
         description="OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
     )
     traced_share: float = Field(default=1.0, ge=0, le=1, description="Of requests, with traces.")
-    access_log: Path | None = Field(default=None, description="None for standard output.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -182,24 +170,12 @@ def read_plan(home: Path) -> GatewayPlan:
     security = read_security(file) if file.exists() else SecurityConfig()
     if security.anonymous:
         raise ConfigurationError(f"{file}: anonymous clients are for a server without a gateway")
-    if shared := [issuer.issuer for issuer in security.issuers if issuer.secret_file]:
-        raise ConfigurationError(
-            f"{file}: issuer {shared[0]} signs with a shared secret, which Envoy would have to "
-            "keep in clear; let it sign with a private key and name its public keys"
-        )
     return GatewayPlan(files, config, security)
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Parts of `host:port`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
     """Paths in the file are relative to its folder."""
-    names = ("certificate", "key", "client_ca", "access_log")
-    paths = {name: getattr(config, name) for name in names}
+    paths = {"certificate": config.certificate, "key": config.key}
     return config.model_copy(update={n: folder / path for n, path in paths.items() if path})
 
 

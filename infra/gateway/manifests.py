@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import jinja2
 import yaml
 from pydantic import (
     BaseModel,
@@ -24,10 +23,10 @@ from pydantic import (
 )
 
 from infra.gateway.config import Shares
+from infra.gateway.rendering import TEMPLATES
 from serving.interfaces import TRACKS
 from tasks.kernel.errors import ConfigurationError
 
-TEMPLATES = Path(__file__).parent / "templates"
 SPLIT, KSERVE = "split.yaml.j2", "kserve.yaml.j2"
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")]
 Host = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
@@ -88,14 +87,8 @@ def render(template: str, values: Values, shares: Shares) -> str:
             f"{values.model} has a share for a candidate, and the values name none; set "
             "candidate_version and candidate_uri"
         )
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # values are of patterns that YAML cannot misread
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(template).render(
+    # Values are of patterns that YAML cannot misread.
+    return TEMPLATES.get_template(template).render(
         values.model_dump(),
         tracks=TRACKS,
         weights=(("candidate", candidate), ("stable", 100 - candidate)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -20,17 +21,7 @@ from infra.gateway.config import (
     write_shares,
 )
 from infra.gateway.envoy import Admin
-from infra.gateway.listener import listener, public_pair, secrets
-from infra.gateway.routing import (
-    SERVER_NAME,
-    Value,
-    clusters,
-    follow,
-    fragment,
-    resources,
-    route_configuration,
-    typed,
-)
+from infra.gateway.rendering import SERVER_NAME, public_pair, rendered
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
 from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
@@ -49,18 +40,20 @@ def prepare(plan: GatewayPlan) -> None:
     with prepared_folder(plan.files):
         _make_certificates(plan)
         _write_server_security(plan)
-        write_atomically(plan.files.bootstrap, json.dumps(_bootstrap(plan), indent=1) + "\n")
-        _replace(plan.files.resource("secrets"), resources(secrets(plan)))
-        _replace(plan.files.resource("clusters"), resources(clusters(plan)))
-        write_routes(plan, read_shares(plan.files.shares_file))
-        _replace(plan.files.resource("listeners"), resources(_listeners(plan)))
+        bootstrap = json.dumps(rendered("bootstrap", plan), indent=1) + "\n"
+        write_atomically(plan.files.bootstrap, bootstrap)
+        shares = read_shares(plan.files.shares_file)
+        for kind in ("secrets", "clusters", "routes", "listeners"):
+            write_resources(kind, plan, shares)
 
 
-def write_routes(plan: GatewayPlan, shares: Mapping[str, Shares]) -> str:
-    """Replace the routes; returns the whole file."""
-    content = resources([route_configuration(plan, shares)])
-    _replace(plan.files.resource("routes"), content)
-    return content
+def write_resources(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares]) -> str:
+    """Replace a file that Envoy follows; returns its version, which is a digest of the rest."""
+    found = rendered(kind, plan, shares)
+    version = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+    content = json.dumps({"version_info": version, "resources": found}, indent=1) + "\n"
+    _replace(plan.files.resource(kind), content)
+    return version
 
 
 @contextmanager
@@ -74,13 +67,6 @@ def prepared_folder(files: GatewayFiles) -> Iterator[None]:
                 yield
         finally:
             os.umask(previous)
-
-
-def _listeners(plan: GatewayPlan) -> list[Value]:
-    try:
-        return [listener(plan)]
-    except OSError as exc:
-        raise ConfigurationError(f"keys {exc.filename} cannot be read: {exc.strerror}") from exc
 
 
 def _replace(file: Path, content: str) -> None:
@@ -118,25 +104,10 @@ def _write_server_security(plan: GatewayPlan) -> None:
     behind = (
         {"behind_edge": True, "tls": server_tls(plan.files).model_dump(mode="json")}
         if plan.config.upstream_tls
-        else {"certificates": {}, "certificate_tenants": {}}
+        else {}
     )
     content = plan.security.model_dump(mode="json", exclude_defaults=True) | behind
     _replace(plan.files.server_security_file, yaml.safe_dump(content, sort_keys=False))
-
-
-def _bootstrap(plan: GatewayPlan) -> Value:
-    connections = typed(
-        "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
-        max_active_downstream_connections=plan.config.max_connections,
-    )
-    monitor = "envoy.resource_monitors.global_downstream_max_connections"
-    return fragment("bootstrap") | {
-        "dynamic_resources": {
-            "lds_config": follow(plan.files.resource("listeners")),
-            "cds_config": follow(plan.files.resource("clusters")),
-        },
-        "overload_manager": {"resource_monitors": [{"name": monitor, "typed_config": connections}]},
-    }
 
 
 class GatewayTraffic:
@@ -184,8 +155,8 @@ class GatewayTraffic:
         with prepared_folder(plan.files):
             known = dict(read_shares(plan.files.shares_file))
             write_shares(plan.files.shares_file, known | {model: wanted})
-            content = write_routes(plan, known | {model: wanted})
-            self._wait(Admin(plan.files.folder), str(json.loads(content)["version_info"]))
+            version = write_resources("routes", plan, known | {model: wanted})
+            self._wait(Admin(plan.files.folder), version)
 
     def _plan(self, model: str) -> GatewayPlan:
         plan = read_plan(self._home)

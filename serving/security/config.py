@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Self, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -21,12 +21,10 @@ from pydantic import (
 
 from tasks.kernel.errors import ConfigurationError
 
-Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
 Model = TypeVar("Model", bound=BaseModel)
 Roles = Mapping[str, frozenset[str]]
-KEY_HEADER = "x-api-key"
 LEEWAY_S = 10
 """Clocks of issuers and servers may differ by this."""
 ISSUER_TIMEOUT_S = 5
@@ -46,7 +44,6 @@ class IssuerConfig(_Config):
 
     Attributes:
         keys: file with a JSON Web Key Set, or its URL: https, or http on the loopback device.
-        secret_file: instead of `keys`: a secret that issuer and server share, for HS256.
         ca_file: authority that vouches for an https URL; None for the system's.
         roles_claim: where roles stand; dots step into objects, as `realm_access.roles`.
         tenant_claim: where the tenant stands; a token without it is then refused.
@@ -55,22 +52,16 @@ class IssuerConfig(_Config):
 
     issuer: str = Field(min_length=1, description="Exact value of the claim `iss`.")
     audience: str = Field(min_length=1, description="Value that the claim `aud` must hold.")
-    keys: str | None = Field(default=None, description="JWKS: file or URL.")
-    secret_file: Path | None = Field(default=None, description="Shared secret for HS256.")
+    keys: str = Field(min_length=1, description="JWKS of public keys: file or URL.")
     ca_file: Path | None = None
-    algorithms: tuple[Algorithm, ...] = Field(default=("RS256", "ES256", "EdDSA"), min_length=1)
-    subject_claim: str = Field(default="sub", description="Names who asks, in log and limits.")
     roles_claim: str = "roles"
     tenant_claim: str | None = None
     tenant: str = ""
     refresh_s: PositiveFloat = Field(default=300, description="Age at which keys are read again.")
 
     @model_validator(mode="after")
-    def _one_source_of_keys(self) -> Self:
-        if (self.keys is None) == (self.secret_file is None):
-            raise ValueError(f"issuer {self.issuer}: name either `keys` or `secret_file`")
-        if self.keys is not None:
-            check_address(self.keys)
+    def _is_one_place(self) -> Self:
+        check_address(self.keys)
         if self.tenant_claim is not None and self.tenant:
             raise ValueError(f"issuer {self.issuer}: name either `tenant_claim` or `tenant`")
         return self
@@ -78,7 +69,7 @@ class IssuerConfig(_Config):
     @property
     def is_remote(self) -> bool:
         """True where keys come from a URL."""
-        return self.keys is not None and "://" in self.keys
+        return "://" in self.keys
 
 
 class SecuritySection(_Config):
@@ -94,15 +85,16 @@ class Rate(_Config):
     burst: PositiveInt = Field(default=400, description="Requests at once, after a rest.")
 
 
+FAILURES = Rate(per_s=1, burst=20)
+"""Refused credentials of one address."""
+
+
 class LimitsConfig(_Config):
     """How often clients may come; what is remembered of them is bounded."""
 
     client: Rate = Rate()
     by_subject: dict[str, Rate] = Field(
         default_factory=dict, description="Instead of `client`, by `subject` or `tenant/subject`."
-    )
-    failures: Rate = Field(
-        default=Rate(per_s=1, burst=20), description="Refused credentials of one address."
     )
 
 
@@ -121,11 +113,8 @@ class SecurityConfig(_Config):
 
     Attributes:
         api_keys: file of digests, made by `python -m falaj keys`; None for no keys.
-        certificates: grants by the subject of a client's certificate, as the edge tells it
-            (RFC 2253, as `CN=batch,O=acme`). A server without an edge refuses to start with them.
-        certificate_tenants: tenant of such a subject.
-        behind_edge: only the edge can connect (mutual TLS), so its headers about certificate
-            and address of the client are believed.
+        behind_edge: only the edge can connect (mutual TLS), so its header about the address of the
+            client is believed.
         grants: what a role of a token stands for, where it is no grant itself.
         owners: tenant that a model belongs to; others are refused. Those without are shared.
         anonymous: grants of whoever presents nothing; for the loopback device only.
@@ -133,8 +122,6 @@ class SecurityConfig(_Config):
 
     issuers: tuple[IssuerConfig, ...] = Field(default=(), description="Who signs tokens.")
     api_keys: Path | None = None
-    certificates: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
-    certificate_tenants: dict[str, str] = Field(default_factory=dict)
     behind_edge: bool = False
     grants: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
     owners: dict[str, str] = Field(default_factory=dict)
@@ -152,7 +139,7 @@ class SecurityConfig(_Config):
         if self.behind_edge and not proven:
             raise ValueError(
                 "behind_edge needs tls with client_ca: without mutual TLS anybody could claim "
-                "to be the edge and name any certificate"
+                "to be the edge and name any address"
             )
         if self.behind_edge and self.anonymous:
             raise ValueError("anonymous is for the loopback device only; the edge opens it to all")
@@ -239,7 +226,7 @@ def _seen_from(config: SecurityConfig, folder: Path) -> SecurityConfig:
 
     def seen(model: Model) -> Model:
         paths = {n: folder / v for n, v in model if isinstance(v, Path)}
-        if isinstance(model, IssuerConfig) and model.keys and not model.is_remote:
+        if isinstance(model, IssuerConfig) and not model.is_remote:
             paths["keys"] = str(folder / model.keys)  # type: ignore[assignment]
         return model.model_copy(update=paths)
 

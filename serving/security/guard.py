@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from http import HTTPStatus
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from serving.errors import (
     EndedError,
     ForbiddenError,
-    ServingError,
     TooManyRequestsError,
     UnauthorizedError,
 )
 from serving.interfaces import Action, Headers, Principal
-from serving.security.config import MOST_KNOWN, Rate, SecurityConfig, roles_of
+from serving.security.config import FAILURES, MOST_KNOWN, Rate, SecurityConfig, roles_of
 from serving.security.keys import KeyRing
 from serving.security.tokens import TokenReader
-from tasks.kernel.errors import ConfigurationError
 
 
 @dataclass(slots=True)
@@ -83,50 +78,7 @@ class Buckets:
         return bucket
 
 
-Header = tuple[bytes, bytes]
-
-SECURITY_HEADERS: tuple[Header, ...] = (
-    (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"strict-transport-security", b"max-age=31536000"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-)
-"""For answers to programs. A page for people needs a content policy of its own."""
-CHALLENGE: Header = (b"www-authenticate", b'Bearer realm="falaj"')
-
-
-def refusal_headers(error: ServingError) -> list[Header]:
-    """`WWW-Authenticate` of a 401, and `Retry-After` (whole seconds) where trying again helps."""
-    headers = [CHALLENGE] if error.status == HTTPStatus.UNAUTHORIZED else []
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
-    return headers
-
-
-Kept = TypeVar("Kept")
-_SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
-
-
-def subject_of(value: str) -> str:
-    r"""Subject of the certificate, as RFC 2253 writes it.
-
-    The edge sets the header anew (`SANITIZE_SET`), so it has one element and one subject. Its
-    backslashes are those of RFC 2253 and stay: without them a common name with a comma in it,
-    `CN=batch\,O=acme`, would be taken for the two names `CN=batch,O=acme`.
-
-    Raises:
-        UnauthorizedError: it names none or several.
-    """
-    found = _SUBJECT.findall(value)
-    if len(found) != 1 or not found[0]:
-        raise UnauthorizedError("the edge named no subject of a certificate, or several")
-    return str(found[0])
-
-
 BEARER = b"bearer "
-CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
 """Set by the edge, which removes what clients say of it."""
 COPY = (b"x-falaj-slot", b"shadow")
@@ -134,10 +86,6 @@ COPY = (b"x-falaj-slot", b"shadow")
 REFRESH_LOOK_S = 1.0
 KNOWN_S = 60.0
 """A principal that was verified is believed for so long."""
-REFUSED_S = 1.0
-"""What was refused is not looked into again for so long: a client that repeats it costs little."""
-MAX_ALLOWED = 64
-"""Models that are remembered for a principal; a role for all of them could name any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +95,15 @@ class _Known:
     Attributes:
         until: on the guard's clock.
         name: of its bucket; tenants may have subjects of the same name.
-        allowed: what was looked up before and is allowed.
     """
 
     principal: Principal
     until: float
     name: str
-    allowed: set[tuple[Action, str | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """Why a credential was refused, for as long as it is not looked into again."""
-
-    error: UnauthorizedError
-    until: float
 
 
 class SecurityGuard:
-    """Bearer tokens, API keys and certificates, checked once and remembered for a while.
+    """Bearer tokens and API keys, checked once and remembered for a while.
 
     What is remembered is named by the SHA-256 of what was presented. It is forgotten when keys
     of issuers or API keys change, when the credential ends, and after `KNOWN_S`.
@@ -180,20 +118,13 @@ class SecurityGuard:
     """
 
     def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        if config.certificates and not config.behind_edge:
-            raise ConfigurationError(
-                "security.certificates are told by the edge, and this server has none before it; "
-                "start it with the file that `python -m falaj gateway prepare` wrote, "
-                "or remove them"
-            )
         self._config = config
         self._clock = clock
         limits = config.limits
         special = {n if "/" in n else f"/{n}": rate for n, rate in limits.by_subject.items()}
         self._requests = Buckets(limits.client, MOST_KNOWN, special, clock)
-        self._failures = Buckets(limits.failures, MOST_KNOWN, clock=clock)
+        self._failures = Buckets(FAILURES, MOST_KNOWN, clock=clock)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
-        self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self._tokens = TokenReader(config.issuers, config.grants, self.forget)
         self._keys = KeyRing(config.api_keys, self.forget) if config.api_keys else None
         self._looked = clock()
@@ -201,7 +132,7 @@ class SecurityGuard:
 
     def forget(self) -> None:
         """Ask everybody anew."""
-        self._known, self._refused = OrderedDict(), OrderedDict()
+        self._known = OrderedDict()
 
     def recognise(self, headers: Headers, address: str) -> None:
         """See that somebody asks whom this server knows.
@@ -229,11 +160,7 @@ class SecurityGuard:
                 f"{wait_s:.2f} s",
                 retry_after_s=wait_s,
             )
-        asked = (action, model)
-        if asked not in known.allowed:
-            self._check(known.principal, action, model)
-            if len(known.allowed) < MAX_ALLOWED:
-                known.allowed.add(asked)
+        self._check(known.principal, action, model)
         return known.principal
 
     def _recognised(self, headers: Headers, address: str) -> _Known:
@@ -256,37 +183,28 @@ class SecurityGuard:
         return self._verified(kind, value, digest, self._address(headers, address))
 
     def _presented(self, headers: Headers) -> tuple[bytes, bytes] | None:
-        """What stands in the headers: exactly one credential, or a certificate with none."""
+        """What stands in the headers: exactly one credential."""
         found: list[tuple[bytes, bytes]] = []
-        certificate = None
         for name, value in headers:
             if name == b"authorization":
                 found.append((b"t", value))
             elif name == b"x-api-key":
                 found.append((b"k", value))
-            elif name == CERTIFICATE_HEADER and self._config.behind_edge:
-                certificate = (b"c", value)
         if len(found) > 1:
             raise UnauthorizedError("several credentials were presented; send one")
-        return found[0] if found else certificate
+        return found[0] if found else None
 
     def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> _Known:
         # What is forgotten meanwhile, in another thread, stays so.
-        known, refused = self._known, self._refused
-        now = self._clock()
-        before = refused.get(digest)
-        if before is not None and now < before.until:
-            self._refuse(before.error, address)
+        known, now = self._known, self._clock()
         try:
             principal = self._verify(kind, value)
         except UnauthorizedError as exc:
-            if exc.retry_after_s is None:
-                kept = type(exc)(str(exc))  # without the frames that hold what was presented
-                _remember(refused, digest, _Refused(kept, now + REFUSED_S))
             self._refuse(exc, address)
         seconds = min(KNOWN_S, principal.expires - time.time())
-        found = _remembered(principal, now + seconds)
-        _remember(known, digest, found)
+        found = known[digest] = _remembered(principal, now + seconds)
+        if len(known) > MOST_KNOWN:
+            known.popitem(last=False)
         return found
 
     def _refuse(self, error: UnauthorizedError, address: str) -> NoReturn:
@@ -307,7 +225,7 @@ class SecurityGuard:
             if value[:7].lower() != BEARER:
                 raise UnauthorizedError("expected `Authorization: Bearer <token>`")
             return self._tokens.read(value[7:].strip().decode("latin-1"))
-        return self._by_key(value) if kind == b"k" else self._by_certificate(value)
+        return self._by_key(value)
 
     def _by_key(self, value: bytes) -> Principal:
         if self._keys is None:
@@ -315,14 +233,6 @@ class SecurityGuard:
         key = self._keys.find(value)
         expires = key.expires.timestamp() if key.expires else float("inf")
         return Principal(key.subject, key.tenant, roles_of(key.grants), expires)
-
-    def _by_certificate(self, value: bytes) -> Principal:
-        subject = subject_of(value.decode("latin-1"))
-        grants = self._config.certificates.get(subject)
-        if grants is None:
-            raise UnauthorizedError(f"the certificate of {subject} stands for nobody here")
-        tenant = self._config.certificate_tenants.get(subject, "")
-        return Principal(subject, tenant, roles_of(grants), float("inf"))
 
     def _address(self, headers: Headers, address: str) -> str:
         """Where the client is: behind the edge, what that says."""
@@ -345,12 +255,6 @@ class SecurityGuard:
             raise ForbiddenError("what tenants share is for operators to load and unload")
 
 
-def _remember(into: OrderedDict[bytes, Kept], digest: bytes, found: Kept) -> None:
-    into[digest] = found
-    if len(into) > MOST_KNOWN:
-        into.popitem(last=False)
-
-
 def _anonymous(config: SecurityConfig) -> _Known | None:
     if not config.anonymous:
         return None
@@ -359,4 +263,4 @@ def _anonymous(config: SecurityConfig) -> _Known | None:
 
 
 def _remembered(principal: Principal, until: float) -> _Known:
-    return _Known(principal, until, f"{principal.tenant}/{principal.subject}", set())
+    return _Known(principal, until, f"{principal.tenant}/{principal.subject}")

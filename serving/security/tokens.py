@@ -1,26 +1,44 @@
-"""Bearer tokens (JWT): signature, times, audience, and what their claims allow."""
+"""Bearer tokens (JWT): keys of their issuers, signature, times, and what their claims allow."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import logging
 import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from serving.errors import EndedError, UnauthorizedError
 from serving.interfaces import Principal
-from serving.security.config import LEEWAY_S, IssuerConfig, roles_of
-from serving.security.issuers import KeySource
+from serving.security.config import ISSUER_TIMEOUT_S, LEEWAY_S, IssuerConfig, roles_of
+from tasks.kernel.errors import ConfigurationError
 
+LOGGER = logging.getLogger(__name__)
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
+"""Of signatures; which of them, an issuer's key says."""
 MAX_TOKEN_BYTES = 8 * 2**10
-_GRANT = re.compile(r"(infer|read|admin):(\*|[A-Za-z0-9._-]+)")
-_REQUIRED = ("exp", "iss", "aud")
 RETRY_S = 1.0
 LATEST_S = 1e11
 """Times of tokens lie before the year 5138; what is later is no time."""
+MAX_KEYS_BYTES = 2**20
+MIN_RSA_BITS = 2048
+MIN_REFRESH_S = 10.0
+"""Unknown keys make them be read again at most so often."""
+_GRANT = re.compile(r"(infer|read|admin):(\*|[A-Za-z0-9._-]+)")
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 """What PyJWT raises for tokens; the last four for numbers and depths that nobody signs."""
+Keys = Mapping[str, jwt.PyJWK]
 
 
 class TokenReader:
@@ -28,7 +46,10 @@ class TokenReader:
 
     Args:
         grants: what a role stands for that is no grant itself.
-        on_change: called when keys have changed.
+        on_change: called when keys have changed, in whatever thread read them.
+
+    Raises:
+        ConfigurationError: a file holds no keys. An issuer that does not answer is tried again.
     """
 
     def __init__(
@@ -37,13 +58,13 @@ class TokenReader:
         grants: Mapping[str, tuple[str, ...]],
         on_change: Callable[[], None],
     ) -> None:
-        self._issuers = {c.issuer: (c, KeySource(c, on_change)) for c in issuers}
+        self._sources = {c.issuer: KeySource(c, on_change) for c in issuers}
         self._grants = grants
 
     def refresh(self) -> None:
         """Read keys again that are old."""
-        for _, source in self._issuers.values():
-            source.refresh(is_unknown=False)
+        for source in self._sources.values():
+            source.refresh(source.config.refresh_s)
 
     def read(self, token: str) -> Principal:
         """Who the token names.
@@ -57,11 +78,11 @@ class TokenReader:
             claims = jwt.decode(
                 token,
                 key,
-                algorithms=_algorithms(config),
+                algorithms=ALGORITHMS,
                 issuer=config.issuer,
                 audience=config.audience,
                 leeway=LEEWAY_S,
-                options={"require": [*_REQUIRED, config.subject_claim.partition(".")[0]]},
+                options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.ExpiredSignatureError as exc:  # the signature was found good before
             raise EndedError(f"the token was refused: {exc}") from exc
@@ -74,30 +95,34 @@ class TokenReader:
         if len(token) > MAX_TOKEN_BYTES:
             raise UnauthorizedError(f"the token has more than {MAX_TOKEN_BYTES} characters")
         try:
-            told = jwt.decode_complete(token, options={"verify_signature": False})
+            claimed = jwt.decode_complete(token, options={"verify_signature": False})
         except _UNREADABLE as exc:
             raise UnauthorizedError(f"what was sent is no token: {exc}") from exc
-        header, claimed = told["header"], told["payload"].get("iss")
-        if not isinstance(claimed, str) or claimed not in self._issuers:
+        header, issuer = claimed["header"], claimed["payload"].get("iss")
+        if not isinstance(issuer, str) or issuer not in self._sources:
             raise UnauthorizedError("the token's issuer is not known here")
-        config, source = self._issuers[claimed]
-        if header.get("alg") not in _algorithms(config) or "crit" in header:
+        source = self._sources[issuer]
+        key = source.find(header.get("kid"))
+        if key is None:
             raise UnauthorizedError(
-                f"the token is signed with {header.get('alg')}; expected one of "
-                + ", ".join(_algorithms(config))
+                "the token's key is not among its issuer's; they are read again, so once more "
+                "may help",
+                retry_after_s=RETRY_S,
             )
-        return config, _key(config, source, header)
+        if key.algorithm_name != header.get("alg") or "crit" in header:
+            raise UnauthorizedError(
+                f"the token is signed with {header.get('alg')}; expected {key.algorithm_name}"
+            )
+        return source.config, key
 
     def _principal(self, claims: Mapping[str, Any], config: IssuerConfig) -> Principal:
-        subject = _claim(claims, config.subject_claim)
-        if not isinstance(subject, str) or not subject:
-            raise UnauthorizedError(f"the token's claim {config.subject_claim} names nobody")
-        return Principal(
-            subject=subject,
-            tenant=_tenant(claims, config),
-            roles=roles_of(self._granted(_claim(claims, config.roles_claim))),
-            expires=_end(claims["exp"]) + LEEWAY_S,
-        )
+        expires, tenant = claims["exp"], config.tenant
+        if not isinstance(expires, int | float) or not 0 < expires < LATEST_S:
+            raise UnauthorizedError("the token's claim exp is no time")
+        if config.tenant_claim is not None:
+            tenant = _name_in(claims, config.tenant_claim)
+        subject, roles = _name_in(claims, "sub"), _claim(claims, config.roles_claim)
+        return Principal(subject, tenant, roles_of(self._granted(roles)), expires + LEEWAY_S)
 
     def _granted(self, roles: object) -> list[str]:
         """Grants among the roles, and those that other roles stand for; the rest means nothing."""
@@ -109,41 +134,11 @@ class TokenReader:
         return direct + [grant for name in found for grant in self._grants.get(name, ())]
 
 
-def _algorithms(config: IssuerConfig) -> list[str]:
-    return ["HS256"] if config.secret_file is not None else list(config.algorithms)
-
-
-def _key(config: IssuerConfig, source: KeySource, header: Mapping[str, Any]) -> jwt.PyJWK:
-    name = None if config.secret_file is not None else header.get("kid")
-    key = source.find(name)
-    if key is None:
-        source.refresh(is_unknown=True)
-        key = source.find(name)
-    if key is None:
-        raise UnauthorizedError(
-            "the token's key is not among its issuer's; they are read again, so once more may help",
-            retry_after_s=RETRY_S,
-        )
-    if key.algorithm_name != header["alg"]:
-        raise UnauthorizedError(
-            f"the token says {header['alg']}, and its key is for {key.algorithm_name}"
-        )
-    return key
-
-
-def _end(claimed: object) -> float:
-    if not isinstance(claimed, int | float) or not 0 < claimed < LATEST_S:
-        raise UnauthorizedError("the token's claim exp is no time")
-    return float(claimed)
-
-
-def _tenant(claims: Mapping[str, Any], config: IssuerConfig) -> str:
-    if config.tenant_claim is None:
-        return config.tenant
-    tenant = _claim(claims, config.tenant_claim)
-    if not isinstance(tenant, str) or not tenant:
-        raise UnauthorizedError(f"the token's claim {config.tenant_claim} names no tenant")
-    return tenant
+def _name_in(claims: Mapping[str, Any], path: str) -> str:
+    name = _claim(claims, path)
+    if not isinstance(name, str) or not name:
+        raise UnauthorizedError(f"the token's claim {path} names nobody")
+    return name
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> object:
@@ -151,3 +146,123 @@ def _claim(claims: Mapping[str, Any], path: str) -> object:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+class KeySource:
+    """Public keys of one issuer by their id.
+
+    A file is read where it stands; a URL in a thread, so that no caller waits.
+    """
+
+    def __init__(self, config: IssuerConfig, on_change: Callable[[], None]) -> None:
+        self.config = config
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._tried = time.monotonic()
+        self._content = b""
+        self._keys: Keys = {}
+        if config.is_remote:
+            self._read()
+        else:
+            self._take()
+
+    def find(self, name: str | None) -> jwt.PyJWK | None:
+        """The key of this id, or the only one where a token names none; None where unknown.
+
+        An unknown one makes all be read again.
+        """
+        key = self._found(name)
+        if key is None:
+            self.refresh(MIN_REFRESH_S)
+            key = self._found(name)
+        return key
+
+    def _found(self, name: str | None) -> jwt.PyJWK | None:
+        keys = self._keys
+        if name is None:
+            return next(iter(keys.values())) if len(keys) == 1 else None
+        return keys.get(name)
+
+    def refresh(self, after_s: float) -> None:
+        """Read the keys again if that was not tried for so long."""
+        now = time.monotonic()
+        if now - self._tried < after_s:
+            return
+        self._tried = now
+        if not self.config.is_remote:
+            self._read()
+        elif self._lock.acquire(blocking=False):
+            threading.Thread(target=self._read_in_thread, daemon=True, name="issuer-keys").start()
+
+    def _read_in_thread(self) -> None:
+        try:
+            self._read()
+        finally:
+            self._lock.release()
+
+    def _read(self) -> None:
+        """Take the keys as they are now; where they cannot be read, they stay as they were."""
+        try:
+            self._take()
+        except (OSError, http.client.HTTPException, ConfigurationError) as exc:
+            LOGGER.warning("keys of %s were not read: %s", self.config.issuer, exc)
+
+    def _take(self) -> None:
+        content = _fetch(self.config) if self.config.is_remote else _read_file(self.config.keys)
+        if content != self._content:
+            self._keys, self._content = _parse(content, self.config.keys), content
+            self._on_change()
+
+
+def _read_file(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as exc:
+        raise ConfigurationError(f"keys {file} cannot be read: {exc.strerror}") from exc
+
+
+def _fetch(config: IssuerConfig) -> bytes:
+    how: urllib.request.BaseHandler = urllib.request.ProxyHandler({})  # loopback needs no proxy
+    if config.keys.startswith("https:"):
+        context = ssl.create_default_context(cafile=config.ca_file)
+        how = urllib.request.HTTPSHandler(context=context)
+    opener = urllib.request.build_opener(_NoRedirect(), how)
+    with opener.open(config.keys, timeout=ISSUER_TIMEOUT_S) as answer:
+        content: bytes = answer.read(MAX_KEYS_BYTES + 1)
+    if len(content) > MAX_KEYS_BYTES:
+        raise ConfigurationError(f"{config.keys} answered with more than {MAX_KEYS_BYTES} bytes")
+    return content
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Keys come from the address that was configured, and from no other."""
+
+    def redirect_request(self, *arguments: Any, **_: Any) -> None:
+        raise urllib.error.URLError("the issuer sends elsewhere for its keys; name that address")
+
+
+def _parse(content: bytes, where: str) -> Keys:
+    """Keys that sign; what this server cannot use is left out, secrets are refused.
+
+    Raises:
+        ConfigurationError: it is no key set, or one with keys that are no public ones.
+    """
+    try:
+        usable = [e for e in json.loads(content)["keys"] if e.get("use", "sig") == "sig"]
+        if any(e.get("kty") == "oct" or "d" in e for e in usable):
+            raise ConfigurationError(f"{where} holds secret keys; expected public ones only")
+        keys = {str(k.key_id or ""): k for k in jwt.PyJWKSet(usable) if _is_strong(k)}
+    except jwt.PyJWKSetError as exc:
+        raise ConfigurationError(f"{where} holds no key that signs tokens: {exc}") from exc
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise ConfigurationError(f"{where} is no JSON Web Key Set: {exc!r}") from exc
+    if not keys:
+        raise ConfigurationError(f"{where} holds no key that signs tokens")
+    return keys
+
+
+def _is_strong(key: jwt.PyJWK) -> bool:
+    is_weak = isinstance(key.key, RSAPublicKey) and key.key.key_size < MIN_RSA_BITS
+    if is_weak:
+        LOGGER.warning("RSA key %s has less than %d bits and is not used", key.key_id, MIN_RSA_BITS)
+    return not is_weak

@@ -22,8 +22,9 @@ from open_inference.grpc.protocol import ModelInferRequest, ModelInferResponse
 from infra.bench.parts import wait_until
 from serving.errors import ServingError
 from serving.interfaces import Action
+from serving.protocol.answers import refusal_headers
 from serving.security.config import SecurityConfig, read_security
-from serving.security.guard import SecurityGuard, refusal_headers
+from serving.security.guard import SecurityGuard
 from serving.security.tls import grpc_credentials, server_context
 
 MODEL_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?(/infer)?")
@@ -119,7 +120,7 @@ class Upstream:
             client = scope["client"][0]
             principal = self._guard.admit(scope["headers"], client, action, match[1])
         except ServingError as exc:
-            return int(exc.status), {"error": str(exc)}, refusal_headers(exc)
+            return int(exc.status), {"error": str(exc)}, refusal_headers(exc)[1:]
         found = {"model_name": match[1], "slot": seen.track, "subject": principal.subject}
         return 200, found | {"headers": dict(seen.headers)}, []
 

@@ -60,16 +60,6 @@ def test_a_renewed_certificate_is_shown_to_new_clients(edge: Edge) -> None:
     wait_until(lambda: "renewed.test" in names_in_certificate(edge), "Envoy took the certificate")
 
 
-def test_status_tells_of_shares_and_refusals(
-    edge: Edge, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--home", str(edge.home), "gateway", "status"]) == 0
-    said = capsys.readouterr().out
-    assert "up" in said
-    assert "candidate 0.00%" in said
-    assert "refused" not in said
-
-
 def test_what_envoy_refuses_is_told_and_the_old_goes_on(
     edge: Edge, client: httpx.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:

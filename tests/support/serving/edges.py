@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import yaml
@@ -20,8 +21,7 @@ from infra.bench.serving.v2_server import Upstream
 from infra.gateway.config import GatewayPlan, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import GatewayTraffic, prepare
-from serving.security.certificates import Pair, ensure_authority, ensure_certificate
-from serving.security.config import read_security
+from serving.security.config import Rate, read_security
 from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
@@ -43,7 +43,6 @@ class Edge:
     upstream: Upstream
     signer: Signer
     tenants: Signer
-    client_certificate: Pair
     collected: list[bytes]
     traffic: GatewayTraffic
     log: Path
@@ -66,10 +65,8 @@ class Edge:
     def authority(self) -> Path:
         return self.plan.files.certificates / "public-authority.pem"
 
-    def client(self, certificate: Pair | None = None, **options: Any) -> httpx.Client:
+    def client(self, **options: Any) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.authority))
-        if certificate is not None:
-            context.load_cert_chain(certificate.certificate, certificate.key)
         made = httpx.Client(
             base_url=f"https://localhost:{self.port}", verify=context, timeout=30, **options
         )
@@ -116,8 +113,6 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         keys_url = stack.enter_context(published(signer))
         collected: list[bytes] = []
         collector = stack.enter_context(_collector(collected))
-        authority = ensure_authority(folder / "clients", "clients")
-        pair = ensure_certificate(folder / "clients", "batch", authority, ["batch"], "client")
         ports = {name: free_port() for name in ("listen", "http", "grpc")}
         (home / "edge").mkdir(parents=True)
         (home / "serving").mkdir()
@@ -139,13 +134,11 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
                 },
             ],
             "api_keys": str(home / "serving" / "keys.json"),
-            "certificates": {"CN=batch": [f"infer:{MODEL}"]},
             "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
             "owners": {OTHERS: "acme"},
             "max_body_bytes": BODY_LIMIT,
             "limits": {
                 "client": {"per_s": 1e6, "burst": 1_000_000},
-                "failures": {"per_s": 1e6, "burst": 1_000_000},  # tests look until a key is taken
             },
         }
         edge = {
@@ -156,7 +149,6 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             "listen": f"127.0.0.1:{ports['listen']}",
             "http": [f"127.0.0.1:{ports['http']}"],
             "grpc": [f"127.0.0.1:{ports['grpc']}"],
-            "client_ca": str(authority.certificate),
             "limit": {"per_s": 0.1, "burst": LIMIT_BURST},
             "address_limit": {"per_s": 1e6, "burst": 1_000_000},
             "traces": collector,
@@ -166,6 +158,8 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         (home / "serving" / "security.yaml").write_text(yaml.safe_dump(security))
         plan = read_plan(home)
         prepare(plan)
+        often = Rate(per_s=1e6, burst=1_000_000)  # tests look until a key is taken
+        stack.enter_context(patch("serving.security.guard.FAILURES", often))
         upstream = Upstream(
             ports["http"], ports["grpc"], read_security(plan.files.server_security_file)
         )
@@ -177,7 +171,6 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             upstream,
             signer,
             tenants,
-            pair,
             collected,
             GatewayTraffic(home, limit_s=60),
             folder / "envoy.log",

@@ -14,10 +14,9 @@ import pytest
 from falaj.__main__ import main
 from infra.gateway.config import GatewayPlan, Shares, read_plan, read_shares, write_shares
 from infra.gateway.envoy import check_bootstrap, envoy_command
-from infra.gateway.listener import role_filter
 from infra.gateway.manifests import KSERVE, SPLIT, Values, parts, render
 from infra.gateway.prepare import GatewayTraffic, prepare
-from infra.gateway.routing import clusters, route_configuration
+from infra.gateway.rendering import policies, rendered
 from serving.security.config import read_security
 from tasks.kernel.errors import ConfigurationError, TransientError
 
@@ -67,21 +66,22 @@ def test_the_servers_part_is_read_as_it_was_written(describe: Describe, tmp_path
 def test_both_ends_speak_tls_1_3_alone(describe: Describe) -> None:
     plan = describe()
     prepare(plan)
-    (listener,) = json.loads(plan.files.resource("listeners").read_text())["resources"]
+    (listener,) = rendered("listeners", plan)
     tls = listener["filter_chains"][0]["transport_socket"]["typed_config"]
     only = {
         "tls_minimum_protocol_version": "TLSv1_3",
         "tls_maximum_protocol_version": "TLSv1_3",
     }
     assert tls["common_tls_context"]["tls_params"] == only
-    for cluster in clusters(plan):
+    for cluster in rendered("clusters", plan):
         assert (
             cluster["transport_socket"]["typed_config"]["common_tls_context"]["tls_params"] == only
         )
 
 
 def split_of(plan: GatewayPlan, shares: Shares) -> dict[str, Any]:
-    routes = route_configuration(plan, {"flight-delay": shares})["virtual_hosts"][0]["routes"]
+    (found,) = rendered("routes", plan, {"flight-delay": shares})
+    routes = found["virtual_hosts"][0]["routes"]
     return next(
         r["route"]
         for r in routes
@@ -108,20 +108,28 @@ def test_a_model_belongs_to_its_tenant_for_every_issuer(describe: Describe) -> N
         {"issuer": "https://c", "audience": "x", "keys": "keys.json"},
     ]
     plan = describe({"issuers": issuers, "owners": {"acme-churn": "acme"}})
-    policies = role_filter(plan)["typed_config"]["rules"]["policies"]
-    allowed = json.dumps(policies["infer-acme-churn"]["principals"])
-    assert "https://a" in allowed
-    assert '"acme"' in allowed
-    assert "https://b" not in allowed
-    assert "https://c" in allowed
-    assert "https://b" in json.dumps(policies["infer-flight-delay"]["principals"])
+    found = {one["name"]: one for one in policies(plan)}
+    allowed = [issuer.issuer for issuer in found["infer-acme-churn"]["issuers"]]
+    assert allowed == ["https://a", "https://c"]
+    assert len(found["infer-flight-delay"]["issuers"]) == 3
+    principals = json.dumps(role_policies(plan)["infer-acme-churn"]["principals"])
+    assert '"acme"' in principals
+    assert "https://b" not in principals
+
+
+def role_policies(plan: GatewayPlan) -> dict[str, Any]:
+    (listener,) = rendered("listeners", plan)
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    (roles,) = [f for f in manager["http_filters"] if f["name"].endswith("rbac")]
+    found: dict[str, Any] = roles["typed_config"]["rules"]["policies"]
+    return found
 
 
 @pytest.mark.parametrize("role", ["a|b", "team+ops", "(x", "infer:*"])
 def test_a_role_is_matched_as_it_is_written(describe: Describe, role: str) -> None:
     plan = describe({"grants": {role: ["infer:acme-churn"]}})
-    policies = role_filter(plan)["typed_config"]["rules"]["policies"]
-    found = set(re.findall(r'"regex": "(.*?)"', json.dumps(policies["infer-acme-churn"])))
+    policy = json.dumps(role_policies(plan)["infer-acme-churn"])
+    found = set(re.findall(r'"regex": "(.*?)"', policy))
     patterns = [json.loads(f'"{one}"') for one in found]
     assert any(re.fullmatch(pattern, f"first {role} last") for pattern in patterns)
     assert not any(re.fullmatch(one, text) for one in patterns for text in ("a", "b", "infer:x"))
@@ -159,9 +167,6 @@ def test_what_cannot_be_is_refused(describe: Describe, edge: dict[str, Any], sai
 def test_what_the_edge_cannot_hold_is_refused(describe: Describe, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="anonymous clients"):
         describe({"anonymous": ["infer:*"]})
-    secret = {"issuer": "a", "audience": "b", "secret_file": "s"}
-    with pytest.raises(ConfigurationError, match="shared secret"):
-        describe({"issuers": [secret]})
     (tmp_path / "edge" / "edge.yaml").unlink()
     with pytest.raises(ConfigurationError, match=r"models: \{flight-delay: \{\}\}"):
         read_plan(tmp_path)

@@ -84,7 +84,7 @@ def test_every_setting_is_told_with_its_default_and_meaning() -> None:
         "http.port: 8000",
         "models[].on_move: swap\n    swap | offer. What a moved",
         "log.retention_days: 90",
-        "limits.failures.burst: 20",
+        "limits.client.burst: 400",
         "issuers[].issuer: (has to be given)",
         "address_limit.per_s: 1000",
     ):
