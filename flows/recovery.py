@@ -24,7 +24,6 @@ from flows.stages import found_but_not_retried
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.task import (
     Sweep,
-    find_dead_steps,
     find_repairs,
     slot_facts,
     sweep_stale_runs,
@@ -40,7 +39,7 @@ from tasks.kernel.errors import TransientError
     **found_but_not_retried("its next run by schedule does the same"),
 )
 def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # noqa: B008  frozen
-    """Put stale runs right: end, free, start again, or tell.
+    """Put stale runs right: end, free, start again, or report.
 
     Args:
         config: When a run counts as lost.
@@ -54,23 +53,23 @@ logger = logging.getLogger("tasks.control.recovery.watch")
 
 def watch(config: RecoveryConfig, every_s: float, stop: threading.Event) -> None:
     """Look and repair until `stop` is set."""
-    told: set[str] = set()
+    reported: set[str] = set()
     with get_client(sync_client=True) as client:
         while not stop.is_set():
             try:
-                _look(client, config, told)
+                _look(client, config, reported)
             except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
                 logger.warning("the Prefect API does not answer (%s); looking again", exc)
             stop.wait(every_s)
 
 
-def _look(client: SyncPrefectClient, config: RecoveryConfig, told: set[str]) -> None:
-    """One look; what can only be told of is told once."""
+def _look(client: SyncPrefectClient, config: RecoveryConfig, reported: set[str]) -> None:
+    """One look; what can only be reported is reported once."""
     repairs = find_repairs(client, config)
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
-    new = [r for r in repairs if r.action != "report" or r.run not in told]
-    told.update(r.run for r in repairs if r.action == "report")
-    if new or leaking or find_dead_steps(client):
+    new = [r for r in repairs if r.action != "report" or r.run not in reported]
+    reported.update(r.run for r in repairs if r.action == "report")
+    if new or leaking:
         recovery_sweep_flow(config)
 
 

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.training import EpochMetrics
-from tasks.kernel.errors import DataContractError, StorageError, TransientError
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
-from tests.support.data.builders import COLUMNS, dataset, frame
+from tasks.kernel.errors import DataContractError, TransientError
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.data.builders import COLUMNS, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.ranks.runs import (
     CONFIG,
@@ -97,17 +97,6 @@ def test_the_error_of_one_rank_is_a_sentence_that_names_it(tmp_path: Path) -> No
     assert re.match(r"rank [01]: DataContractError: 1 of \d+ rows have a label", str(caught.value))
     assert "flight_id is 40" in str(caught.value)
     assert "Traceback" in caught.value.__notes__[0]
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_when_the_model_is_written_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".best.pt.aside").symlink_to("/dev/full")
-    small = dataset(ArtifactStore(tmp_path / "store"), frame(NUM_ROWS))
-    snapshot = ArtifactStore(tmp_path / "store").path(small.snapshot.data)
-    with pytest.raises(StorageError, match=r"^rank 0: StorageError: .*No space left on device"):
-        run_ranks(tmp_path, config(**on_ranks(1), max_epochs=1), snapshot)
-    assert not (tmp_path / "run" / "best.pt").exists()
 
 
 @pytest.mark.slow

@@ -66,12 +66,6 @@ def test_a_host_that_is_added_takes_part_and_one_that_is_removed_leaves(
         assert job.run.lost_steps() == 0
 
 
-@proves(Promise.SENTENCE, "the slow host is named")
-def test_a_host_that_computes_slowly_is_named(cluster: hosts.Cluster, tmp_path: Path) -> None:
-    with started(cluster, tmp_path, 3, {}, num_steps=600, step_s=0.05, slow_host="h2") as job:
-        job.await_that(lambda: "h2-0 is a straggler: it works" in job.log, "h2 is named")
-
-
 @proves(Promise.INTERRUPT, "the weights of an undisturbed run")
 def test_ranks_killed_at_random_moments_never_change_the_result(
     cluster: hosts.Cluster, tmp_path: Path

@@ -35,7 +35,7 @@ def test_every_device_that_cuda_shows_is_found_by_its_uuid() -> None:
 def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: Path) -> None:
     found = HostDevices.of_this_process()
     wanted = found.gpus[-1]
-    request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile, devices=(wanted.uuid,))
+    request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile)
     repository = LeaseRepository(f"sqlite:///{tmp_path / 'operation.db'}")
     with (
         acquire(repository, request, "test") as lease,

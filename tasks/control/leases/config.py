@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tasks.contracts.base import field_title
 
-# A GPU's time is shared in twentieths: fine enough for people, and each is a row in the table.
-PARTS_PER_GPU = 20
 URGENT, LOWEST = 1, 10
 
 
@@ -20,35 +18,18 @@ class LeaseRequest(BaseModel):
 
     cores: int = Field(default=0, ge=0, le=4096, description="CPU cores, each for it alone.")
     gpus: int = Field(default=0, ge=0, le=64, description="GPUs, or slices of GPUs.")
-    gpu_share: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Share of each GPU's time, in steps of 0.05; 1: nobody else uses it.",
-    )
     mig_profile: str | None = Field(
         default=None,
         pattern=r"^[0-9]+(c\.[0-9]+)?g\.[0-9]+gb([+.-][a-z.]+)?$",
         description="Slices of this profile, such as `1g.18gb`, instead of whole GPUs.",
     )
-    devices: tuple[str, ...] = Field(
-        default=(), description="Only GPUs or slices whose UUID begins with one of these."
-    )
-
-    @field_validator("gpu_share")
-    @classmethod
-    def _in_parts(cls, share: float) -> float:
-        parts = round(share * PARTS_PER_GPU)
-        if parts == 0 or abs(parts - share * PARTS_PER_GPU) > 1e-6:
-            raise ValueError(f"gpu_share={share} is no multiple of {1 / PARTS_PER_GPU}")
-        return share
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
         if not self.cores and not self.gpus:
             raise ValueError("cores=0 and gpus=0 ask for nothing; ask for one of them at least")
-        if not self.gpus and (self.mig_profile or self.devices):
-            raise ValueError("mig_profile and devices say which GPUs, but gpus=0; set gpus")
+        if not self.gpus and self.mig_profile:
+            raise ValueError("mig_profile says which GPUs, but gpus=0; set gpus")
         if self.gpus > 1 and self.mig_profile:
             raise ValueError(
                 f"gpus={self.gpus} slices {self.mig_profile}: CUDA shows a program one slice at a "
@@ -56,18 +37,11 @@ class LeaseRequest(BaseModel):
             )
         return self
 
-    @property
-    def parts(self) -> int:
-        """Parts of each GPU, of `PARTS_PER_GPU`."""
-        return round(self.gpu_share * PARTS_PER_GPU)
-
     def __str__(self) -> str:
         wanted = [f"{self.cores} core(s)"] if self.cores else []
         if self.gpus:
             kind = f"slice(s) {self.mig_profile}" if self.mig_profile else "GPU(s)"
-            share = "" if self.gpu_share == 1 else f" at {self.gpu_share:g} of the time"
-            among = f" among {', '.join(self.devices)}" if self.devices else ""
-            wanted.append(f"{self.gpus} {kind}{share}{among}")
+            wanted.append(f"{self.gpus} {kind}")
         return " and ".join(wanted)
 
 

@@ -1,8 +1,6 @@
 """Leases: wait for devices of this host, hold them, work on them alone, give them back.
 
-Cores and environment are inherited, so a training's ranks, probes and guards have them without
-being told. A share of a GPU below 1 is a promise among those who lease: the driver slices time
-evenly among the programs on a device, whatever their shares.
+Cores and environment are inherited by a training's ranks, probes and guards.
 """
 
 from __future__ import annotations

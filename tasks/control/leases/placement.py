@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tasks.control.leases.config import PARTS_PER_GPU, URGENT, LeaseRequest
+from tasks.control.leases.config import URGENT, LeaseRequest
 from tasks.control.leases.devices import CoreSet, Gpu, HostDevices
 from tasks.kernel.process import ProcessName
 
@@ -32,24 +32,24 @@ class Grant(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cores: tuple[int, ...] = Field(default=(), description="Cores of this host.")
-    gpus: dict[str, tuple[int, ...]] = Field(
-        default={}, description="UUID to the parts of it, of `PARTS_PER_GPU`."
-    )
+    gpus: tuple[str, ...] = Field(default=(), description="UUIDs of GPUs, or of slices of GPUs.")
 
-    def units(self, boot: str) -> list[tuple[str, int]]:
-        """Everything that nobody else may hold: a unit's name and the part of it.
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _of_shares(cls, gpus: Any) -> Any:
+        """Leases of releases that shared a GPU's time name its parts too."""
+        return tuple(gpus)
+
+    def units(self, boot: str) -> list[str]:
+        """Everything that nobody else may hold, by name.
 
         GPUs have names that are alone in the world; a core is one of a boot of a machine.
         """
-        cores = [(core_unit(boot, core), 0) for core in self.cores]
-        return cores + [(uuid, part) for uuid, parts in self.gpus.items() for part in parts]
+        return [*(core_unit(boot, core) for core in self.cores), *self.gpus]
 
     def __str__(self) -> str:
-        said = [f"core(s) {','.join(map(str, self.cores))}"] if self.cores else []
-        for uuid, parts in self.gpus.items():
-            share = len(parts) / PARTS_PER_GPU
-            said.append(uuid if share == 1 else f"{share:g} of {uuid}")
-        return " and ".join(said)
+        cores = [f"core(s) {','.join(map(str, self.cores))}"] if self.cores else []
+        return " and ".join([*cores, *self.gpus])
 
 
 def core_unit(boot: str, core: int) -> str:
@@ -94,9 +94,6 @@ class Claim(BaseModel):
         return f"{who}: {self.grant or self.request}"
 
 
-ALL_PARTS = range(PARTS_PER_GPU)
-
-
 @dataclass(frozen=True)
 class LeaseTerms:
     """How long leases hold without a heartbeat, and who waits how long.
@@ -122,10 +119,10 @@ class LeaseTerms:
 
 @dataclass
 class Taken:
-    """What cannot be given: parts of GPUs, cores, and how many cores each control group uses."""
+    """What cannot be given: GPUs, cores, and how many cores each control group uses."""
 
     cores: set[int] = field(default_factory=set)
-    parts: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    gpus: set[str] = field(default_factory=set)
     cores_of_group: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
@@ -139,8 +136,7 @@ class Taken:
 
     def add(self, grant: Grant, devices: HostDevices, *, with_cores: bool = True) -> None:
         """Take what a grant gives."""
-        for uuid, parts in grant.gpus.items():
-            self.parts[uuid] |= set(parts)
+        self.gpus |= set(grant.gpus)
         if with_cores:
             self.cores |= set(grant.cores)
             self.cores_of_group[devices.core_limit.group] += len(grant.cores)
@@ -149,8 +145,7 @@ class Taken:
         """Take all that a claim which cannot be served yet could use."""
         if claim.request.cores:
             self.cores |= {core for each in claim.devices.core_sets for core in each.cores}
-        for gpu in fitting_gpus(claim.request, claim.devices):
-            self.parts[gpu.uuid] |= set(ALL_PARTS)
+        self.gpus |= {gpu.uuid for gpu in fitting_gpus(claim.request, claim.devices)}
 
 
 def due_s(requested_s: float, priority: int, ageing_s: float) -> float:
@@ -187,39 +182,24 @@ def place(request: LeaseRequest, devices: HostDevices, taken: Taken) -> Grant | 
     cores = _choose_cores(request.cores, near, devices, taken)
     if len(cores) < request.cores:
         return None
-    parts = {gpu.uuid: _free_parts(gpu, taken)[: request.parts] for gpu in gpus}
-    return Grant(cores=cores, gpus=parts)
+    return Grant(cores=cores, gpus=tuple(gpu.uuid for gpu in gpus))
 
 
 def fitting_gpus(request: LeaseRequest, devices: HostDevices) -> list[Gpu]:
     """The GPUs that a request may be served with, taken or not."""
     if not request.gpus:
         return []
-    return [
-        gpu
-        for gpu in devices.gpus
-        if gpu.mig_profile == request.mig_profile
-        and (not request.devices or gpu.uuid.startswith(request.devices))
-    ]
+    return [gpu for gpu in devices.gpus if gpu.mig_profile == request.mig_profile]
 
 
 def _choose_gpus(request: LeaseRequest, devices: HostDevices, taken: Taken) -> list[Gpu]:
-    """The GPUs with the least room that is enough, on one memory node where that can be."""
-    roomy = [
-        gpu
-        for gpu in fitting_gpus(request, devices)
-        if len(_free_parts(gpu, taken)) >= request.parts
-    ]
-    roomy.sort(key=lambda gpu: len(_free_parts(gpu, taken)))
+    """Free GPUs, on the memory node with the least room that is enough where there is one."""
+    free = [gpu for gpu in fitting_gpus(request, devices) if gpu.uuid not in taken.gpus]
     by_node: dict[int | None, list[Gpu]] = defaultdict(list)
-    for gpu in roomy:
+    for gpu in free:
         by_node[gpu.node].append(gpu)
     enough = [group for group in by_node.values() if len(group) >= request.gpus]
-    return min(enough, key=len, default=roomy)[: request.gpus]
-
-
-def _free_parts(gpu: Gpu, taken: Taken) -> tuple[int, ...]:
-    return tuple(part for part in ALL_PARTS if part not in taken.parts.get(gpu.uuid, ()))
+    return min(enough, key=len, default=free)[: request.gpus]
 
 
 def _choose_cores(

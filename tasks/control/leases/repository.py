@@ -14,6 +14,7 @@ that jumps ahead gives nothing away.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import socket
@@ -55,7 +56,6 @@ ANSWER_WITHIN_S = 10
 # Claims of machines that never came back are removed after a week.
 ABANDONED_AFTER_S = 7 * 86400.0
 # Those in one line mostly want and have the same; a long line is read often.
-_request = lru_cache(256)(LeaseRequest.model_validate_json)
 _devices = lru_cache(256)(HostDevices.model_validate_json)
 
 
@@ -313,6 +313,15 @@ class LeaseRepository:
         )
 
 
+@lru_cache(256)
+def _request(text: str) -> LeaseRequest:
+    """A stored request; what an earlier release asked for beside is left out."""
+    stored = json.loads(text)
+    return LeaseRequest.model_validate(
+        {k: stored[k] for k in stored.keys() & LeaseRequest.model_fields}
+    )
+
+
 def processes_of_lease(lease_id: str) -> list[int]:
     """Process ids of everything that was started under a lease and still runs."""
     return processes_by_variable(LEASE_VARIABLE).get(lease_id, [])
@@ -325,8 +334,8 @@ def _give(connection: Connection, claim: Claim, grant: Grant, moment_s: float) -
         IntegrityError: a unit is held by another; nothing is changed.
     """
     units = [
-        {"unit": unit, "part": part, "ticket": claim.ticket}
-        for unit, part in grant.units(claim.process.boot)
+        {"unit": unit, "part": 0, "ticket": claim.ticket}
+        for unit in grant.units(claim.process.boot)
     ]
     connection.execute(sa.insert(lease_units), units)
     connection.execute(sa.update(lease_state).values(last_token=lease_state.c.last_token + 1))

@@ -28,12 +28,6 @@ class RecoveryConfig(BaseModel):
         description="Seconds until a second look confirms what heartbeats or slot counts alone "
         "say; longer than one heartbeat, because a server that was away has heard of none.",
     )
-    pending_limit_s: float = Field(
-        default=300,
-        ge=10,
-        le=86_400,
-        description="Seconds between a worker's taking a run and the run's beginning.",
-    )
     max_retries: int = Field(
         default=2, ge=0, le=20, description="How often one run that was cut off is started again."
     )

@@ -31,11 +31,11 @@ DEAD_PROCESS_S = 15.0
 """A run may stay Running after its process here is gone: its worker reports it within that."""
 CANCEL_LIMIT_S = 20.0
 LATE_LIMIT_S = 300.0
+PENDING_LIMIT_S = 300.0
+"""Between a worker's taking a run and the run's beginning."""
 PARENT_GRACE_S = 30.0
 """A stage's run may go on after the loop that started it ended."""
 LEFTOVER_GRACE_S = 30.0
-TASK_GRACE_S = 120.0
-"""Steps are recorded late: their end may be reported so long after that of their run."""
 ENDED: frozenset[str] = frozenset({"completed", "failed", "crashed", "cancelled"})
 ENDED_BADLY: frozenset[str] = frozenset({"failed", "crashed", "cancelled"})
 
@@ -145,14 +145,14 @@ def _cancelling(fact: RunFact, config: RecoveryConfig) -> Repair | None:
     return _repair(fact, "cancel", f"nothing was heard of it for {fact.age_s:.0f} s")
 
 
-def _pending(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    if fact.age_s <= config.pending_limit_s or fact.pids or not fact.deployed:
+def _pending(fact: RunFact, _: RecoveryConfig) -> Repair | None:
+    if fact.age_s <= PENDING_LIMIT_S or fact.pids or not fact.deployed:
         return None
     why = f"a worker took it {fact.age_s:.0f} s ago and it has not begun"
     return _repair(fact, "crash", why)
 
 
-def _untaken(fact: RunFact, config: RecoveryConfig) -> Repair | None:
+def _untaken(fact: RunFact, _: RecoveryConfig) -> Repair | None:
     if fact.age_s <= LATE_LIMIT_S or fact.num_workers_online != 0:
         return None
     why = (
@@ -220,15 +220,8 @@ def _was_cut_off(fact: RunFact, config: RecoveryConfig) -> bool:
 def _repair(
     fact: RunFact, action: Action, why: str, pids: tuple[int, ...] = (), *, certain: bool = True
 ) -> Repair:
-    return Repair(
-        run=fact.id,
-        name=fact.name,
-        flow=fact.flow,
-        action=action,
-        why=why,
-        pids=pids,
-        certain=certain,
-    )
+    about = {"run": fact.id, "name": fact.name, "flow": fact.flow}
+    return Repair(**about, action=action, why=why, pids=pids, certain=certain)
 
 
 class SlotFact(BaseModel):
@@ -256,32 +249,3 @@ def leaked_slots(first: Sequence[SlotFact], second: Sequence[SlotFact]) -> tuple
         if min(then.taken, now.taken) > holders:
             leaks.append(now.model_copy(update={"num_holders": holders}))
     return tuple(leaks)
-
-
-class StepFact(BaseModel):
-    """A task run without an end, and the flow run that it belongs to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str
-    name: str
-    age_s: float = Field(description="Seconds since it came into its state.")
-    attempt: int = Field(description="Of its flow run, in which it began.")
-    run: str = Field(description="Name of its flow run.")
-    run_state: RunState
-    run_age_s: float = Field(description="As `RunFact.age_s`.")
-    run_attempts: int
-    stands_for_run: bool = Field(
-        default=False, description="It stands for a flow run that has no end either."
-    )
-
-
-def dead_steps(facts: Sequence[StepFact]) -> tuple[StepFact, ...]:
-    """Task runs whose attempt is over: nobody will tell of their end."""
-    return tuple(
-        fact
-        for fact in facts
-        if not fact.stands_for_run
-        and (fact.run_state in ENDED or fact.attempt < fact.run_attempts)
-        and min(fact.age_s, fact.run_age_s) > TASK_GRACE_S
-    )

@@ -1,4 +1,4 @@
-"""Sweep: find runs that a kill or a stop left behind, put them right, and tell what was done."""
+"""Sweep: find runs that a kill or a stop left behind, put them right, and report what was done."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from tasks.control.recovery.judge import (
     RunFact,
     RunState,
     SlotFact,
-    StepFact,
-    dead_steps,
     judge,
     leaked_slots,
 )
@@ -55,6 +53,12 @@ UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
 HEARTBEAT = "prefect.flow-run.heartbeat"
 SWEPT = "Recovery sweep: "
 """What the message of each state that a sweep sets begins with."""
+STATES: dict[str, Callable[..., State[Any]]] = {
+    "crash": Crashed,
+    "cancel": Cancelled,
+    "ask to cancel": Cancelling,
+    "retry": AwaitingRetry,
+}
 Found = TypeVar("Found")
 
 
@@ -75,9 +79,6 @@ class Sweep(BaseModel):
     num_seen: int
     done: tuple[Done, ...] = ()
     slots: tuple[SlotFact, ...] = ()
-    steps: tuple[StepFact, ...] = Field(
-        default=(), description="Task runs of attempts that are over, ended."
-    )
     leases: tuple[str, ...] = Field(default=(), description="Device leases of dead holders, freed.")
 
     def rows(self) -> list[dict[str, str]]:
@@ -86,8 +87,6 @@ class Sweep(BaseModel):
         for slot in self.slots:
             why = f"{slot.taken} were taken and {slot.num_holders} runs held one"
             rows.append((slot.limit, "", f"{slot.taken - slot.num_holders} slots freed", why))
-        for step in self.steps:
-            rows.append((step.run, "", f"task run {step.name} ended", "its attempt is over"))
         rows += [(lease, "", "lease freed", "its holder is dead") for lease in self.leases]
         return [dict(zip(("run", "flow", "outcome", "why"), row, strict=True)) for row in rows]
 
@@ -122,11 +121,6 @@ def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Rep
     return judge(_run_facts(client, config), config)
 
 
-def find_dead_steps(client: SyncPrefectClient) -> tuple[StepFact, ...]:
-    """Task runs that a sweep would end now; changes nothing."""
-    return dead_steps(_step_facts(client))
-
-
 def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     """Repair what is certain at once, and the rest where a second look confirms it."""
     facts, slots = _run_facts(client, config), slot_facts(client)
@@ -149,16 +143,7 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     if any(each.repair.action == "crash" for each in done):
         later = _run_facts(client, config)
         done += _repaired(client, [r for r in judge(later, config) if r.action == "retry"], later)
-    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, steps=_end_steps(client))
-
-
-def _end_steps(client: SyncPrefectClient) -> tuple[StepFact, ...]:
-    steps = find_dead_steps(client)
-    for step in steps:
-        message = f"{SWEPT}attempt {step.attempt} of {step.run} is over."
-        state = Cancelled if step.run_state == "cancelled" else Crashed
-        client.set_task_run_state(UUID(step.id), state(message=message), force=True)
-    return steps
+    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks)
 
 
 def _repaired(
@@ -173,21 +158,15 @@ def _repaired(
 def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
     """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
     if repair.action == "report":
-        return "told"
+        return "reported"
     run = client.read_flow_run(UUID(repair.run))
     if run.state is None or _state_of(run) != fact.state or run.run_count != fact.attempts:
         return "moved on by itself"
     if left := end_processes(repair.run, repair.pids):
         return f"could not be ended: processes {', '.join(map(str, left))}"
-    makes: dict[str, Callable[..., State[Any]]] = {
-        "crash": Crashed,
-        "cancel": Cancelled,
-        "ask to cancel": Cancelling,
-        "retry": AwaitingRetry,
-    }
-    if repair.action not in makes:
+    if repair.action not in STATES:
         return "processes ended"
-    state = makes[repair.action](message=f"{SWEPT}{repair.why}.")
+    state = STATES[repair.action](message=f"{SWEPT}{repair.why}.")
     set_to = client.set_flow_run_state(run.id, state).state
     return f"is {set_to.name if set_to else state.name}"
 
@@ -209,34 +188,6 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
         _fact(client, run, names[run.flow_id], local, parents, online, now)
         for run in runs.values()
         if run.state is not None
-    )
-
-
-def _step_facts(client: SyncPrefectClient) -> tuple[StepFact, ...]:
-    """All task runs without an end, and how their flow runs stand."""
-    now, wanted = datetime.now(UTC), TaskRunFilter.model_validate(_in_state(UNFINISHED))
-    steps = list(_paged(client.read_task_runs, task_run_filter=wanted))
-    ids = {step.flow_run_id for step in steps if step.flow_run_id}
-    runs: dict[UUID | None, FlowRun] = {run.id: run for run in _by_id(client, list(ids))}
-    living = {
-        run.parent_task_run_id
-        for run in _runs_in(client, "parent_task_run_id", [step.id for step in steps])
-        if run.state is not None and not run.state.is_final()
-    }
-    return tuple(
-        StepFact(
-            id=str(step.id),
-            name=step.name,
-            age_s=(now - step.state.timestamp).total_seconds(),
-            attempt=step.flow_run_run_count,
-            run=run.name,
-            run_state=_state_of(run),
-            run_age_s=_age_s(run, now),
-            run_attempts=run.run_count,
-            stands_for_run=step.id in living,
-        )
-        for step in steps
-        if (run := runs.get(step.flow_run_id)) and run.state is not None and step.state is not None
     )
 
 
@@ -317,13 +268,8 @@ def _paged(read: Callable[..., list[Found]], **filters: object) -> Iterator[Foun
 
 
 def _by_id(client: SyncPrefectClient, ids: Sequence[UUID]) -> Iterator[FlowRun]:
-    return _runs_in(client, "id", ids)
-
-
-def _runs_in(client: SyncPrefectClient, field: str, values: Sequence[UUID]) -> Iterator[FlowRun]:
-    """Flow runs whose field is one of some values."""
-    for start in range(0, len(values), PAGE):
-        wanted = FlowRunFilter.model_validate({field: {"any_": values[start : start + PAGE]}})
+    for start in range(0, len(ids), PAGE):
+        wanted = FlowRunFilter.model_validate({"id": {"any_": ids[start : start + PAGE]}})
         yield from _paged(client.read_flow_runs, flow_run_filter=wanted)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
-from tasks.control.routing.config import BurstConfig, BurstPool, StageRouting
+from tasks.control.routing.config import StageRouting
 
-Rule = Literal["wanted class", "fall back", "burst"]
+Rule = Literal["wanted class", "fall back"]
 MISSED_HEARTBEATS = 3
 """A worker that missed so many is gone; the server itself takes longer to say so."""
 DEFAULT_HEARTBEAT_S = 30
@@ -38,7 +38,6 @@ class Place:
     hardware_class: str
     pool: str | None = None
     num_workers_online: int = 0
-    num_waiting: int = 0
     fault: str | None = None
     """Why it cannot take runs whatever its workers do, such as a pause."""
 
@@ -72,30 +71,22 @@ class Choice:
 
 
 def choose(
-    routing: StageRouting,
-    wanted: Place,
-    others: Sequence[Place],
-    burst: BurstConfig,
-    second: Sequence[tuple[BurstPool, Place]],
-    waited_s: float,
+    routing: StageRouting, wanted: Place, others: Sequence[Place], waited_s: float
 ) -> Choice:
     """Where a stage goes now.
 
-    The wanted class is taken while it has a worker; where more runs wait there than the limit, a
-    second pool is taken if one passes the checks of region and cost. Without a worker the stage
-    waits as long as it may, then takes the first other class that has one.
+    The wanted class is taken while it has a worker. Without one the stage waits as long as it may,
+    then takes the first other class that has one.
 
     Args:
         routing: the stage's rule.
         wanted: the place of the class that it wants.
         others: the places of `routing.fall_back`, in that order.
-        burst: when and where to burst.
-        second: the burst pools of the wanted class, in the configuration's order.
         waited_s: seconds for which the wanted place has had no worker.
     """
     refusal = wanted.refusal
     if refusal is None:
-        return _own_or_second(wanted, burst, second)
+        return Choice(wanted, False, "wanted class", "it has a worker online")
     if waited_s < routing.wait_s:
         reason = f"{refusal}; waited {waited_s:.0f} s of at most {routing.wait_s:.0f} s"
         return Choice(None, True, "wanted class", reason)
@@ -111,37 +102,3 @@ def choose(
         "finished stages are kept"
     )
     return Choice(None, False, "fall back", reason, tuple(refused))
-
-
-def _own_or_second(
-    own: Place, burst: BurstConfig, second: Sequence[tuple[BurstPool, Place]]
-) -> Choice:
-    """The own place, or a second one where the own one's queue is too long."""
-    limit = burst.max_waiting_runs
-    if own.num_waiting <= limit or not second:
-        return Choice(own, False, "wanted class", "it has a worker online")
-    refused = []
-    for pool, place in second:
-        refusal = _not_allowed(pool, burst) or place.refusal
-        if refusal is None:
-            reason = (
-                f"{own.num_waiting} runs wait for {own.deployment}, more than {limit}; {pool.name} "
-                f"stands in {pool.region} and costs {pool.cost_per_hour:g} an hour, both allowed"
-            )
-            return Choice(place, False, "burst", reason)
-        refused.append(refusal)
-    reason = f"{own.num_waiting} runs wait, more than {limit}, and no second pool may be taken"
-    return Choice(own, False, "wanted class", reason, tuple(refused))
-
-
-def _not_allowed(pool: BurstPool, burst: BurstConfig) -> str | None:
-    """Why neither region nor cost let the data go there; None where they do."""
-    if pool.region not in burst.data_regions:
-        allowed = ", ".join(burst.data_regions) or "no region"
-        return f"{pool.name}: the data may be sent to {allowed}, and it stands in {pool.region}"
-    if pool.cost_per_hour > burst.max_cost_per_hour:
-        return (
-            f"{pool.name}: it costs {pool.cost_per_hour:g} an hour, more than the limit of "
-            f"{burst.max_cost_per_hour:g}"
-        )
-    return None

@@ -25,8 +25,8 @@ from prefect import Flow, runtime, task
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
-from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
@@ -50,7 +50,7 @@ from tasks.kernel.settings import PROJECT_ROOT, content_key
 QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
 LOG_EVERY_S = 60.0
-ERROR_TOLD = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
+REPORTED_ERROR = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -209,21 +209,19 @@ class _Stage:
         Raises:
             StageError: it names none.
         """
-        order, began, told = self._order, time.monotonic(), float("-inf")
+        order, began, logged = self._order, time.monotonic(), float("-inf")
         rule = order.routing.of(order.stage)
-        second = [p for p in order.routing.burst.pools if p.hardware_class == rule.hardware_class]
         while True:
             waited_s = offline_s + time.monotonic() - began
-            wanted = self._places.look(rule.hardware_class, rule.hardware_class)
-            others = [self._places.look(name, name) for name in rule.fall_back]
-            burst = [(p, self._places.look(p.name, p.hardware_class)) for p in second]
-            choice = choose(rule, wanted, others, order.routing.burst, burst, waited_s)
+            wanted = self._places.look(rule.hardware_class)
+            others = [self._places.look(name) for name in rule.fall_back]
+            choice = choose(rule, wanted, others, waited_s)
             if choice.place is not None:
                 return choice
             if not choice.wait:
                 raise StageError(f"stage {order.stage} was not run: {choice.reason}")
-            if time.monotonic() - told >= LOG_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - logged >= LOG_EVERY_S:
+                logged = time.monotonic()
                 self._log.warning("stage %s waits: %s", order.stage, choice.reason)
             time.sleep(POLL_S)
 
@@ -283,21 +281,21 @@ class _Stage:
         Returns:
             The run; and for how many seconds no worker was online, where it was given up.
         """
-        began, said = time.monotonic(), ""
-        last_online = last_told = began
+        began, shown = time.monotonic(), ""
+        last_online = last_logged = began
         while True:
             run = self._seen(run.id)
             state, now = run.state, time.monotonic()
             if state is None or state.is_final():
                 return run, None
-            if state.name != said:
-                said = state.name or ""
-                self._log.info("stage %s: run %s is %s", self._order.stage, run.name, said)
+            if state.name != shown:
+                shown = state.name or ""
+                self._log.info("stage %s: run %s is %s", self._order.stage, run.name, shown)
             if not state.is_scheduled() or pool is None or self._places.num_online(pool):
                 last_online = now
             untaken_s = now - last_online
-            if untaken_s and now - last_told >= LOG_EVERY_S:
-                last_told = now
+            if untaken_s and now - last_logged >= LOG_EVERY_S:
+                last_logged = now
                 self._log.warning(
                     "stage %s waits: no worker of work pool %r is online to take %s, for %.0f s of "
                     "at most %.0f s",
@@ -345,22 +343,22 @@ def _check_completed(run: FlowRun, stage: str) -> None:
 
 
 def child_error(message: str, where: str) -> FalajError:
-    """The error that a state's message tells of, as our own kind where it is one.
+    """The error that a state's message names, as our own kind where it is one.
 
     A run that failed because the Prefect API was away is as good as cut off.
     """
-    told = ERROR_TOLD.search(message)
-    if told is None:
+    found = REPORTED_ERROR.search(message)
+    if found is None:
         return StageError(f"{message} ({where})")
-    kind = getattr(tasks.kernel.errors, told["kind"], None)
+    kind = getattr(tasks.kernel.errors, found["kind"], None)
     if isinstance(kind, type) and issubclass(kind, FalajError):
-        return kind(f"{told['sentence']} ({where})")
-    if _says_api_was_away(told["kind"], told["sentence"]):
-        return StageLostError(f"the Prefect API was away: {told['sentence']} ({where})")
+        return kind(f"{found['sentence']} ({where})")
+    if _names_api_away(found["kind"], found["sentence"]):
+        return StageLostError(f"the Prefect API was away: {found['sentence']} ({where})")
     return StageError(f"{message} ({where})")
 
 
-def _says_api_was_away(kind: str, sentence: str) -> bool:
+def _names_api_away(kind: str, sentence: str) -> bool:
     """As `is_api_away`, of an error of which only the name and the sentence are known."""
     if kind == PrefectHTTPStatusError.__name__:
         return sentence.startswith("Server error")
@@ -402,9 +400,9 @@ class Places:
         self._client, self._flow, self._suffix = client, flow_name, suffix
         self._use_case = use_case
 
-    def look(self, name: str, hardware_class: str) -> Place:
-        """The deployment `<flow>/<name><suffix>` and its pool as they are now."""
-        deployment = f"{self._flow}/{name}{self._suffix}"
+    def look(self, hardware_class: str) -> Place:
+        """The deployment `<flow>/<class><suffix>` and its pool as they are now."""
+        deployment = f"{self._flow}/{hardware_class}{self._suffix}"
         try:
             found = self._client.read_deployment_by_name(deployment)
         except ObjectNotFound:
@@ -413,12 +411,7 @@ class Places:
         if pool is None:
             return Place(deployment, hardware_class, fault="it has no work pool")
         return Place(
-            deployment,
-            hardware_class,
-            pool,
-            num_workers_online=self.num_online(pool),
-            num_waiting=self._num_waiting(pool),
-            fault=self._fault(found, pool),
+            deployment, hardware_class, pool, self.num_online(pool), self._fault(found, pool)
         )
 
     def num_online(self, pool: str) -> int:
@@ -446,17 +439,6 @@ class Places:
         if self._client.read_work_pool(pool).is_paused:
             return f"work pool {pool!r} is paused"
         return None
-
-    def _num_waiting(self, pool: str) -> int:
-        """Runs of a pool that should have begun and have not."""
-        due = {
-            "state": {"type": {"any_": [StateType.SCHEDULED]}},
-            "expected_start_time": {"before_": datetime.now(UTC)},
-        }
-        return self._client.count_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(due),
-            work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [pool]}}),
-        )
 
 
 MARKED = {"__class__", "data"}

@@ -209,7 +209,7 @@ class TrainingSession:
         """Train until the last epoch or until validation no longer improves; write the result.
 
         Args:
-            commit_point: called after every step, with the seconds that this rank worked.
+            commit_point: called after every step.
 
         Raises:
             TrainingError: the loss is no number, or the ranks' weights differ.
@@ -271,13 +271,12 @@ class TrainingSession:
         batches = self._sources.training.batches(epoch, self._step)
         try:
             while (batch := self._next(batches)) is not None:
-                busy_s = self._clock.busy_s
                 with self._clock.phase("compute"):
                     self._train_on(batch, epoch)
                 self._clock.step()
                 if self._profiler is not None:
                     self._profiler.step()
-                commit_point(self._clock.busy_s - busy_s)
+                commit_point()
                 self._checkpoint_now_and_then()
         finally:
             batches.close()

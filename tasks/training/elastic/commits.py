@@ -37,12 +37,10 @@ class Regroup(BaseException):
 
 # What `run` is handed, to be called after each step; every rank must call it after the same steps.
 #
-# Its argument: seconds of this step that the rank worked itself (reading and computing), not those
-# in which it waited for others. A rank that is busy for much longer than the others is named as a
-# straggler. Now and then it commits: calls `snapshot` and keeps what it returns. Most calls cost a
-# comparison; one in a second is a small collective. Raises `Regroup` where a rank is to join or to
-# leave; all is committed.
-CommitPoint = Callable[[float], None]
+# Now and then it commits: calls `snapshot` and keeps what it returns. Most calls cost a comparison;
+# one in a second is a small collective. Raises `Regroup` where a rank is to join or to leave; all
+# is committed.
+CommitPoint = Callable[[], None]
 
 
 class ElasticSession(Protocol):
@@ -167,15 +165,13 @@ class CheckedSteps:
         self._commits = commits
         self._num_steps = 0
         self._steps_to_check = 1
-        self._busy_s = 0.0
         self._checked_at = time.monotonic()
         self._uncommitted_s = 0.0
         self._commit_cost_s = 0.0
 
-    def __call__(self, busy_s: float) -> None:
+    def __call__(self) -> None:
         """See `CommitPoint`."""
         self._num_steps += 1
-        self._busy_s += busy_s
         if self._num_steps >= self._steps_to_check:
             self._check()
 
@@ -194,8 +190,7 @@ class CheckedSteps:
         interval_s = max(COMMIT_INTERVAL_S, cost_s / COMMIT_SHARE)
         if regroup or leave or self._uncommitted_s >= interval_s:
             self._commit()
-        busy_s = self._busy_s / self._num_steps
-        self._link.send(Pulse(commit=self._commits.number, busy_s=busy_s))
+        self._link.send(Pulse(commit=self._commits.number))
         if leave:
             self._write_checkpoint()
         if regroup or leave:
@@ -204,7 +199,6 @@ class CheckedSteps:
         steps = round(min(CHECK_INTERVAL_S, interval_s) / mean_s)
         self._steps_to_check = min(max(1, steps), MAX_STEPS_BETWEEN_CHECKS)
         self._num_steps = 0
-        self._busy_s = 0.0
         self._checked_at = now
 
     def _commit(self) -> None:

@@ -42,13 +42,12 @@ from tasks.training.elastic.process import (
     MemberState,
     OnLine,
 )
-from tasks.training.elastic.report import ElasticReport, History, StragglerWatch
+from tasks.training.elastic.report import ElasticReport, History
 from tasks.training.launch.rank_group import error_of_rank
 from tasks.training.launch.rendezvous import Rendezvous, address_of, assignments
 
 LOGGER = logging.getLogger(__name__)
 PING_EVERY_S = 1.0
-STRAGGLER_LOOK_EVERY_S = 2.0
 # Ranks that are still starting are waited for so long before the others begin or regroup.
 GATHER_S = 10.0
 JOIN_GATHER_S = 3.0
@@ -112,7 +111,6 @@ class ElasticDriver:
         self._address = address_of(config.interface)
         self._hosts = HostWatch(discovery_of(config))
         self._cooldown = Cooldown(shortest_rest_s)
-        self._stragglers = StragglerWatch()
         self._history = History()
         self._rendezvous: Rendezvous | None = None
         self._num_resets = 0
@@ -123,7 +121,7 @@ class ElasticDriver:
         self._lost_in_group = False
         self._reason = "start"
         self._waiting_since = time.monotonic()
-        self._pinged_s = self._looked_s = 0.0
+        self._pinged_s = 0.0
         self._done_since: float | None = None
 
     def __enter__(self) -> Self:
@@ -177,10 +175,6 @@ class ElasticDriver:
             self._pinged_s = now
             for member in self._fleet:
                 member.send(Ping())
-        if now - self._looked_s >= STRAGGLER_LOOK_EVERY_S:
-            self._looked_s = now
-            for place, text in self._stragglers.look().items():
-                self._history.note("straggler", place, text)
 
     # Hearing the ranks
 
@@ -196,7 +190,6 @@ class ElasticDriver:
             case Pulse():
                 member.commit = message.commit
                 self._history.num_commits = max(self._history.num_commits, message.commit)
-                self._stragglers.busy_s[member.place] = message.busy_s
             case Left():
                 member.left = True
             case Finished():
@@ -215,7 +208,6 @@ class ElasticDriver:
             FalajError: its error will repeat.
             TransientError: too many ranks were lost.
         """
-        self._stragglers.forget(member.place)
         if self._done_since is not None:
             return
         if member.error is not None and not member.error.infrastructure:

@@ -93,8 +93,6 @@ class Pulse(Message):
     """From a rank, at each check: its progress."""
 
     commit: Count
-    busy_s: float
-    """Mean seconds of a step in which this rank itself worked."""
 
 
 class Pong(Message):

@@ -126,7 +126,7 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
         closing(TrainingSession(job, run, store, writer)) as session,
     ):
         session.rejoin(exchange)
-        session.run(lambda _: None)
+        session.run(lambda: None)
     exchange.shut_down()
 
 

@@ -124,11 +124,6 @@ class StepClock:
         """A context whose time counts for the phase, without that of phases inside it."""
         return self._phases[name]
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds so far in which this rank itself worked on steps: reading and computing."""
-        return (self._ns[PHASES.index("data")] + self._ns[PHASES.index("compute")]) / 1e9
-
     def add_rows(self, num_rows: int) -> None:
         """Count rows that this rank trained on."""
         self._num_rows += num_rows

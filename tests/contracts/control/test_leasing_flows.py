@@ -143,7 +143,7 @@ def test_a_policy_may_say_that_no_lease_is_needed(home: Settings) -> None:
 
 
 def test_a_training_asks_for_all_it_may_use_unless_configured() -> None:
-    some = LeaseRequest(cores=1, gpus=1, gpu_share=0.5)
+    some = LeaseRequest(cores=1, gpus=1)
     assert training_request(StageLease(request=some), "cuda", 1) == some
     everything = training_request(StageLease(), "cpu", 1)
     assert everything == LeaseRequest(cores=HostDevices.of_this_process().num_cores)

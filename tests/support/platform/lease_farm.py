@@ -92,8 +92,8 @@ def _work(orders: Orders, seat: int) -> None:
             ) as lease,
             ExitStack() as locks,
         ):
-            for unit, part in lease.grant.units(""):
-                _lock(folder / f"{unit.replace('/', '')}-{part}.lock", locks)
+            for unit in lease.grant.units(""):
+                _lock(folder / f"{unit.replace('/', '')}.lock", locks)
             _note(folder / "journal", f"{lease.token} {os.getpid()}")
             time.sleep(chance.uniform(0, orders.hold_s))
             if lease.lost.is_set():
@@ -125,8 +125,8 @@ def _start(folder: Path, url: str, **changes: Any) -> subprocess.Popen[bytes]:
             "requests": [
                 {"cores": 1},
                 {"cores": 2},
-                {"gpus": 1, "gpu_share": 0.5},
-                {"cores": 1, "gpus": 1, "gpu_share": 0.35},
+                {"gpus": 1},
+                {"cores": 1, "gpus": 1},
                 {"gpus": 2},
             ],
             "terms": {"longest_look_s": 0.5},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 from hypothesis import settings
@@ -28,7 +27,6 @@ REQUESTS = st.one_of(
         LeaseRequest,
         cores=st.integers(0, 2),
         gpus=st.integers(1, GPUS),
-        gpu_share=st.sampled_from([0.25, 0.5, 0.65, 1.0]),
     ),
 )
 
@@ -146,8 +144,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
             if wanted.cores and taken.cores:
                 assert self.free_cores() >= wanted.cores, "cores were taken past one before"
             if wanted.gpus and taken.gpus:
-                free = sum(room >= Fraction(wanted.parts, 20) for room in self.free_gpus())
-                assert free >= wanted.gpus, "a GPU was taken past one before"
+                assert self.free_gpus() >= wanted.gpus, "a GPU was taken past one before"
 
     def is_written_off(self, actor: Actor) -> bool:
         return actor.is_silent and self.now_s > actor.deadline_s + TERMS.grace_s
@@ -163,12 +160,8 @@ class LeasesOfOneHost(RuleBasedStateMachine):
     def free_cores(self) -> int:
         return CORES - sum(a.claim.request.cores for a in self.held())
 
-    def free_gpus(self) -> list[Fraction]:
-        room = {gpu.uuid: Fraction(1) for gpu in self.devices.gpus}
-        for actor in self.held():
-            for uuid in actor.grant.gpus:
-                room[uuid] -= Fraction(actor.claim.request.parts, 20)
-        return list(room.values())
+    def free_gpus(self) -> int:
+        return GPUS - sum(a.claim.request.gpus for a in self.held())
 
     @precondition(lambda self: self.believers)
     @rule(data=st.data())
@@ -215,15 +208,11 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         self.actors.remove(actor)
 
     @invariant()
-    def no_share_is_held_by_two(self) -> None:
+    def no_device_is_held_by_two(self) -> None:
         cores = [core for actor in self.believers for core in actor.grant.cores]
         assert len(cores) == len(set(cores))
-        weights: dict[str, Fraction] = {}
-        for actor in self.believers:
-            for uuid in actor.grant.gpus:
-                share = Fraction(actor.claim.request.parts, 20)
-                weights[uuid] = weights.get(uuid, Fraction(0)) + share
-        assert all(weight <= 1 for weight in weights.values())
+        gpus = [uuid for actor in self.believers for uuid in actor.grant.gpus]
+        assert len(gpus) == len(set(gpus))
 
     @invariant()
     def everybody_gets_what_was_asked_for(self) -> None:

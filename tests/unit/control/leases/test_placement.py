@@ -19,7 +19,6 @@ REQUESTS = st.one_of(
         LeaseRequest,
         cores=st.integers(0, 3),
         gpus=st.integers(1, 3),
-        gpu_share=st.sampled_from([0.05, 0.35, 0.5, 0.8, 1.0]),
     ),
 )
 
@@ -77,17 +76,16 @@ def test_nobody_takes_what_one_before_needs_and_all_are_served_in_the_end(
         ]
         waiting = [each for each in waiting if each.ticket not in grants]
         assert held or not waiting, "with nothing held, the first in line is served"
-        check_shares(held, devices)
+        check_shares(held)
         check_nobody_was_passed_by(waiting, held)
     assert not waiting
 
 
-def check_shares(held: list[Claim], devices: HostDevices) -> None:
+def check_shares(held: list[Claim]) -> None:
     cores = [core for each in held if each.grant for core in each.grant.cores]
     assert len(cores) == len(set(cores))
-    for each in devices.gpus:
-        shares = [c.request.gpu_share for c in held if c.grant and each.uuid in c.grant.gpus]
-        assert sum(shares) <= 1 + 1e-9
+    gpus = [uuid for each in held if each.grant for uuid in each.grant.gpus]
+    assert len(gpus) == len(set(gpus))
 
 
 def check_nobody_was_passed_by(waiting: list[Claim], held: list[Claim]) -> None:
@@ -134,29 +132,20 @@ SHARED = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
     [
         pytest.param(
             LeaseRequest(cores=3, gpus=1), host(cores=8, gpus=2, nodes=2),
-            Taken(parts={"GPU-0": {0}}), (4, 5, 6), {"GPU-1": tuple(range(20))},
+            Taken(gpus={"GPU-0"}), (4, 5, 6), ("GPU-1",),
             id="cores of the memory node of the GPU",
         ),
         pytest.param(
-            LeaseRequest(cores=2), host(cores=8, nodes=2), Taken(cores={4, 5}), (6, 7), {},
+            LeaseRequest(cores=2), host(cores=8, nodes=2), Taken(cores={4, 5}), (6, 7), (),
             id="the node with the least room that will do",
         ),
         pytest.param(
-            LeaseRequest(cores=5), host(cores=8, nodes=2), Taken(), (0, 1, 2, 3, 4), {},
+            LeaseRequest(cores=5), host(cores=8, nodes=2), Taken(), (0, 1, 2, 3, 4), (),
             id="two nodes only where one is too small",
         ),
         pytest.param(
-            LeaseRequest(cores=2), HostDevices(core_sets=(SHARED,)), Taken(cores={0}), (1, 5), {},
+            LeaseRequest(cores=2), HostDevices(core_sets=(SHARED,)), Taken(cores={0}), (1, 5), (),
             id="whole physical cores first",
-        ),
-        pytest.param(
-            LeaseRequest(gpus=1, gpu_share=0.5), host(gpus=2),
-            Taken(parts={"GPU-1": set(range(10))}), (), {"GPU-1": tuple(range(10, 20))},
-            id="half a GPU beside the half that is taken",
-        ),
-        pytest.param(
-            LeaseRequest(gpus=1, devices=("GPU-1",)), host(gpus=2), Taken(), (),
-            {"GPU-1": tuple(range(20))}, id="named by the beginning of its UUID",
         ),
     ],
 )  # fmt: skip
@@ -165,7 +154,7 @@ def test_a_place_is_chosen_near_and_tight(
     devices: HostDevices,
     taken: Taken,
     cores: tuple[int, ...],
-    gpus: dict[str, tuple[int, ...]],
+    gpus: tuple[str, ...],
 ) -> None:
     assert place(request_, devices, taken) == Grant(cores=cores, gpus=gpus)
 
@@ -183,7 +172,7 @@ def test_slices_are_given_by_profile_and_whole_gpus_never_for_slices() -> None:
     whole = place(LeaseRequest(gpus=1), devices, Taken())
     assert sliced is not None
     assert whole is not None
-    assert (list(sliced.gpus), list(whole.gpus)) == (["MIG-2"], ["GPU-0"])
+    assert (sliced.gpus, whole.gpus) == (("MIG-2",), ("GPU-0",))
     assert place(LeaseRequest(gpus=2), devices, Taken()) is None
 
 
@@ -200,12 +189,10 @@ def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
     ("wrong", "said"),
     [
         ({}, "ask for nothing"),
-        ({"gpus": 1, "gpu_share": 0.33}, "no multiple of 0.05"),
         ({"cores": 1, "mig_profile": "1g.18gb"}, "set gpus"),
         ({"gpus": 2, "mig_profile": "1g.18gb"}, "one slice at a time"),
         ({"gpus": 1, "mig_profile": "big"}, "pattern"),
         ({"cores": -1}, "greater than or equal"),
-        ({"gpus": 1, "gpu_share": float("nan")}, "gpu_share"),
     ],
 )
 def test_a_wrong_request_is_rejected(wrong: dict[str, object], said: str) -> None:

@@ -17,8 +17,6 @@ from tasks.control.recovery.judge import (
     RunFact,
     RunState,
     SlotFact,
-    StepFact,
-    dead_steps,
     judge,
     leaked_slots,
 )
@@ -165,33 +163,6 @@ def test_a_slot_is_leaked_only_if_both_looks_say_so() -> None:
     assert leaked_slots(slots(1, 1), slots(1, 0)) == ()
     assert leaked_slots(slots(2, 1), slots(2, 1)) == slots(2, 1)
     assert leaked_slots((), slots(1, 0)) == ()
-
-
-def step(**more: Any) -> StepFact:
-    described = {"id": "s", "name": "step", "age_s": 1000, "attempt": 1, "run": "r"}
-    living = {"run_state": "running", "run_age_s": 1000, "run_attempts": 1}
-    return StepFact.model_validate(described | living | more)
-
-
-@pytest.mark.parametrize(
-    ("seen", "is_dead"),
-    [
-        (step(), False),
-        (step(run_state="scheduled"), False),
-        (step(run_state="crashed"), True),
-        (step(run_state="cancelled"), True),
-        (step(run_state="completed", run_age_s=5), False),
-        (step(run_state="completed", age_s=5), False),
-        (step(run_attempts=2), True),
-        (step(run_attempts=2, run_age_s=5), False),
-        (step(run_attempts=2, stands_for_run=True), False),
-        (step(run_state="paused"), False),
-    ],
-)
-def test_a_step_is_ended_only_when_its_attempt_is_over_for_long(
-    seen: StepFact, is_dead: bool
-) -> None:
-    assert dead_steps([seen]) == ((seen,) if is_dead else ())
 
 
 def test_a_second_look_later_than_the_limit_is_refused() -> None:

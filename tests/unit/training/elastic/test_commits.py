@@ -89,7 +89,7 @@ def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
                 session.step += 1
                 if ranks.rank == 1 and session.step == 7:
                     link.leave_asked, link.regroup_asked = leave, not leave
-                point(0.001)
+                point()
         except Regroup:
             pulses = [message for message in link.sent if isinstance(message, Pulse)]
             assert pulses[-1].commit == commits.number
@@ -118,5 +118,5 @@ def test_commits_of_a_slow_state_are_made_less_often() -> None:
     point = CheckedSteps(link, ranks, session, commits)  # type: ignore[arg-type]
     point._commit_cost_s = 3600.0
     for _ in range(20_000):
-        point(0.0)
+        point()
     assert commits.number == 0
