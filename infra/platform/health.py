@@ -31,9 +31,10 @@ from infra.platform.files import (
 )
 from infra.platform.services import MLFLOW, SERVER, database_url, has_prefect_redis, redis_url
 from tasks.control.leases.devices import hardware_classes
-from tasks.control.leases.repository import LeaseFacts, LeaseRepository
+from tasks.control.leases.placement import Claim
+from tasks.control.leases.repository import LeaseRepository
 from tasks.control.recovery.config import RecoveryConfig
-from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.settings import Settings
 
@@ -71,7 +72,7 @@ class Status(BaseModel):
     Attributes:
         running: a supervisor lives.
         phase: what it is doing; `dead` where one was killed.
-        leases: who holds devices and who waits for them, on all hosts that share the database.
+        leases: who holds devices and who waits for them.
         options: with which it runs, or ran last; later starts have them too.
         wrong: one sentence for each thing that is not well.
     """
@@ -85,7 +86,7 @@ class Status(BaseModel):
     endpoint: Endpoint | None = None
     services: tuple[ServiceState, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
-    leases: tuple[LeaseFacts, ...] = ()
+    leases: tuple[Claim, ...] = ()
     wrong: tuple[str, ...] = ()
 
     @property
@@ -105,7 +106,7 @@ def read_status(files: PlatformFiles) -> Status:
         phase=state.phase if state else "starting",
         home=files.home,
         options={name: str(value) for name, value in kept_options(files).items()},
-        leases=_leases(files, wrong),
+        leases=_leases(files),
     )
     if not running:
         phase = "dead" if state is not None and state.phase != "stopped" else "down"
@@ -130,16 +131,10 @@ def read_status(files: PlatformFiles) -> Status:
     return status.model_copy(update=found)
 
 
-def _leases(files: PlatformFiles, wrong: list[str]) -> tuple[LeaseFacts, ...]:
-    """The leases, and what is wrong with their table; reading makes no database."""
+def _leases(files: PlatformFiles) -> tuple[Claim, ...]:
+    """The leases of this host; reading makes nothing."""
     settings = replace(Settings.from_environment(), home=files.home)
-    if settings.database_url is None and not settings.metadata_file.exists():
-        return ()
-    try:
-        return tuple(LeaseRepository(settings.metadata_url).facts())
-    except (TransientError, StorageError, ConfigurationError) as exc:
-        wrong.append(f"the leases of devices cannot be read: {exc}")
-        return ()
+    return tuple(LeaseRepository(settings.leases_path).claims())
 
 
 def _pools(
@@ -218,10 +213,9 @@ def table(status: Status) -> str:
     pools = [(p.name, p.online, "paused" if p.paused else "hands out runs") for p in status.pools]
     lines += _columns("Pool Workers", pools)
     leases = [
-        (a.host, a.state, _age(a.since), a.priority, f"{a.devices}: {a.holder}, process {a.pid}")
-        for a in status.leases
+        ("held" if a.grant else "waiting", _age(a.since), a.priority, a) for a in status.leases
     ]
-    lines += _columns("Host Lease Since Priority Devices", leases)
+    lines += _columns("Lease Since Priority Holder", leases)
     if status.running:
         lines += ["", *([] if status.wrong else ["All is well."])]
     return "\n".join([*lines, *status.wrong])

@@ -81,13 +81,6 @@ class LeaseError(FalajError):
     """Devices of this host could not be had in the time that was given."""
 
 
-class LeaseLostError(LeaseError):
-    """A lease on devices was lost; what was done on them had to stop."""
-
-    def __init__(self, message: str = "the lease on the devices was lost; work on them stopped"):
-        super().__init__(message)
-
-
 _PERMANENT_WRITE_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 _NO_SUCH_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 

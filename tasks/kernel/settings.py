@@ -46,22 +46,26 @@ class Settings:
     feature_repo: Path
     profile: str = DEFAULT_PROFILE
     database_url: str | None = field(default=None, repr=False)  # may hold a password
+    leases_folder: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`.
 
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
-        `FALAJ_DATABASE_URL` is the database of operation where several hosts share one.
+        `FALAJ_DATABASE_URL` is the database of operation where several hosts share one,
+        `FALAJ_LEASES` the folder of the leases of devices where several platforms share a host.
         """
         env = os.environ if environment is None else environment
         home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
+        leases = env.get("FALAJ_LEASES")
         repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / DEFAULT_FEATURE_REPO)
         return cls(
             home=home.expanduser().resolve(),
             feature_repo=repo.expanduser().resolve(),
             profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
             database_url=env.get("FALAJ_DATABASE_URL") or None,
+            leases_folder=Path(leases).expanduser().resolve() if leases else None,
         )
 
     @property
@@ -114,8 +118,13 @@ class Settings:
 
     @property
     def metadata_url(self) -> str:
-        """SQLAlchemy address of the database of operation: decisions, leases."""
+        """SQLAlchemy address of the database of operation: decisions, releases."""
         return self.database_url or f"sqlite:///{self.metadata_file}"
+
+    @property
+    def leases_path(self) -> Path:
+        """Folder of the leases of this host's devices."""
+        return self.leases_folder or self.home / "leases"
 
     @property
     def metadata_file(self) -> Path:

@@ -1,4 +1,4 @@
-"""Every table of the control plane: retraining decisions, releases, leases.
+"""Every table of the control plane: retraining decisions and releases.
 
 A change of a table comes with a migration in `migrations/versions`, and raises `VERSION`.
 """
@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
-VERSION = "0002"
+VERSION = "0003"
 """Of the newest migration."""
 VERSION_TABLE = "falaj_schema"
 
@@ -202,46 +202,4 @@ entries = Table(
     Column("generation", Integer, nullable=False),
     Column("evidence", Text),
     sqlite_autoincrement=True,
-)
-
-# Leases: a unit that is held is a row of `lease_units`, whose primary key keeps it from being held
-# twice. `lease_state` has one row: the count of all changes, and the last fencing token.
-lease_state = Table(
-    "falaj_lease_state",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("version", BigInteger, nullable=False),
-    Column("last_token", BigInteger, nullable=False),
-)
-leases = Table(
-    "falaj_leases",
-    metadata,
-    Column("ticket", NUMBER, primary_key=True),
-    Column("state", String(10), nullable=False),
-    Column("boot", String(64), nullable=False, index=True),
-    Column("holder", Text, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("process", Text, nullable=False),
-    Column("mark", String(32), nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("due_s", Double, nullable=False),
-    Column("request", Text, nullable=False),
-    Column("devices", Text, nullable=False),
-    Column("token", BigInteger, unique=True),
-    Column("lease", Text),
-    Column("requested_s", Double, nullable=False),
-    Column("granted_s", Double),
-    Column("expires_s", Double, nullable=False),
-    Column("deadline_s", Double, nullable=False),
-    Column("ttl_s", Double, nullable=False),
-    Column("grace_s", Double, nullable=False),
-    Column("beat", BigInteger, nullable=False),
-    sqlite_autoincrement=True,  # a ticket is never given again
-)
-lease_units = Table(
-    "falaj_lease_units",
-    metadata,
-    Column("unit", String(160), primary_key=True),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("ticket", BigInteger, nullable=False, index=True),
 )

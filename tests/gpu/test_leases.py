@@ -36,7 +36,7 @@ def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: P
     found = HostDevices.of_this_process()
     wanted = found.gpus[-1]
     request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile)
-    repository = LeaseRepository(f"sqlite:///{tmp_path / 'operation.db'}")
+    repository = LeaseRepository(tmp_path / "leases")
     with (
         acquire(repository, request, "test") as lease,
         applied(lease.grant, lease.lease_id),

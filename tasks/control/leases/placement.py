@@ -1,9 +1,9 @@
 """Who gets which devices: pure functions of what is held and who waits.
 
-The order is that of `Claim.due_s`: the moment of the request plus `ageing_s` for each level of
+The order is that of `Claim.due_s`: the moment of the request plus `AGEING_S` for each level of
 priority below the most urgent. So priority decides among those that came together, a wait of
-`ageing_s` weighs as much as a level, and nobody is overtaken by a request that came more than
-(own priority - 1) * `ageing_s` after the own one: that bound is what rules starvation out.
+`AGEING_S` weighs as much as a level, and nobody is overtaken by a request that came more than
+(own priority - 1) * `AGEING_S` after the own one: that bound is what rules starvation out.
 
 Nobody is passed by: where the first in the order cannot be served, all that it could use is kept
 for it, so that many small requests do not starve a large one. Others that need none of it go on.
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from datetime import datetime
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.control.leases.config import URGENT, LeaseRequest
 from tasks.control.leases.devices import CoreSet, Gpu, HostDevices
-from tasks.kernel.process import ProcessName
 
-WAITING: Literal["waiting"] = "waiting"
-HELD: Literal["held"] = "held"
+AGEING_S = 600.0
+"""Waiting that weighs as much as one level of priority."""
 
 
 class Grant(BaseModel):
@@ -34,55 +34,28 @@ class Grant(BaseModel):
     cores: tuple[int, ...] = Field(default=(), description="Cores of this host.")
     gpus: tuple[str, ...] = Field(default=(), description="UUIDs of GPUs, or of slices of GPUs.")
 
-    @field_validator("gpus", mode="before")
-    @classmethod
-    def _of_shares(cls, gpus: Any) -> Any:
-        """Leases of releases that shared a GPU's time name its parts too."""
-        return tuple(gpus)
-
-    def units(self, boot: str) -> list[str]:
-        """Everything that nobody else may hold, by name.
-
-        GPUs have names that are alone in the world; a core is one of a boot of a machine.
-        """
-        return [*(core_unit(boot, core) for core in self.cores), *self.gpus]
-
     def __str__(self) -> str:
         cores = [f"core(s) {','.join(map(str, self.cores))}"] if self.cores else []
         return " and ".join([*cores, *self.gpus])
 
 
-def core_unit(boot: str, core: int) -> str:
-    """Name of a core, alone among all machines and boots that share a database."""
-    return f"{boot}/core-{core}"
-
-
 class Claim(BaseModel):
-    """One row of the table: somebody who waits, or holds."""
+    """Somebody who waits, or holds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
-    ticket: int = Field(description="Number in order of arrival.")
-    state: Literal["waiting", "held"]
-    holder: str = Field(description="For people: the flow run, or whoever it is for.")
-    host: str = Field(description="For people: name of the machine.")
-    process: ProcessName
     lease_id: str = Field(description="What processes under the lease have in their environment.")
+    holder: str = Field(description="For people: the flow run, or whoever it is for.")
+    pid: int
     priority: int = Field(description="1 is the most urgent.")
     due_s: float = Field(
-        description="Place in the order, by the clock of its machine's boot; the smallest is next."
+        description="Place in the order, by the clock of the machine's boot; the smallest is next."
     )
+    ticket: int = Field(description="Decides between two that are due at one moment.")
     request: LeaseRequest
     devices: HostDevices = Field(description="What the process may use.")
-    token: int | None = Field(default=None, description="Fencing token; larger with each lease.")
-    grant: Grant | None = None
-    requested_s: float = Field(description="When it was asked for; database's clock, Unix time.")
-    granted_s: float | None = Field(default=None, description="When it was given; same clock.")
-    expires_s: float = Field(description="When it is lost without a sign of life; same clock.")
-    deadline_s: float = Field(description="The same by the clock of its machine's boot.")
-    ttl_s: float
-    grace_s: float
-    beat: int = Field(description="Signs of life so far.")
+    grant: Grant | None = Field(default=None, description="None while it waits.")
+    since: datetime = Field(description="Since when it holds or waits; UTC.")
 
     @property
     def order(self) -> tuple[float, int]:
@@ -90,31 +63,7 @@ class Claim(BaseModel):
         return self.due_s, self.ticket
 
     def __str__(self) -> str:
-        who = f"{self.holder} (process {self.process.pid} on {self.host})"
-        return f"{who}: {self.grant or self.request}"
-
-
-@dataclass(frozen=True)
-class LeaseTerms:
-    """How long leases hold without a heartbeat, and who waits how long.
-
-    Args:
-        ttl_s: after its last heartbeat, when a lease is lost to its holder.
-        grace_s: from then on the holder stops its work, before the devices are given to others; a
-            training's guards need up to 11.
-        ageing_s: waiting that weighs as much as one level of priority.
-        longest_look_s: longest pause after which one who waits looks again, unasked.
-    """
-
-    ttl_s: float = 40.0
-    grace_s: float = 15.0
-    ageing_s: float = 600.0
-    longest_look_s: float = 15.0
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two heartbeats; three may be missed."""
-        return self.ttl_s / 4
+        return f"{self.holder} (process {self.pid}): {self.grant or self.request}"
 
 
 @dataclass
@@ -126,20 +75,19 @@ class Taken:
     cores_of_group: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
-    def by(cls, held: Iterable[Claim], boot: str) -> Self:
-        """What leases hold; cores of other boots are of no concern here."""
+    def by(cls, held: Iterable[Claim]) -> Self:
+        """What leases hold."""
         taken = cls()
         for claim in held:
             if claim.grant is not None:
-                taken.add(claim.grant, claim.devices, with_cores=claim.process.boot == boot)
+                taken.add(claim.grant, claim.devices)
         return taken
 
-    def add(self, grant: Grant, devices: HostDevices, *, with_cores: bool = True) -> None:
+    def add(self, grant: Grant, devices: HostDevices) -> None:
         """Take what a grant gives."""
         self.gpus |= set(grant.gpus)
-        if with_cores:
-            self.cores |= set(grant.cores)
-            self.cores_of_group[devices.core_limit.group] += len(grant.cores)
+        self.cores |= set(grant.cores)
+        self.cores_of_group[devices.core_limit.group] += len(grant.cores)
 
     def keep_for(self, claim: Claim) -> None:
         """Take all that a claim which cannot be served yet could use."""
@@ -148,13 +96,13 @@ class Taken:
         self.gpus |= {gpu.uuid for gpu in fitting_gpus(claim.request, claim.devices)}
 
 
-def due_s(requested_s: float, priority: int, ageing_s: float) -> float:
+def due_s(requested_s: float, priority: int) -> float:
     """Place in the order of one who asks: see the top of this module."""
-    return requested_s + (priority - URGENT) * ageing_s
+    return requested_s + (priority - URGENT) * AGEING_S
 
 
-def grants_for(waiting: Sequence[Claim], taken: Taken) -> dict[int, Grant]:
-    """What those who wait may take now, by ticket, in the order in which they are served.
+def grants_for(waiting: Sequence[Claim], taken: Taken) -> dict[str, Grant]:
+    """What those who wait may take now, by lease, in the order in which they are served.
 
     All of it is to be given at once: what the next may take depends on where the first was placed.
 
@@ -169,7 +117,7 @@ def grants_for(waiting: Sequence[Claim], taken: Taken) -> dict[int, Grant]:
             taken.keep_for(claim)
         else:
             taken.add(grant, claim.devices)
-            grants[claim.ticket] = grant
+            grants[claim.lease_id] = grant
     return grants
 
 

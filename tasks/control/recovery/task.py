@@ -18,9 +18,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventOrder
 from prefect.logging import get_run_logger
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from tasks.control.leases.repository import LeaseRepository
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.judge import (
     DAY_S,
@@ -45,7 +44,6 @@ from tasks.control.recovery.processes import (
 from tasks.control.routing.choice import is_online
 from tasks.kernel.process import ProcessName
 from tasks.kernel.retry_policy import RETRIED
-from tasks.kernel.settings import Settings
 
 PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
@@ -79,7 +77,6 @@ class Sweep(BaseModel):
     num_seen: int
     done: tuple[Done, ...] = ()
     slots: tuple[SlotFact, ...] = ()
-    leases: tuple[str, ...] = Field(default=(), description="Device leases of dead holders, freed.")
 
     def rows(self) -> list[dict[str, str]]:
         """All that was done, for people."""
@@ -87,7 +84,6 @@ class Sweep(BaseModel):
         for slot in self.slots:
             why = f"{slot.taken} were taken and {slot.num_holders} runs held one"
             rows.append((slot.limit, "", f"{slot.taken - slot.num_holders} slots freed", why))
-        rows += [(lease, "", "lease freed", "its holder is dead") for lease in self.leases]
         return [dict(zip(("run", "flow", "outcome", "why"), row, strict=True)) for row in rows]
 
 
@@ -106,8 +102,6 @@ def sweep_stale_runs(config: RecoveryConfig) -> Sweep:
     """
     with get_client(sync_client=True) as client:
         sweep = sweep_once(client, config)
-    freed = LeaseRepository(Settings.from_environment().metadata_url).free_ended()
-    sweep = sweep.model_copy(update={"leases": tuple(map(str, freed))})
     rows = sweep.rows()
     for row in rows:
         get_run_logger().warning("%s: %s (%s)", row["run"], row["outcome"], row["why"])

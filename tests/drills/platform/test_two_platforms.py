@@ -10,14 +10,8 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.states import Cancelled
 
-from tasks.control.leases.config import LeaseRequest
-from tasks.control.leases.leases import acquire
-from tasks.control.leases.repository import LeaseRepository
-from tasks.kernel.errors import LeaseError
-from tasks.kernel.settings import Settings
 from tests.support.control import builders
 from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
-from tests.support.platform.lease_devices import host
 from tests.support.services.servers import postgres_server
 from tests.support.suite.promises import Promise, proves
 
@@ -104,22 +98,6 @@ def test_one_result_on_two_platforms_starts_one_retraining_and_the_next_episode_
     cancel_all(platforms)
     sweep_all(platforms)
     assert states(platforms[0]) == ["cancelled", "cancelled"], "its own platform notes the end"
-
-
-@proves(Promise.TWO_PLATFORMS, "a device is held by one of them; then the other has it")
-def test_a_device_that_one_platform_holds_the_other_waits_for(platforms: list[Governed]) -> None:
-    books = [
-        LeaseRepository(Settings.from_environment(platform.environment).metadata_url)
-        for platform in platforms
-    ]
-    one_core = host(cores=1)
-    with acquire(books[0], LeaseRequest(cores=1), "north", devices=one_core):
-        with pytest.raises(LeaseError, match="held by north"):
-            acquire(books[1], LeaseRequest(cores=1), "south", devices=one_core, wait_s=2)
-        assert {each.holder for each in books[1].facts()} == {"north"}
-    with acquire(books[1], LeaseRequest(cores=1), "south", devices=one_core, wait_s=60) as lease:
-        assert lease.token == 2
-    assert books[0].facts() == []
 
 
 def states(platform: Governed) -> list[str]:

@@ -22,15 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import sqlalchemy as sa
-
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.leases import acquire
-from tasks.control.leases.placement import LeaseTerms
 from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.metadata.database import transaction
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 
@@ -39,12 +35,10 @@ from tests.support.platform.lease_devices import host
 class Orders:
     """What a farm is to do; plain values, to travel as JSON."""
 
-    url: str
     folder: str
     num_workers: int
     devices: dict[str, Any]
     requests: list[dict[str, Any]]
-    terms: dict[str, Any]
     hold_s: float
     rounds: int = 1_000_000
     """Leases that each worker takes before it ends."""
@@ -80,7 +74,7 @@ def main(arguments: list[str]) -> None:
 def _work(orders: Orders, seat: int) -> None:
     folder, chance = Path(orders.folder), random.Random(os.getpid())
     devices = HostDevices.model_validate(orders.devices)
-    repository = LeaseRepository(orders.url, LeaseTerms(**orders.terms))
+    repository = LeaseRepository(folder / "leases")
     for _ in range(orders.rounds):
         if (folder / "stop").exists():
             return
@@ -92,12 +86,10 @@ def _work(orders: Orders, seat: int) -> None:
             ) as lease,
             ExitStack() as locks,
         ):
-            for unit in lease.grant.units(""):
-                _lock(folder / f"{unit.replace('/', '')}.lock", locks)
-            _note(folder / "journal", f"{lease.token} {os.getpid()}")
+            for unit in (*lease.grant.cores, *lease.grant.gpus):
+                _lock(folder / f"{unit}.lock", locks)
+            _note(folder / "journal", f"{lease.lease_id} {os.getpid()}")
             time.sleep(chance.uniform(0, orders.hold_s))
-            if lease.lost.is_set():
-                _note(folder / "lost", f"{lease.token} {lease.why_lost}")
 
 
 def _lock(file: Path, locks: ExitStack) -> None:
@@ -114,11 +106,10 @@ def _note(file: Path, line: str) -> None:
     os.close(descriptor)
 
 
-def _start(folder: Path, url: str, **changes: Any) -> subprocess.Popen[bytes]:
+def _start(folder: Path, **changes: Any) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     orders = Orders(
         **{
-            "url": url,
             "folder": str(folder),
             "num_workers": 6,
             "devices": host(cores=3, gpus=2).model_dump(mode="json"),
@@ -129,7 +120,6 @@ def _start(folder: Path, url: str, **changes: Any) -> subprocess.Popen[bytes]:
                 {"cores": 1, "gpus": 1},
                 {"gpus": 2},
             ],
-            "terms": {"longest_look_s": 0.5},
             "hold_s": 0.1,
             **changes,
         }
@@ -141,9 +131,9 @@ def _start(folder: Path, url: str, **changes: Any) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def farm(folder: Path, url: str, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
+def farm(folder: Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A farm whose files lie in `folder`; all its processes are gone when the block is left."""
-    process = _start(folder, url, **changes)
+    process = _start(folder, **changes)
     try:
         yield process
     finally:
@@ -163,10 +153,10 @@ def lines_of(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def kill_at_random(folder: Path, url: str, num_kills: int) -> None:
+def kill_at_random(folder: Path, num_kills: int) -> None:
     """Kill workers at random moments; at the end nothing is held, and nothing ever was by two."""
     chance = random.Random(5)
-    with farm(folder, url) as process:
+    with farm(folder) as process:
         wait_until(lambda: lines_of(folder / "journal"), "a first lease", 240)
         for _ in range(num_kills):
             served = len(lines_of(folder / "journal"))
@@ -181,14 +171,7 @@ def kill_at_random(folder: Path, url: str, num_kills: int) -> None:
         (folder / "stop").touch()
         process.wait(120)
     assert not lines_of(folder / "violations")
-    assert not lines_of(folder / "lost")
-    repository = LeaseRepository(url)
-    repository.free_ended()  # what was killed last, with nobody left to want it
-    assert repository.facts() == []
-    with transaction(repository.engine, reads_only=True) as connection:
-        assert connection.scalar(sa.text("select count(*) from falaj_lease_units")) == 0
-    tokens = [int(line.split()[0]) for line in lines_of(folder / "journal")]
-    assert len(tokens) == len(set(tokens))
+    assert LeaseRepository(folder / "leases").claims() == []
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +9,17 @@ from pydantic import ValidationError
 
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
-from tasks.control.leases.placement import Claim, Grant, Taken, due_s, grants_for, place
-from tasks.kernel.process import ProcessName
+from tasks.control.leases.placement import (
+    AGEING_S,
+    Claim,
+    Grant,
+    Taken,
+    due_s,
+    grants_for,
+    place,
+)
 from tests.support.platform.lease_devices import gpu, host
 
-BOOT = "boot"
-AGEING_S = 600.0
 REQUESTS = st.one_of(
     st.builds(LeaseRequest, cores=st.integers(1, 6)),
     st.builds(
@@ -33,23 +40,16 @@ def claim(
     grant: Grant | None = None,
 ) -> Claim:
     return Claim(
-        ticket=ticket,
-        state="waiting" if grant is None else "held",
+        lease_id=str(ticket),
         holder=f"run {ticket}",
-        host="here",
-        process=ProcessName(boot=BOOT, space="", pid=ticket + 1, start=0),
-        lease_id="",
+        pid=1,
         priority=priority,
-        due_s=due_s(asked_s, priority, AGEING_S),
+        due_s=due_s(asked_s, priority),
+        ticket=ticket,
         request=request,
         devices=devices,
         grant=grant,
-        requested_s=asked_s,
-        expires_s=0,
-        deadline_s=0,
-        ttl_s=60,
-        grace_s=10,
-        beat=0,
+        since=datetime.now(UTC),
     )
 
 
@@ -70,11 +70,11 @@ def test_nobody_takes_what_one_before_needs_and_all_are_served_in_the_end(
     for _ in range(len(wanted)):
         grants = grants_for(waiting, Taken())
         held = [
-            each.model_copy(update={"grant": grants[each.ticket]})
+            each.model_copy(update={"grant": grants[each.lease_id]})
             for each in waiting
-            if each.ticket in grants
+            if each.lease_id in grants
         ]
-        waiting = [each for each in waiting if each.ticket not in grants]
+        waiting = [each for each in waiting if each.lease_id not in grants]
         assert held or not waiting, "with nothing held, the first in line is served"
         check_shares(held)
         check_nobody_was_passed_by(waiting, held)
@@ -104,16 +104,16 @@ def test_priority_decides_among_those_who_came_together() -> None:
         claim(1, LeaseRequest(cores=1), devices, priority=3),
         claim(2, LeaseRequest(cores=1), devices, priority=1),
     ]
-    assert 1 not in grants_for(waiting, Taken())
-    assert 2 in grants_for(waiting, Taken())
+    assert "1" not in grants_for(waiting, Taken())
+    assert "2" in grants_for(waiting, Taken())
 
 
 def test_waiting_for_the_ageing_time_weighs_as_much_as_a_level_of_priority() -> None:
     devices = host(cores=1)
     patient = claim(1, LeaseRequest(cores=1), devices, asked_s=0, priority=4)
     urgent = claim(2, LeaseRequest(cores=1), devices, asked_s=3 * AGEING_S + 1, priority=1)
-    assert 1 in grants_for([patient, urgent], Taken())
-    assert 2 not in grants_for([patient, urgent], Taken())
+    assert "1" in grants_for([patient, urgent], Taken())
+    assert "2" not in grants_for([patient, urgent], Taken())
 
 
 def test_small_requests_do_not_pass_a_large_one_by() -> None:
@@ -121,7 +121,7 @@ def test_small_requests_do_not_pass_a_large_one_by() -> None:
     running = claim(1, LeaseRequest(cores=1), devices, grant=Grant(cores=(0,)))
     large = claim(2, LeaseRequest(cores=4), devices, asked_s=1)
     small = claim(3, LeaseRequest(cores=1), devices, asked_s=2)
-    assert 3 not in grants_for([large, small], Taken.by([running], BOOT))
+    assert "3" not in grants_for([large, small], Taken.by([running]))
 
 
 SHARED = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
@@ -180,7 +180,7 @@ def test_a_container_keeps_no_more_cores_busy_than_it_may() -> None:
     limited = host(cores=8, limit=CoreLimit(num_cores=2, group="/container"))
     assert place(LeaseRequest(cores=3), limited, Taken()) is None
     held = claim(1, LeaseRequest(cores=2), limited, grant=Grant(cores=(0, 1)))
-    taken = Taken.by([held], BOOT)
+    taken = Taken.by([held])
     assert place(LeaseRequest(cores=1), limited, taken) is None
     assert place(LeaseRequest(cores=1), host(cores=8), taken) is not None, "others are not limited"
 
