@@ -10,8 +10,6 @@ import importlib.util
 import logging
 import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -55,18 +53,13 @@ def core_sets(allowed: AbstractSet[int], sysfs: Path = SYSFS) -> tuple[CoreSet, 
     return tuple(CoreSet(node=node, physical=physical) for node, physical in found.items())
 
 
-CUDA_ANSWERS_WITHIN_S = 60
 NO_DEVICE_NAMES = ("", "-1", "none", "void", "nodevfiles")
-# Run in a process of its own: one that has started CUDA can no longer be forked.
-START_CUDA = """
-try:
-    cuda = ctypes.CDLL("libcuda.so.1")
-except OSError as error:
-    sys.exit(f"its library cannot be loaded: {error}")
-count = ctypes.c_int()
-code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-sys.exit(f"it answers with error {code}" if code else None if count.value else "it finds no device")
-"""
+
+
+NO_CUDA = (
+    "the installed PyTorch is built without CUDA, so no GPU is used; install the build for the "
+    "driver's CUDA version"
+)
 
 
 class Gpu(BaseModel):
@@ -81,38 +74,20 @@ class Gpu(BaseModel):
     node: int | None = Field(default=None, description="Memory node it hangs on, if known.")
 
 
-class Unusable(BaseModel):
-    """A device that is there and cannot be used."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    device: str = Field(description="Its UUID, or what is known of it.")
-    reason: str = Field(description="Why, and what to do.")
-
-    def __str__(self) -> str:
-        return f"{self.device}: {self.reason}"
-
-
 @dataclass(frozen=True)
 class Found:
-    """What a look at the host's GPUs has found."""
+    """What a look at the host's GPUs has found; of unusable ones UUID, why, and what to do."""
 
     usable: tuple[Gpu, ...] = ()
-    unusable: tuple[Unusable, ...] = ()
+    unusable: tuple[str, ...] = ()
 
 
-def find_gpus(
-    environment: Mapping[str, str],
-    library: Any = pynvml,
-    cuda_fault: Callable[[Mapping[str, str]], str | None] | None = None,
-    sysfs: Path = SYSFS,
-) -> Found:
+def find_gpus(environment: Mapping[str, str], library: Any = pynvml, sysfs: Path = SYSFS) -> Found:
     """All NVIDIA devices; those in MIG mode as their slices.
 
     Args:
         environment: `CUDA_VISIBLE_DEVICES` in it hides devices from this process.
         library: the module `pynvml`.
-        cuda_fault: says why CUDA cannot be used here; `fault_of_cuda` where none is given.
         sysfs: where Linux shows hardware.
 
     Raises:
@@ -123,22 +98,16 @@ def find_gpus(
     except (library.NVMLError_LibraryNotFound, library.NVMLError_DriverNotLoaded):
         return Found()
     except library.NVMLError as exc:
-        reason = f"NVML refuses to start ({exc}); mend the driver's installation"
-        return Found(unusable=(Unusable(device="NVIDIA driver", reason=reason),))
+        return Found(unusable=(f"NVML refuses to start ({exc}); mend the driver's installation",))
     try:
-        found = _seen_by_nvml(library, environment, sysfs)
+        return _seen_by_nvml(library, environment, sysfs)
     finally:
         library.nvmlShutdown()
-    fault = (cuda_fault or fault_of_cuda)(environment) if found.usable else None
-    if fault is None:
-        return found
-    broken = tuple(Unusable(device=gpu.uuid, reason=fault) for gpu in found.usable)
-    return Found(unusable=(*found.unusable, *broken))
 
 
 def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> Found:
     usable: list[Gpu] = []
-    unusable: list[Unusable] = []
+    unusable: list[str] = []
     handles = [
         library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())
     ]
@@ -149,14 +118,12 @@ def _seen_by_nvml(library: Any, environment: Mapping[str, str], sysfs: Path) -> 
         node = node_of_pci_device(str(library.nvmlDeviceGetPciInfo(handle).busId), sysfs)
         found = list(_leasable(library, handle, uuid, model, node))
         if not found:
-            reason = "it is in MIG mode and has no slice; make some with `nvidia-smi mig -cgi`"
-            unusable.append(Unusable(device=uuid, reason=reason))
+            unusable.append(f"{uuid} is in MIG mode; make slices with `nvidia-smi mig -cgi`")
         for gpu in found:
             if is_visible(index, uuid) or is_visible(None, gpu.uuid):
                 usable.append(gpu)
             else:
-                reason = "CUDA_VISIBLE_DEVICES hides it from this process"
-                unusable.append(Unusable(device=gpu.uuid, reason=reason))
+                unusable.append(f"{gpu.uuid} is hidden from this process by CUDA_VISIBLE_DEVICES")
     return Found(tuple(usable), tuple(unusable))
 
 
@@ -217,27 +184,6 @@ def _slices(library: Any, handle: object) -> Iterator[object]:
             continue
 
 
-def fault_of_cuda(environment: Mapping[str, str]) -> str | None:
-    """Why programs here cannot use CUDA; None where they can."""
-    if torch_cuda_version() is None:
-        return (
-            "the installed PyTorch is built without CUDA; install the build for the driver's "
-            "CUDA version, or start no worker of class 'gpu' here"
-        )
-    try:
-        run = subprocess.run(
-            [sys.executable, "-S", "-c", START_CUDA],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CUDA_ANSWERS_WITHIN_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"CUDA has not started within {CUDA_ANSWERS_WITHIN_S} s; see `dmesg` for Xid errors"
-    return f"CUDA cannot be used: {run.stderr.strip()}" if run.returncode else None
-
-
 def torch_cuda_version() -> str | None:
     """CUDA version that the installed PyTorch is built for, without importing PyTorch."""
     package = importlib.util.find_spec("torch")
@@ -261,7 +207,7 @@ class HostDevices(BaseModel):
         default=CoreLimit(), description="How many of them its container may keep busy."
     )
     gpus: tuple[Gpu, ...] = Field(default=(), description="GPUs, and slices of GPUs.")
-    unusable: tuple[Unusable, ...] = Field(
+    unusable: tuple[str, ...] = Field(
         default=(), description="Devices that are there and cannot be used, and why."
     )
 
@@ -273,6 +219,8 @@ class HostDevices(BaseModel):
             ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
         """
         found = find_gpus(os.environ if environment is None else environment)
+        if found.usable and torch_cuda_version() is None:
+            found = Found(unusable=(*found.unusable, NO_CUDA))
         return cls(
             core_sets=core_sets(os.sched_getaffinity(0)),
             core_limit=core_limit(),

@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,6 @@ from uuid import UUID
 import httpx
 from prefect import Flow, runtime, task
 from prefect._internal.result_records import ResultRecordMetadata
-from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, TaskRun
@@ -226,7 +225,7 @@ class _Stage:
             time.sleep(POLL_S)
 
     def _start(self, choice: Choice, attempt: int) -> StageRoute:
-        """Start the deployment of the chosen place, and show where."""
+        """Start the deployment of the chosen place."""
         place, order = choice.place, self._order
         assert place is not None
         parameters = on_class(order.parameters, place.hardware_class)
@@ -249,7 +248,6 @@ class _Stage:
         )
         level = self._log.info if choice.rule == "wanted class" else self._log.warning
         level("stage %s goes to %s (%s): %s", order.stage, route.taken, route.rule, route.reason)
-        _show(order.stage, run, route)
         return route
 
     def _taken_up(self, run: FlowRun) -> StageRoute:
@@ -364,24 +362,6 @@ def _names_api_away(kind: str, sentence: str) -> bool:
         return sentence.startswith("Server error")
     named = getattr(httpx, kind, None)
     return isinstance(named, type) and issubclass(named, httpx.TransportError)
-
-
-def _show(stage: str, run: FlowRun, route: StageRoute) -> None:
-    """A note of the choice in the UI, with a link to the run."""
-    link = f"[{run.name}]({url_for(run)})" if url_for(run) else f"`{run.name}`"
-    rows: Sequence[tuple[str, str]] = (
-        ("run", link),
-        ("deployment", f"`{route.taken}` on work pool `{route.pool}`"),
-        ("wanted class", route.wanted),
-        ("rule", f"{route.rule}: {route.reason}"),
-        *(("not taken", sentence) for sentence in route.refused),
-    )
-    table = "\n".join(f"| {name} | {text} |" for name, text in rows)
-    create_markdown_artifact(
-        f"| | |\n|---|---|\n{table}\n",
-        key=f"stage-{stage.replace(' ', '-')}",
-        description=f"Where stage {stage} went, {datetime.now(UTC):%F %R} UTC",
-    )
 
 
 class Places:
