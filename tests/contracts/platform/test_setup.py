@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.provision.checkout import Checkout, mark_complete, wanted_digest
+from infra.provision.checkout import Checkout
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("triton", "serving-clients")
@@ -60,7 +60,7 @@ def finish(checkout: Checkout) -> None:
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
     program(checkout.venv / "bin" / "lint-imports", 'echo "called: lint-imports"')
-    mark_complete(checkout, wanted_digest(checkout))
+    checkout.mark_complete(checkout.wanted_digest())
     for tool in ENVIRONMENTS:
         (checkout.root / f".venv-{tool}").mkdir()
         (checkout.root / f".venv-{tool}" / "complete").touch()
@@ -220,7 +220,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(
     done = make(checkout, tools, "setup")
     assert done.returncode != 0
     assert "[1/8] checking the machine ... stopped" in done.stdout
-    assert "this machine lacks a C++ compiler (on Debian and Ubuntu the package g++)" in done.stderr
+    assert "this machine lacks what Debian and Ubuntu have as g++ gcc" in done.stderr
     assert "Traceback" not in done.stderr
     assert not checkout.python.exists()
 
