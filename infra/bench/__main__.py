@@ -67,21 +67,13 @@ def _measure(
             results.append(earlier)
             continue
         counted = f"{number + 1} of {len(wanted)}"
-        say(f"{counted}: {measurement.title}, {measurement.what}{_remaining(wanted[number:])}")
+        say(f"{counted}: {measurement.title}, {measurement.what}")
         results.append(runner.measure(measurement))
         if folder is not None:
             write_result(folder, measurement.part, measurement.name, results[-1])
         if failure := results[-1].failure:
             say(f"  failed: {failure}")
     return results
-
-
-def _remaining(left: list[tuple[Measurement, Result | None]]) -> str:
-    """About how long the rest takes, by what was measured before."""
-    seconds = [earlier.seconds for _, earlier in left if earlier is not None]
-    if len(seconds) < len(left):
-        return ""
-    return f"; about {sum(seconds) / 60:.0f} min remain, if it takes as long as last time"
 
 
 def _earlier(folder: Path | None, measurement: Measurement) -> Result | None:

@@ -226,7 +226,9 @@ def _columns(headings: str, rows: Sequence[Sequence[object]]) -> list[str]:
     if not rows:
         return []
     texts = [headings.split(), *([str(cell) for cell in row] for row in rows)]
-    return ["", *("".join(f"{cell:<16}" for cell in row).rstrip() for row in texts)]
+    widths = [max(map(len, column)) + 2 for column in zip(*texts, strict=True)]
+    lines = [[f"{c:<{w}}" for c, w in zip(row, widths, strict=True)] for row in texts]
+    return ["", *("".join(line).rstrip() for line in lines)]
 
 
 def _age(since: datetime) -> str:

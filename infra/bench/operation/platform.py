@@ -8,7 +8,6 @@ minutes, and their proportional set sizes, so that shared pages count once.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -101,33 +100,12 @@ def _cpu_by_name(members: list[psutil.Process]) -> dict[str, float]:
 
 def _name(member: psutil.Process) -> str:
     line = " ".join(member.cmdline())
-    for word, name in (
-        ("prefect_app", "Prefect"),
-        ("mlflow_app", "MLflow"),
-        ("worker start", "worker"),
-        ("supervise", "supervisor"),
-    ):
-        if word in line and "guard.py" not in line:
-            return f"{name} {member.pid}"
-    return f"guard {member.pid}"
+    words = ("guard.py", "create_prefect", "create_mlflow", "worker start", "serving", "supervise")
+    return f"{next((word for word in words if word in line), 'other')} {member.pid}"
 
 
 def _load() -> str:
-    return (
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; importing Prefect takes "
-        f"{_import_cpu_s():.2f} s of CPU"
-    )
-
-
-def _import_cpu_s() -> float:
-    """How fast the machine is at this moment, best of 5: shared hosts change by half."""
-    found = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", "import prefect.engine"], check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(found)
+    return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 
 def _command(home: Path, *arguments: str) -> None:

@@ -42,7 +42,7 @@ NUM_FIGURES = {
     "serving/roll_back": 1,
     "operation/platform": 3,
     "operation/leases": 1,
-    "operation/retraining": 4,
+    "operation/retraining": 2,
     "operation/routing": 2,
 }
 """With those that a host leaves out, and says why."""
