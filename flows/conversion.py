@@ -8,6 +8,7 @@ from __future__ import annotations
 from prefect import flow
 from pydantic import PositiveInt
 
+from flows.candidate import validated_rows
 from flows.config import ImportConfig, PipelineConfig
 from flows.stages import RECORDED
 from tasks.contracts.base import ModelVersionRef
@@ -16,10 +17,8 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import ImportedModel, ModelVariant
 from tasks.conversion.config import ConversionConfig, HardwareConversion
 from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
-from tasks.features.task import build_training_set
 from tasks.imports.task import export_encoder, prepare_corpus, take_program, take_rows
 from tasks.kernel.provenance import code_commit
-from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_conversion, record_import
 from tasks.registry.task import (
     attach_variants,
@@ -28,15 +27,11 @@ from tasks.registry.task import (
     find_trained,
     register_import,
 )
-from tasks.validation.suites import read_suite
-from tasks.validation.task import validate_training_set
 
 
 @flow(
     name="conversion",
     flow_run_name="convert-{version.name}-v{version.version}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def conversion_flow(
@@ -74,8 +69,6 @@ def convert_version(
 @flow(
     name="reconversion",
     flow_run_name="reconvert-{config.registry.model_name}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def reconversion_flow(
@@ -99,17 +92,12 @@ def reconversion_flow(
     trained = find_trained(config.registry, version)
     if trained.splits != config.splits:
         config = config.with_splits(trained.splits)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite)
-    return conversion_flow(trained.version, dataset, config)
+    return conversion_flow(trained.version, validated_rows(config), config)
 
 
 @flow(
     name="model-import",
     flow_run_name="import-{config.registry.model_name}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def model_import_flow(config: ImportConfig) -> ImportedModel:

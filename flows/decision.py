@@ -67,8 +67,6 @@ def decision_run_name() -> str:
 @flow(
     name="decision",
     flow_run_name=decision_run_name,
-    persist_result=True,
-    result_serializer="json",
     **FOUND,
 )
 def decision_flow(result_id: str, mode: Mode = "act") -> Answer:
@@ -103,8 +101,6 @@ def advise_on_drift(model: str, use_case: str) -> Answer | None:
 
 @flow(
     name="retraining-sweep",
-    persist_result=True,
-    result_serializer="json",
     **found_but_not_retried("its next run by schedule does the same"),
 )
 def retraining_sweep_flow() -> list[Answer]:
@@ -155,7 +151,7 @@ class FlowStarter:
         deployment = deployment_for(_flow_for(order), order.use_case)
         if deployment is None:
             return self._run_here(order)
-        place = _place_of(order, deployment)
+        place = f"{_flow_for(order)}/{deployment.name} {deployment.id}"
         if not self._ledger.reserve(order.episode_id, place):
             return None
         return StartedAction(
@@ -237,18 +233,10 @@ def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     return run.id
 
 
-def _place_of(order: Order, deployment: DeploymentResponse) -> str:
-    """Names deployment and platform: an id is that of one server alone, and outlives deploys."""
-    return f"{_flow_for(order)}/{deployment.name} {deployment.id}"
-
-
 def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
-    """True where a place is of this platform; of one that names no id nothing else is known."""
-    _, _, deployment = place.partition(" ")
-    if not deployment:
-        return True
+    """True where a place is of this platform: an id is that of one server alone."""
     try:
-        client.read_deployment(UUID(deployment))
+        client.read_deployment(UUID(place.rpartition(" ")[2]))
     except ObjectNotFound:
         return False
     return True
@@ -336,12 +324,11 @@ def _this_process() -> StartedAction:
 
 def _may_live(place: str) -> bool:
     """False where the process is known to be gone: of this host, and not running any more."""
-    host, boot, *space, pid, start = place.split()
+    host, boot, space, pid, start = place.split()
     if host != socket.gethostname():
         return True
     mine = ProcessName.of_this()
-    space = space or [mine.space]  # earlier versions noted none
-    process = ProcessName(boot=boot, space=space[0], pid=int(pid), start=int(start))
+    process = ProcessName(boot=boot, space=space, pid=int(pid), start=int(start))
     if not process.is_visible_to(mine):
         return process.boot == mine.boot
     return not process.has_ended()

@@ -7,17 +7,17 @@ too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.logging import get_run_logger
-from prefect.utilities.urls import url_for
 
+from flows.candidate import validated_rows
 from flows.config import PipelineConfig
 from flows.decision import deployment_for, start_run
-from flows.stages import RECORDED, days_or_newest, drift_run_name, moment_of_run, served_run_name
+from flows.stages import RECORDED, days_or_newest, moment_of_run, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
@@ -28,19 +28,16 @@ from tasks.control.retraining.records import StoredResult
 from tasks.control.retraining.task import find_newest_drift_result, store_drift_result
 from tasks.evaluation.drift.task import check_drift
 from tasks.evaluation.task import compare_former, judge_served_window, score_model_window
-from tasks.features.task import build_training_set, count_new_rows
+from tasks.features.task import count_new_rows
 from tasks.kernel.settings import Settings
 from tasks.predictions.task import count_served_rows, take_served_window
 from tasks.registry.task import fetch_version, find_champion, find_standing
 from tasks.validation.suites import read_suite, read_suites
-from tasks.validation.task import validate_training_set
 
 
 @flow(
     name="drift-check",
-    flow_run_name=drift_run_name,
-    persist_result=True,
-    result_serializer="json",
+    flow_run_name=run_name("drift"),
     **RECORDED,
 )
 def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> DriftReport | None:
@@ -55,12 +52,10 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
         config: The use case, whose splits give the reference.
     """
     window = days_or_newest(window, config)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     champion = find_champion(config.registry)
     if champion is None:
         return None
-    reference = validate_training_set(build_training_set(config.window, config.features), suite)
-    current = validate_training_set(build_training_set(window, config.features), suite)
+    reference, current = validated_rows(config), validated_rows(config, window)
     # Rows of the validation window: the champion was not trained on them.
     before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
     now = score_model_window(champion, current, window, config.evaluation)
@@ -74,9 +69,7 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
 
 @flow(
     name="drift-check-log",
-    flow_run_name=served_run_name,
-    persist_result=True,
-    result_serializer="json",
+    flow_run_name=run_name("served"),
     **RECORDED,
 )
 def drift_check_log_flow(
@@ -94,21 +87,10 @@ def drift_check_log_flow(
         config: The use case, whose splits give the reference.
     """
     window = days_or_newest(window, config)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     champion = find_champion(config.registry)
     if champion is None:
         return None
-    reference = validate_training_set(build_training_set(config.window, config.features), suite)
-    return check_served(champion, reference, window, config)
-
-
-def check_served(
-    champion: RegisteredProgram,
-    reference: ValidatedDataset,
-    window: TimeWindow,
-    config: PipelineConfig,
-) -> DriftReport | TooFewPredictions:
-    """Compare what the champion answered in a window with its reference; inside a flow."""
+    reference = validated_rows(config)
     served = take_served_window(
         champion,
         reference,
@@ -186,39 +168,44 @@ TAG = "falaj:by-volume"
 def check_drift_by_volume(config: PipelineConfig) -> str | None:
     """Start a drift check where enough rows have come since the last; its run's id, or None.
 
-    As many rows start one run, however often this is called: its key is made of the newest result
-    and of how many times the limit has been reached since. So a check that failed is started again
-    after as many rows more.
-
     Raises:
         ConfigurationError: drift checks are deployed, but none of this use case.
         TransientError: the API or a database does not answer.
     """
-    volume = config.drift.volume
-    due = _unchecked(DRIFT_CHECK, config) if volume else None
-    if volume is None or due is None:
+    if (volume := config.drift.volume) is None:
         return None
-    deployment, last, window, new = due
-    num_rows = count_new_rows(volume.table, new, config.features)
-    run = None
-    if num_rows >= volume.rows:
-        run = start_run(
-            deployment,
-            {"window": window.model_dump(mode="json")},
-            key=f"{TAG}:{last.result_id}:{num_rows // volume.rows}",
-            queue=None,
-            tags=[TAG],
-        )
-    _show(new, num_rows, config, f"{run.name}, {url_for(run) or run.id}" if run else "none yet")
-    return str(run.id) if run else None
+    table = volume.table
+    count = partial(count_new_rows, table, features=config.features)
+    return _check_by_volume(DRIFT_CHECK, config, table, volume.rows, count, TAG)
 
 
-def _unchecked(
-    flow_name: str, config: PipelineConfig
-) -> tuple[DeploymentResponse, StoredResult, TimeWindow, TimeWindow] | None:
-    """Deployment of a check, newest drift result, window to check, and its unchecked part.
+def check_served_by_volume(config: PipelineConfig) -> str | None:
+    """The same for rows that the champion has answered, by the log of predictions."""
+    standing, rows = find_standing(config.registry.model_name), config.drift.served.volume_rows
+    if rows is None or standing is None:
+        return None
+    champion, offset = standing.version, server_clock_offset(config)
 
-    None where there is nothing to start: the first result is the loop's, with its model.
+    def count(new: TimeWindow) -> int:
+        logged = TimeWindow(start=new.start + offset, end=new.end + offset)
+        return count_served_rows(champion.name, champion.version, logged)
+
+    what = f"version {champion.version}"
+    return _check_by_volume(DRIFT_CHECK_LOG, config, what, rows, count, f"{TAG}:served")
+
+
+def _check_by_volume(
+    flow_name: str,
+    config: PipelineConfig,
+    what: str,
+    limit: int,
+    count: Callable[[TimeWindow], int],
+    key: str,
+) -> str | None:
+    """As many rows start one run, however often this is called.
+
+    Its key is made of the newest result and of how many times the limit has been reached since. So
+    a check that failed is started again after as many rows more. The first result is the loop's.
     """
     deployment = deployment_for(flow_name, config.name)
     last = find_newest_drift_result(config.registry.model_name, config.name)
@@ -228,41 +215,18 @@ def _unchecked(
     since = new_since(last, window, config.clock.shows(moment_of_run()))
     if since >= window.end:
         return None
-    return deployment, last, window, TimeWindow(start=since, end=window.end)
-
-
-def check_served_by_volume(config: PipelineConfig) -> str | None:
-    """Start a check of what was served where enough was since the last; its run's id, or None.
-
-    As many rows start one run, as those of a table do.
-
-    Raises:
-        ConfigurationError: checks of the log are deployed, but none of this use case.
-        TransientError: the API or a database does not answer.
-    """
-    rows = config.drift.served.volume_rows
-    due = _unchecked(DRIFT_CHECK_LOG, config) if rows else None
-    standing = find_standing(config.registry.model_name) if due else None
-    if rows is None or due is None or standing is None:
-        return None
-    deployment, last, window, new = due
-    offset, champion = server_clock_offset(config), standing.version
-    logged = TimeWindow(start=new.start + offset, end=new.end + offset)
-    num_rows = count_served_rows(champion.name, champion.version, logged)
+    num_rows = count(TimeWindow(start=since, end=window.end))
+    run = None
+    if num_rows >= limit:
+        parameters: dict[str, object] = {"window": window.model_dump(mode="json")}
+        times = num_rows // limit
+        key = f"{key}:{last.result_id}:{times}"
+        run = start_run(deployment, parameters, key=key, queue=None, tags=[TAG])
     get_run_logger().info(
-        "%s rows that version %s answered in %s, %s start a check of them",
-        *(f"{num_rows:,}", champion.version, logged, f"{rows:,}"),
+        "%s rows of %s since the last drift result, %s start a check: %s",
+        *(f"{num_rows:,}", what, f"{limit:,}", run.name if run else "none yet"),
     )
-    if num_rows < rows:
-        return None
-    run = start_run(
-        deployment,
-        {"window": window.model_dump(mode="json")},
-        key=f"{TAG}:served:{last.result_id}:{num_rows // rows}",
-        queue=None,
-        tags=[TAG],
-    )
-    return str(run.id)
+    return str(run.id) if run else None
 
 
 def new_since(last: StoredResult, window: TimeWindow, now: datetime) -> datetime:
@@ -271,27 +235,3 @@ def new_since(last: StoredResult, window: TimeWindow, now: datetime) -> datetime
     Then the newest result is of a time that has not come yet.
     """
     return window.start if last.evidence.window.end > now else last.evidence.window.end
-
-
-def _show(new: TimeWindow, num_rows: int, config: PipelineConfig, run: str) -> None:
-    volume = config.drift.volume
-    assert volume is not None
-    get_run_logger().info(
-        "%s rows of %s since the last drift result, %s start a drift check: %s",
-        f"{num_rows:,}",
-        volume.table,
-        f"{volume.rows:,}",
-        run,
-    )
-    create_table_artifact(
-        [
-            {
-                "rows counted": f"{num_rows:,} of {volume.table}",
-                "in": str(new),
-                "a check starts at": f"{volume.rows:,}",
-                "drift check started": run,
-            }
-        ],
-        key="drift-volume",
-        description=f"Rows since the newest drift result on {config.registry.model_name}",
-    )

@@ -7,7 +7,7 @@ from prefect.events import emit_event
 
 from flows.config import PipelineConfig
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
-from flows.stages import FOUND, RECORDED, hours_or_newest, refresh_run_name
+from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.monitoring.task import monitor_features
@@ -36,9 +36,7 @@ from tasks.validation.task import (
 
 @flow(
     name="feature-refresh",
-    flow_run_name=refresh_run_name,
-    persist_result=True,
-    result_serializer="json",
+    flow_run_name=run_name("refresh", hours_or_newest),
     **RECORDED,
 )
 def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> FeatureRefresh:
@@ -127,8 +125,6 @@ def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:
 @flow(
     name="parity-check",
     flow_run_name="parity-{config.name}",
-    persist_result=True,
-    result_serializer="json",
     **FOUND,
 )
 def parity_check_flow(config: PipelineConfig) -> ParityReport:

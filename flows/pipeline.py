@@ -25,8 +25,6 @@ from tasks.validation.task import publish_data_docs
 @flow(
     name="pipeline",
     flow_run_name="loop-{config.name}-{config.window.slug}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def pipeline_flow(config: PipelineConfig) -> RunRecord:
@@ -99,8 +97,6 @@ def check_online(config: PipelineConfig) -> None:
 @flow(
     name="retraining",
     flow_run_name="retrain-{config.name}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def retraining_flow(config: PipelineConfig) -> RunRecord:

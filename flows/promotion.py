@@ -62,8 +62,6 @@ SPARE_S = 14 * 86_400
 @flow(
     name="promotion",
     flow_run_name="promote-{candidate.name}-v{candidate.version}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def promotion_flow(
@@ -130,8 +128,6 @@ class ApprovalForm(RunInput):
 @flow(
     name="approval",
     flow_run_name="approve-{model}-v{version}",
-    persist_result=True,
-    result_serializer="json",
     **found_but_not_retried("its question is in the registry, and can be answered without it"),
 )
 def approval_flow(model: str, version: int, ask_again: bool = False) -> PromotionDecision:
@@ -159,8 +155,6 @@ def approval_flow(model: str, version: int, ask_again: bool = False) -> Promotio
 @flow(
     name="approval-expiry",
     flow_run_name="close-{model}-v{version}",
-    persist_result=True,
-    result_serializer="json",
     **FOUND,
 )
 def approval_expiry_flow(model: str, version: int, question: str, waiting_run: UUID) -> bool:

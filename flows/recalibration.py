@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
 from flows.conversion import conversion_flow
 from flows.promotion import promotion_flow
-from flows.stages import RECORDED, days_or_newest, recalibration_run_name
+from flows.stages import RECORDED, days_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.release import RecalibrationResult
 from tasks.conversion.task import map_program
 from tasks.evaluation.calibration.config import calibration_splits, split_window
 from tasks.evaluation.calibration.task import fit_calibrator, weigh_recalibration
 from tasks.evaluation.task import fit_baseline_model, judge_candidate, score_model_window
-from tasks.features.task import build_training_set
-from tasks.kernel.provenance import code_commit
-from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
     find_calibration_source,
     find_incumbent,
-    register_candidate,
 )
-from tasks.validation.suites import read_suite
-from tasks.validation.task import validate_training_set
 
 
 @flow(
     name="recalibration",
-    flow_run_name=recalibration_run_name,
-    persist_result=True,
-    result_serializer="json",
+    flow_run_name=run_name("recalibrate"),
     **RECORDED,
 )
 def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> RecalibrationResult:
@@ -57,12 +49,9 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     source = find_calibration_source(fit_window, holdout, config.registry)
     splits = calibration_splits(source.splits.train, fit_window, holdout)
     config = config.with_splits(splits)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite)
-
+    dataset = validated_rows(config)
     scored = score_model_window(source.program, dataset, fit_window, config.evaluation)
-    outcome = fit_calibrator(scored, snapshot.columns, config.recalibration)
+    outcome = fit_calibrator(scored, dataset.snapshot.columns, config.recalibration)
     version_before = source.program.version
     if outcome.fit is None:
         return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
@@ -76,12 +65,7 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     )
     if refusal:
         return result
-    commit = code_commit()
-    version = register_candidate(model, evaluation, dataset, config.registry, commit)
-    entities, staging = config.features.training_set.sql, config.staging_queries
-    record_version(
-        version, model, dataset, evaluation, entities, staging, commit, return_state=True
-    )
+    version = register(model, evaluation, dataset, config)
     variants = conversion_flow(version, dataset, config)
     decision = promotion_flow(version, evaluation, dataset, variants, config)
     return result.model_copy(

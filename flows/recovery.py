@@ -34,8 +34,6 @@ from tasks.kernel.errors import TransientError
 @flow(
     name="recovery-sweep",
     flow_run_name="sweep",
-    persist_result=True,
-    result_serializer="json",
     **found_but_not_retried("its next run by schedule does the same"),
 )
 def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # noqa: B008  frozen

@@ -48,8 +48,6 @@ LOOK_EVERY_S = 60.0
 @flow(
     name="release",
     flow_run_name="release-{config.registry.model_name}",
-    persist_result=True,
-    result_serializer="json",
     **FOUND,
 )
 def release_flow(
@@ -184,8 +182,6 @@ Wish = Literal["start", "promote", "hold", "resume", "roll_back"]
 @flow(
     name="release-by-hand",
     flow_run_name="{action}-{config.registry.model_name}",
-    persist_result=True,
-    result_serializer="json",
     **found_but_not_retried("a person's step would be taken twice"),
 )
 def release_by_hand_flow(

@@ -41,8 +41,6 @@ from tasks.validation.task import validate_training_set
 @flow(
     name="shrinking",
     flow_run_name="shrink-{config.registry.model_name}-{config.shrinking.method}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def shrinking_flow(config: PipelineConfig, version: int | None = None) -> ShrinkingResult:

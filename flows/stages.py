@@ -122,16 +122,17 @@ def note_process(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
         client.update_flow_run_labels(flow_run.id, own_labels())
 
 
-RECORDED: dict[str, Any] = {**TOLD, "on_running": [note_process, *TOLD["on_running"]]}
-"""What a flow's decorator takes to be told in the lineage and to be found when it is lost."""
+STORED: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
+FOUND: dict[str, Any] = {**STORED, "on_running": [note_process]}
+"""What a flow's decorator takes: its result is kept, and its run is found when it is lost."""
 
-FOUND: dict[str, Any] = {"on_running": [note_process]}
-"""The same for a flow that is no part of the lineage."""
+RECORDED: dict[str, Any] = {**FOUND, **TOLD, "on_running": [note_process, *TOLD["on_running"]]}
+"""The same for a flow that is part of the lineage."""
 
 
 def found_but_not_retried(why: str) -> dict[str, Any]:
     """As `FOUND`, for a flow that must not be started again by itself."""
-    return {"on_running": [_NoteWhy(why), note_process]}
+    return {**STORED, "on_running": [_NoteWhy(why), note_process]}
 
 
 def not_retried_because(flow: Flow[..., Any]) -> str | None:
@@ -184,31 +185,20 @@ def days_or_newest(window: TimeWindow | None, config: PipelineConfig) -> TimeWin
     return window or config.clock.newest_days(moment_of_run())
 
 
-def refresh_run_name() -> str:
-    """Name of a refresh: use case and window."""
-    return _run_name("refresh", hours_or_newest)
+def run_name(
+    kind: str, chosen: Callable[[TimeWindow | None, PipelineConfig], TimeWindow] = days_or_newest
+) -> Callable[[], str]:
+    """Gives the name of a run on a window: kind, use case and window.
 
+    Prefect asks for the name inside the run, when its parameters have been validated.
+    """
 
-def drift_run_name() -> str:
-    """Name of a drift check: use case and window."""
-    return _run_name("drift", days_or_newest)
+    def name() -> str:
+        parameters: dict[str, Any] = runtime.flow_run.parameters
+        config = parameters["config"]
+        return f"{kind}-{config.name}-{chosen(parameters['window'], config).slug}"
 
-
-def served_run_name() -> str:
-    """Name of a drift check of what was served: use case and window."""
-    return _run_name("served", days_or_newest)
-
-
-def recalibration_run_name() -> str:
-    """Name of a recalibration: use case and window."""
-    return _run_name("recalibrate", days_or_newest)
-
-
-def _run_name(kind: str, chosen: Callable[[TimeWindow | None, PipelineConfig], TimeWindow]) -> str:
-    """Prefect asks for the name inside the run, when its parameters have been validated."""
-    parameters: dict[str, Any] = runtime.flow_run.parameters
-    config = parameters["config"]
-    return f"{kind}-{config.name}-{chosen(parameters['window'], config).slug}"
+    return name
 
 
 def roll(config: PipelineConfig, moment: datetime) -> PipelineConfig:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from prefect import flow
 from prefect.logging import get_run_logger
 
+from flows.candidate import register, validated_rows
 from flows.config import PipelineConfig
 from flows.stages import FOUND, RECORDED
 from tasks.contracts.data import ValidatedDataset
@@ -18,18 +19,15 @@ from tasks.contracts.release import TrainingResult
 from tasks.contracts.training import SearchResult, StudyRecord, TrialRecord
 from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
-from tasks.features.task import build_training_set, rank_single_features
+from tasks.features.task import rank_single_features
 from tasks.kernel.errors import TransientError
-from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
     end_study,
     find_incumbent,
     find_start,
     record_trials,
-    register_candidate,
 )
 from tasks.reporting.task import publish_search
 from tasks.training.search.driver import Driver, check_any_succeeded
@@ -39,15 +37,11 @@ from tasks.training.search.study import Proposal, Study
 from tasks.training.search.task import run_trial, search_folder
 from tasks.training.search.trial import TrialOrder, study_name
 from tasks.training.task import train_distributed
-from tasks.validation.suites import read_suite
-from tasks.validation.task import validate_training_set
 
 
 @flow(
     name="training",
     flow_run_name="train-{config.registry.model_name}-{config.splits.train.slug}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def training_flow(config: PipelineConfig) -> TrainingResult:
@@ -60,11 +54,9 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         ConfigurationError: it asks for an extra that is not installed here.
     """
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite, config.splits)
+    dataset = validated_rows(config, splits=config.splits)
     check_test_window(dataset, config.splits, config.evaluation)
-    ranking = rank_single_features(snapshot, config.splits, config.features)
+    ranking = rank_single_features(dataset.snapshot, config.splits, config.features)
     initial = None
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")
@@ -78,14 +70,8 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     evaluation = judge_candidate(
         model, dataset, incumbent, baseline_model, config.evaluation, ranking
     )
-    commit = code_commit()
-    version = register_candidate(model, evaluation, dataset, config.registry, commit)
-    trained = TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)
-    entities, staging = config.features.training_set.sql, config.staging_queries
-    record_version(
-        version, model, dataset, evaluation, entities, staging, commit, return_state=True
-    )
-    return trained
+    version = register(model, evaluation, dataset, config)
+    return TrainingResult(dataset=dataset, model=model, evaluation=evaluation, version=version)
 
 
 POLL_S = 2.0
@@ -94,8 +80,6 @@ POLL_S = 2.0
 @flow(
     name="search",
     flow_run_name="search-{config.name}-{config.splits.train.slug}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchResult:
@@ -106,9 +90,7 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
         make_candidate: Judge the best model and register it as the candidate.
     """
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite, config.splits)
+    dataset = validated_rows(config, splits=config.splits)
     study = run_trials(dataset, config)
     best = with_best_trial(config, study)
     model = train_distributed(dataset, best.splits, best.training)  # trained already: reused
@@ -197,8 +179,6 @@ def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: Pipeline
 @flow(
     name="trial",
     flow_run_name="trial-{order.number}-of-{order.study}",
-    persist_result=True,
-    result_serializer="json",
     **FOUND,
 )
 def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> TrialRecord:

@@ -26,7 +26,7 @@ def same_window(window: TimeWindow) -> TimeWindow:
     return window
 
 
-@flow(name="bench-stage", persist_result=True, result_serializer="json", **RECORDED)
+@flow(name="bench-stage", **RECORDED)
 def stage_flow(window: TimeWindow) -> TimeWindow:
     """Give back what it is given."""
     return same_window(window)

@@ -21,7 +21,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import Automation
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.stages import hours_or_newest, refresh_run_name
+from flows.stages import hours_or_newest, run_name
 from infra.deploying.automations import decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from tasks.contracts.base import TimeWindow
@@ -274,7 +274,7 @@ def test_the_whole_file_deploys(plan: Plan) -> None:
     assert set(deployments(whole)) == {item.full_name for item in whole.deployments}
 
 
-@flow(name="which-window", flow_run_name=refresh_run_name)
+@flow(name="which-window", flow_run_name=run_name("refresh", hours_or_newest))
 def which_window(window: TimeWindow | None, config: PipelineConfig) -> tuple[str, TimeWindow]:
     """Name and window of a run that is started as feature refreshes are."""
     return str(runtime.flow_run.name), hours_or_newest(window, config)

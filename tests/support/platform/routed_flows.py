@@ -57,7 +57,7 @@ def note(config: LoopConfig, what: str) -> None:
         journal.write(f"{what} {os.getpid()}\n")
 
 
-@flow(name="routed-first", persist_result=True, result_serializer="json", **FOUND)
+@flow(name="routed-first", **FOUND)
 def first_flow(number: int, config: LoopConfig) -> Number:
     """Double a number."""
     note(config, "first")
@@ -65,7 +65,7 @@ def first_flow(number: int, config: LoopConfig) -> Number:
     return Number(value=2 * number, digits=tuple(str(2 * number)))
 
 
-@flow(name="routed-second", persist_result=True, result_serializer="json", **FOUND)
+@flow(name="routed-second", **FOUND)
 def second_flow(first: Number, config: LoopConfig) -> tuple[Number, ...]:
     """Fail without the file `allowed`; with the file `slow`, start processes and wait."""
     note(config, "second")
@@ -83,7 +83,7 @@ def second_flow(first: Number, config: LoopConfig) -> tuple[Number, ...]:
     return (first, Number(value=1, digits=("1",)))
 
 
-@flow(name="routed-loop", persist_result=True, result_serializer="json", **FOUND)
+@flow(name="routed-loop", **FOUND)
 def loop_flow(config: LoopConfig) -> LoopResult:
     """Both stages, here or on work pools."""
     note(config, "loop")

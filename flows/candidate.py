@@ -1,0 +1,37 @@
+"""What several flows do with a candidate: its validated rows, and its way into the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flows.config import PipelineConfig
+from tasks.contracts.base import ModelVersionRef, TimeWindow
+from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.features.task import build_training_set
+from tasks.kernel.provenance import code_commit
+from tasks.kernel.settings import Settings
+from tasks.lineage.task import record_version
+from tasks.registry.task import register_candidate
+from tasks.validation.suites import read_suite
+from tasks.validation.task import validate_training_set
+
+
+def validated_rows(
+    config: PipelineConfig, window: TimeWindow | None = None, splits: DataSplits | None = None
+) -> ValidatedDataset:
+    """The training set of a window, by default the use case's, after its validation."""
+    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
+    snapshot = build_training_set(window or config.window, config.features)
+    return validate_training_set(snapshot, suite, splits)
+
+
+def register(
+    model: Any, evaluation: EvaluationReport, dataset: ValidatedDataset, config: PipelineConfig
+) -> ModelVersionRef:
+    """Register a judged model as the candidate, and record its lineage."""
+    commit = code_commit()
+    version = register_candidate(model, evaluation, dataset, config.registry, commit)
+    queries = config.features.training_set.sql, config.staging_queries
+    record_version(version, model, dataset, evaluation, *queries, commit, return_state=True)
+    return version
