@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flows.config import PipelineConfig
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.training import CandidateModel
 from tasks.features.task import build_training_set
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
@@ -27,7 +26,10 @@ def validated_rows(
 
 
 def register(
-    model: Any, evaluation: EvaluationReport, dataset: ValidatedDataset, config: PipelineConfig
+    model: CandidateModel,
+    evaluation: EvaluationReport,
+    dataset: ValidatedDataset,
+    config: PipelineConfig,
 ) -> ModelVersionRef:
     """Register a judged model as the candidate, and record its lineage."""
     commit = code_commit()
