@@ -97,7 +97,6 @@ MEASUREMENTS = (
     Measurement("training", "spread", "AUC over seeds, ranks and rounding", True),
     Measurement("conversion", "tabular", "variants of the loop's model", True),
     Measurement("conversion", "encoder", "variants of a sentence encoder"),
-    Measurement("conversion", "int8", "weights of 8 and of 7 bits", True),
     Measurement("serving", "engine", "overhead, overload, swaps, roll back"),
     Measurement("serving", "http_request", "an answer over HTTP, ours and others'"),
     Measurement("serving", "edge", "Envoy before a server"),

@@ -148,13 +148,13 @@ SERVER_NAME = "falaj"
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 
 
-def server_metadata() -> dict[str, Any]:
+def server_metadata(extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
     """Name, version and extensions of the server."""
     try:
         number = version("falaj")
     except PackageNotFoundError:  # run from a checkout that is not installed
         number = "0"
-    return {"name": SERVER_NAME, "version": number, "extensions": list(EXTENSIONS)}
+    return {"name": SERVER_NAME, "version": number, "extensions": list(extensions)}
 
 
 def model_metadata(engine: Engine, model: str, version: str | None = None) -> dict[str, Any]:

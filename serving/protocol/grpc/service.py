@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
 from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
 from serving.interfaces import GRPC_MODEL_HEADER, Action, Call
-from serving.protocol.answers import encode_json, served_headers
+from serving.protocol.answers import encode_json, known_error, served_headers
 from serving.protocol.front import Front, capped, now, sane_trace, track_named
-from serving.protocol.grpc import messages as about
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
-from serving.protocol.grpc.messages import (
-    SERVICE,
-    fill_answer,
-    repository_messages,
-    sent_inputs,
-    wanted_output,
-)
+from serving.protocol.grpc.messages import fill_answer, sent_inputs, wanted_output
 from serving.protocol.messages import (
+    EXTENSIONS,
     SEQUENCE_REFUSED,
     model_metadata,
     refuse_unknown,
-    repository_index,
     server_metadata,
 )
 from serving.protocol.plans import Wanted
 from tasks.kernel.errors import ConfigurationError
 
+SERVICE = "inference.GRPCInferenceService"
 INFER = f"/{SERVICE}/ModelInfer"
-OPEN_METHODS = frozenset({about.CHECK, f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"})
+OPEN_METHODS = frozenset(
+    {f"/{health.SERVICE_NAME}/Check", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"}
+)
 """Health, for which nobody is asked who they are."""
 _LONGEST_S = 86_400.0
 _MOST_PENDING = 10_000
 """Calls that wait for the event loop. Of more than 1,000 gRPC ends some unseen, as CANCELLED, which
 tells clients that they did it themselves; let in, they are refused by their number, in words."""
 _PEERS = ("ipv4:", "ipv6:")
-_log = logging.getLogger(__name__)
 
 
 class InferenceService(GRPCInferenceServiceServicer):
@@ -53,11 +48,10 @@ class InferenceService(GRPCInferenceServiceServicer):
     def __init__(self, front: Front) -> None:
         self._front = front
         self._engine = front.engine
-        self._repository = repository_messages()
 
     def handlers(self) -> dict[str, Any]:
-        """Handlers of all methods, those of the model repository extension too."""
-        messages = {**vars(protocol), **self._repository}
+        """Handlers of all methods."""
+        messages = vars(protocol)
         return {
             name: grpc.unary_unary_rpc_method_handler(
                 _guarded(getattr(self, name)),
@@ -88,33 +82,13 @@ class InferenceService(GRPCInferenceServiceServicer):
     async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Name, version and extensions of the server."""
         self._admit(context, "read", None)
-        return protocol.ServerMetadataResponse(**server_metadata())
+        return protocol.ServerMetadataResponse(**server_metadata(EXTENSIONS[:1]))
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Tensors and versions of a model."""
         self._admit(context, "read", request.name)
         metadata = model_metadata(self._engine, request.name, request.version or None)
         return protocol.ModelMetadataResponse(**metadata)
-
-    async def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """All versions of all models."""
-        self._admit(context, "admin", None)
-        models = repository_index(self._engine, request.ready)
-        return self._repository["RepositoryIndexResponse"](models=models)
-
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Load what the registry names, or the version of the parameter `version`."""
-        self._admit(context, "admin", request.model_name)
-        await self._engine.load(request.model_name, _version_of(request))
-        return self._repository["RepositoryModelLoadResponse"]()
-
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Take a model, or the version of the parameter `version`, out of service."""
-        name, version = request.model_name, _version_of(request)
-        self._admit(context, "admin", name)
-        refuse_unknown(self._engine, name, version)
-        await self._engine.unload(name, version)
-        return self._repository["RepositoryModelUnloadResponse"]()
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Answers of a model."""
@@ -175,13 +149,6 @@ class InferenceService(GRPCInferenceServiceServicer):
                 self._front.report_refused(call, error)
             await abort(context, error, call.request_id)
 
-    async def admit_reader(self, context: Any) -> None:
-        """End the call of a client that may not read."""
-        try:
-            self._admit(context, "read", None)
-        except ServingError as error:
-            await abort(context, error, "")
-
     def _request_id(self, metadata: Mapping[str, Any]) -> str:
         sent = metadata.get("x-request-id")
         return self._front.ids.accepted(sent.encode() if isinstance(sent, str) else None)
@@ -200,6 +167,24 @@ class InferenceService(GRPCInferenceServiceServicer):
         told = request.parameters["timeout"]
         asked = told.int64_param or told.uint64_param
         return capped(asked / 1e6 if asked > 0 else None, most)
+
+
+class HealthService(health_pb2_grpc.HealthServicer):
+    """Health of the process, and of its service, which is that all models answer.
+
+    `Check` asks nobody who they are, as the pages of health do.
+    """
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Whether it is healthy now."""
+        states = health_pb2.HealthCheckResponse
+        if request.service not in ("", SERVICE):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service is here")
+        ready = not self._front.stopping and self._front.engine.is_ready()
+        return states(status=states.SERVING if ready else states.NOT_SERVING)
 
 
 def grpc_server(
@@ -235,7 +220,7 @@ def grpc_server(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
     )
-    about.add_to(server, front, SERVICE, service.admit_reader)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(front), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:
@@ -259,11 +244,8 @@ def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any
             return await method(request, context)
         except grpc.aio.AbortError:
             raise
-        except ServingError as error:
-            await abort(context, error, "")
-        except Exception:
-            _log.exception("a gRPC call could not be answered")
-            await abort(context, ServingError("this server has failed on the request"), "")
+        except Exception as error:
+            await abort(context, known_error(error), "")
 
     return guarded
 
@@ -282,8 +264,3 @@ def _address(peer: str) -> str:
             host = peer.removeprefix(kind).rpartition(":")[0]
             return host.replace("%5B", "").replace("%5D", "").strip("[]")
     return ""
-
-
-def _version_of(request: Any) -> str | None:
-    parameters = request.parameters
-    return parameters["version"].string_param or None if "version" in parameters else None

@@ -1,9 +1,8 @@
-"""The OpenAPI document of the public listener, made of its types, and a page that shows it."""
+"""The OpenAPI document of the public listener, made of its types."""
 
 from __future__ import annotations
 
 from functools import cache
-from html import escape
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ from serving.protocol.answers import InferAnswer
 from serving.protocol.messages import InferRequest, server_metadata
 from serving.protocol.tensors import BYTES, NUMPY_OF
 
-DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _TEXT = {"type": "string"}
 _INFER_HEADERS = {
     "x-request-id": "Named in the answer and in all records; made here if absent.",
@@ -20,22 +18,10 @@ _INFER_HEADERS = {
     "inference-header-content-length": "Bytes of JSON before binary tensors.",
     "traceparent": "W3C trace context.",
 }
-_REFUSALS = {
-    "400": "The request is not what the model takes.",
-    "401": "Nobody is known by what was presented.",
-    "403": "Who asks may not do this.",
-    "404": "There is no such model or version.",
-    "408": "The request did not arrive whole in its time.",
-    "413": "The request is too large.",
-    "415": "The body is compressed.",
-    "422": "Features of an entity are missing or too old.",
-    "429": "The client asks more often than it may; see `Retry-After`.",
-    "431": "Request line and headers are too large.",
-    "500": "The model failed.",
-    "503": "The queue is full, or the model is not ready; see `Retry-After`.",
-    "504": "The request's time was over before it was computed.",
-}
-_ANY_REQUEST = ("400", "401", "403", "404", "408", "413", "429", "431")
+_REFUSED = (
+    "Refused, with a sentence that says why: 400, 401, 403, 404, 408, 413, 415, 422, 429, 431, "
+    "500, 503 or 504; `Retry-After` where trying again helps."
+)
 
 
 class Ready(msgspec.Struct):
@@ -97,30 +83,27 @@ class Error(msgspec.Struct):
 _MODEL = "/v2/models/{model}"
 _REPOSITORY = "/v2/repository/models/{model}"
 _VERSION = _MODEL + "/versions/{version}"
-_OPERATIONS: tuple[tuple[str, str, str, str, Any, Any, tuple[str, ...]], ...] = (
-    ("get", "/v2", "server", "Name, version and extensions of the server.", dict, None, ()),
-    ("get", "/v2/health/live", "live", "Whether the process answers.", dict, None, ()),
-    ("get", "/v2/health/ready", "ready", "Whether all models answer.", Ready, None, ("503",)),
+_OPERATIONS: tuple[tuple[str, str, str, str, Any, Any], ...] = (
+    ("get", "/v2", "server", "Name, version and extensions of the server.", dict, None),
+    ("get", "/v2/health/live", "live", "Whether the process answers.", dict, None),
+    ("get", "/v2/health/ready", "ready", "Whether all models answer.", Ready, None),
     *(
         operation
         for path, suffix in ((_MODEL, ""), (_VERSION, "_version"))
         for operation in (
-            ("get", path, f"metadata{suffix}", "Tensors and versions.", Metadata, None, ("503",)),
-            ("get", f"{path}/ready", f"model_ready{suffix}", "Whether it answers.", Ready, None,
-             ("503",)),
+            ("get", path, f"metadata{suffix}", "Tensors and versions.", Metadata, None),
+            ("get", f"{path}/ready", f"model_ready{suffix}", "Whether it answers.", Ready, None),
             ("post", f"{path}/infer", f"infer{suffix}",
              "Answers of a model; tensors as JSON, or as binary data behind it.", InferAnswer,
-             InferRequest, ("415", "422", "500", "503", "504")),
+             InferRequest),
         )
     ),
-    ("post", "/v2/repository/index", "index", "All versions.", list, IndexRequest, ()),
-    ("post", f"{_REPOSITORY}/load", "load", "Load a version.", dict, LoadRequest, ("503",)),
-    ("post", f"{_REPOSITORY}/unload", "unload", "Take it out of service.", dict, LoadRequest,
-     ("503",)),
-    ("get", "/openapi.json", "openapi", "This document.", dict, None, ()),
+    ("post", "/v2/repository/index", "index", "All versions.", list, IndexRequest),
+    ("post", f"{_REPOSITORY}/load", "load", "Load a version.", dict, LoadRequest),
+    ("post", f"{_REPOSITORY}/unload", "unload", "Take it out of service.", dict, LoadRequest),
+    ("get", "/openapi.json", "openapi", "This document.", dict, None),
 )  # fmt: skip
-"""Method, path, name, summary, type of the answer, type of the body, refusals beside those of any
-request."""
+"""Method, path, name, summary, type of the answer, type of the body."""
 
 
 @cache
@@ -148,33 +131,28 @@ def document() -> dict[str, Any]:
     }
 
 
-def _described(
-    path: str, name: str, summary: str, answer: Any, body: Any, also: tuple[str, ...]
-) -> dict[str, Any]:
-    named = [part for part in ("model", "version") if f"{{{part}}}" in path]
+def _described(path: str, name: str, summary: str, answer: Any, body: Any) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = [
         {"name": part, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
-        for part in named
+        for part in ("model", "version")
+        if f"{{{part}}}" in path
     ]
     if body is InferRequest:
         parameters += [
             {"name": header, "in": "header", "schema": _TEXT, "description": text}
             for header, text in _INFER_HEADERS.items()
         ]
-    refusals = {
-        status: {"description": _REFUSALS[status], "content": _content(Error)}
-        for status in (*_ANY_REQUEST, *also)
-    }
+    responses = {"200": {"description": "Answered.", "content": _content(answer)}}
+    if answer is Ready:  # what is not ready answers so too
+        responses["503"] = {"description": "Not ready.", "content": _content(dict)}
+    responses["default"] = {"description": _REFUSED, "content": _content(Error)}
     operation = {
         "operationId": name,
         "summary": summary,
         "parameters": parameters,
-        "responses": {"200": {"description": "Answered.", "content": _content(answer)}, **refusals},
+        "responses": responses,
         "security": [{}, {"bearer": []}],
     }
-    if answer is Ready:  # what is not ready answers so too
-        anything = {"application/json": {"schema": {"type": "object"}}}
-        operation["responses"]["503"]["content"] = anything  # type: ignore[index]
     if body is not None:
         operation["requestBody"] = {"required": body is InferRequest, "content": _content(body)}
     return operation
@@ -184,33 +162,3 @@ def _content(kind: Any) -> dict[str, Any]:
     plain = {dict: {"type": "object"}, list: {"type": "array", "items": {"type": "object"}}}
     schema = plain.get(kind) or {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"application/json": {"schema": schema}}
-
-
-@cache
-def docs_html() -> bytes:
-    """A page for people, without scripts and without anything from elsewhere."""
-    paths = [
-        (method.upper(), path, operation["summary"])
-        for path, methods in document()["paths"].items()
-        for method, operation in methods.items()
-    ]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Falaj serving</title>'
-        "<style>body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-        "td{padding:.2em 1em .2em 0;vertical-align:top}</style>"
-        "<h1>Models over the Open Inference Protocol</h1>"
-        "<p>For programs: <code>/openapi.json</code>.</p>"
-        f"<h2>Paths</h2>{_table(paths)}"
-        f"<h2>Headers of a request for answers</h2>{_table(_INFER_HEADERS.items())}"
-        f"<h2>Refusals</h2>{_table(_REFUSALS.items())}"
-    ).encode()
-
-
-def _table(rows: Any) -> str:
-    """Rows of texts, all but the last of each as code."""
-    return "<table>" + "".join(
-        "<tr>"
-        + "".join(f"<td><code>{escape(text)}</code></td>" for text in row[:-1])
-        + f"<td>{escape(row[-1])}</td></tr>"
-        for row in rows
-    ) + "</table>"  # fmt: skip

@@ -36,11 +36,9 @@ from serving.protocol.answers import (
 from serving.protocol.front import Front
 from serving.protocol.http.framing import Head
 from serving.protocol.http.openapi import (
-    DOCS_POLICY,
     IndexRequest,
     LoadRequest,
     VersionRequest,
-    docs_html,
     document,
 )
 from serving.protocol.messages import (
@@ -95,7 +93,6 @@ class PublicPages:
             _route(repository + "/load", self._load, self._admit("admin"), "POST"),
             _route(repository + "/unload", self._unload, self._admit("admin"), "POST"),
             _route("/openapi.json", self._openapi, self._admit("read")),
-            _route("/v2/docs", self._docs, self._admit("read")),
         )
 
     def _admit(self, action: Action) -> Admit:
@@ -151,10 +148,6 @@ class PublicPages:
 
     async def _openapi(self, request: Request) -> Any:
         return document()
-
-    async def _docs(self, request: Request) -> Any:
-        headers = {"content-security-policy": DOCS_POLICY}
-        return Page(docs_html(), 200, headers, "text/html; charset=utf-8")
 
 
 class AdminPages:

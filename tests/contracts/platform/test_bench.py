@@ -32,7 +32,6 @@ NUM_FIGURES = {
     "training/spread": 3,
     "conversion/tabular": 2,
     "conversion/encoder": 4,
-    "conversion/int8": 5,
     "serving/engine": 7,
     "serving/http_request": 6,
     "serving/edge": 1,

@@ -67,12 +67,10 @@ def test_tritons_grpc_client_understands_all_of_the_protocol(told: dict[str, Any
         "datatype": "INT32",
         "shape": ["-1", "2"],
     }
-    assert grpc["index"] == {"models": [{"name": "sums", "version": "1", "state": "READY"}]}
     assert grpc["raw"] == [7.5, 22.0]
     assert grpc["id"] == "id-grpc"
     assert grpc["entities"] == [8.0, 19.0]
     assert json.loads(grpc["features"]) == {"rows": 2}
-    assert grpc["unloaded"] is False
     assert grpc["absent input"][0] == "StatusCode.INVALID_ARGUMENT"
     assert grpc["unknown model"][0] == "StatusCode.NOT_FOUND"
     assert grpc["empty track"][0] == "StatusCode.UNAVAILABLE"

@@ -123,7 +123,6 @@ def test_binary_tensors_go_in_and_out(server: Process) -> None:
         ("GET", "/nothing", 404),
         ("POST", "/v2/repository/index", 200),
         ("GET", "/openapi.json", 200),
-        ("GET", "/v2/docs", 200),
     ],
 )
 def test_every_path_answers_with_its_status(

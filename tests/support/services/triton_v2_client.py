@@ -74,7 +74,6 @@ def by_grpc(address: str) -> dict[str, Any]:
             "model_ready": client.is_model_ready("sums"),
             "server": client.get_server_metadata(as_json=True),
             "metadata": client.get_model_metadata("sums", as_json=True),
-            "index": client.get_model_repository_index(as_json=True),
         }
         answer = client.infer("sums", inputs_of(grpc, None), request_id="id-grpc")
         told["raw"] = answer.as_numpy("score").tolist()
@@ -90,9 +89,6 @@ def by_grpc(address: str) -> dict[str, Any]:
         answer = client.infer("sums", keys)
         told["entities"] = answer.as_numpy("score").tolist()
         told["features"] = answer.get_response().parameters["features"].string_param
-        client.unload_model("sums")
-        told["unloaded"] = client.is_model_ready("sums")
-        client.load_model("sums", config=None)
         for name, asked in (
             ("absent input", lambda: client.infer("sums", inputs_of(grpc, None)[:1])),
             ("unknown model", lambda: client.infer("other", inputs_of(grpc, None))),

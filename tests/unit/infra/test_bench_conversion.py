@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.bench.conversion.cpu_time import NUM_TURNS, CpuTimes, cpu_times
 from infra.bench.conversion.encoder import TOKENS, full_texts
-from infra.bench.conversion.variants import best_of
+from infra.bench.conversion.variants import NUM_TURNS, CpuTimes, best_of, cpu_times
 from infra.bench.figures import at_least
 from tasks.contracts.conversion import PreparedRows
 from tasks.kernel.settings import ArtifactStore, StagedFolder
@@ -38,7 +37,7 @@ def test_a_figure_that_no_form_reaches_misses() -> None:
 
 
 def test_calls_take_turns_and_each_turn_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.bench.conversion.cpu_time.TURN_S", 0.0)
+    monkeypatch.setattr("infra.bench.conversion.variants.TURN_S", 0.0)
     times = cpu_times({"one": lambda: sum(range(50)), "other": lambda: sum(range(50))})
     assert {name: len(turns) for name, turns in times.by_name.items()} == {
         "one": NUM_TURNS,

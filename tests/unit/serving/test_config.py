@@ -8,7 +8,6 @@ import pytest
 from infra.gateway.config import GatewayConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.described import all_settings, lines_of
-from serving.protocol.http.openapi import docs_html, document
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
@@ -70,11 +69,6 @@ def test_the_admin_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) ->
     file.chmod(0o644)
     with pytest.raises(ConfigurationError, match="others may read it"):
         admin_token(tmp_path)
-
-
-def test_the_document_and_its_page_name_every_path() -> None:
-    for path in document()["paths"]:
-        assert path.encode() in docs_html()
 
 
 def test_every_setting_is_told_with_its_default_and_meaning() -> None:
