@@ -131,8 +131,7 @@ def parity_check_flow(config: PipelineConfig) -> ParityReport:
     """Compare a sample of entities online and offline, at the moments the online store stands for.
 
     Args:
-        config: The use case; its training set names the feature service, `features.parity` the
-            sample.
+        config: The use case; its training set names the feature service.
     """
     return compare_online_with_offline(config.features)
 

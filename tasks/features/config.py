@@ -53,6 +53,9 @@ class FeatureTable(FrozenConfig):
 
     name: Identifier = Field(description="Table, and the feature view that reads it.")
     sql: RepositoryFile = Field(description="File of the query in the feature repository.")
+    parameters: dict[Identifier, str] = Field(
+        default={}, description="Texts that take the place of `${name}` in the query."
+    )
     entity_keys: tuple[Identifier, ...] = Field(
         min_length=1, description="Columns that name the entity."
     )
@@ -84,9 +87,6 @@ class TrainingSet(FrozenConfig):
     feature_service: Identifier = Field(description="Feast feature service to retrieve.")
     suite: str = Field(min_length=1, description="Expectation suite that judges the rows.")
     row_id: Identifier = Field(description="Column that names a row.")
-    event_time: Identifier = Field(
-        default="event_timestamp", description="Column with the moment of the prediction, UTC."
-    )
     label: Identifier = Field(description="Column that the model learns to predict.")
     label_definition: str = Field(
         min_length=1, description="What a label of 1, or the label's number, means, in words."
@@ -178,14 +178,6 @@ class OnlineConfig(FrozenConfig):
     )
 
 
-class ParityConfig(FrozenConfig):
-    """How online values are compared with historical retrieval."""
-
-    entities_per_view: PositiveInt = Field(
-        default=500, description="Entities drawn of each view; all where there are fewer."
-    )
-
-
 class FeatureConfig(FrozenConfig):
     """Everything the feature stages need to know about one use case."""
 
@@ -205,21 +197,15 @@ class FeatureConfig(FrozenConfig):
         description="Version of the published tables that these data continue although they look "
         "like other data; the refusal names it.",
     )
-    memory_limit_mb: PositiveInt = Field(default=3000, description="DuckDB may hold this much.")
     materialization: MaterializationConfig = MaterializationConfig()
     online: OnlineConfig = OnlineConfig()
-    parity: ParityConfig = ParityConfig()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         # A raw and a feature table may share a name: they live in different folders.
-        groups = (
-            [t.name for t in self.raw_tables],
-            [t.name for t in self.staging],
-            [t.name for t in self.feature_tables],
-        )
-        for group in groups:
-            if repeated := sorted({name for name in group if group.count(name) > 1}):
+        for group in (self.raw_tables, self.staging, self.feature_tables):
+            names = [table.name for table in group]
+            if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"table {', '.join(repeated)} is declared twice")
         return self
 
@@ -227,6 +213,6 @@ class FeatureConfig(FrozenConfig):
 def recorded_config(text: str) -> FeatureConfig:
     """A configuration kept as JSON by this or an earlier version, without settings gone since."""
     given = json.loads(text)
-    for part, model in (("online", OnlineConfig), ("parity", ParityConfig)):
+    for part, model in (("online", OnlineConfig), ("training_set", TrainingSet)):
         given[part] = {k: v for k, v in given[part].items() if k in model.model_fields}
     return FeatureConfig(**{k: v for k, v in given.items() if k in FeatureConfig.model_fields})

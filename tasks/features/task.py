@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
@@ -27,14 +29,14 @@ from tasks.kernel.settings import Settings
 # These tasks are not cached by Prefect: what they make depends on files beside their inputs (raw
 # files, queries, what is published), which the plain functions digest into their own keys. A
 # finished result is found again in milliseconds.
+_POLICY: dict[str, Any] = {**RETRIED, "cache_policy": NO_CACHE}
 
 
 @task(
     name="land-raw-rows",
     task_run_name="land-{window.slug}",
-    **RETRIED,
     timeout_seconds=1800,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
     """Copy the window's raw rows, typed, into the artifact store.
@@ -59,9 +61,8 @@ def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
 @task(
     name="build-feature-tables",
     task_run_name="tables-{validated.landed.window.slug}",
-    **RETRIED,
     timeout_seconds=3600,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> FeatureTables:
     """Compute the next version of all feature tables; nobody reads it before it is published.
@@ -88,9 +89,8 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
 @task(
     name="publish-feature-tables",
     task_run_name="publish-{tables.version}",
-    **RETRIED,
     timeout_seconds=60,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def publish_feature_tables(
     tables: FeatureTables, validations: tuple[ValidationResult, ...]
@@ -112,9 +112,8 @@ def publish_feature_tables(
 @task(
     name="materialize-features",
     task_run_name="materialize-{window.slug}",
-    **RETRIED,
     timeout_seconds=3600,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def materialize_features(
     tables: FeatureTables,
@@ -143,18 +142,7 @@ def materialize_features(
             )
     create_table_artifact(
         key="materialized-views",
-        table=[
-            {
-                "view": v.name,
-                "entities": v.num_entities,
-                "written": v.num_written,
-                "kept, as new or newer": v.num_kept,
-                "taken back": v.num_taken_back,
-                "values converted by Feast": v.num_converted_by_feast,
-                "watermark": v.watermark.isoformat(),
-            }
-            for v in views
-        ],
+        table=[view.model_dump(mode="json") for view in views],
         description=f"Online store up to {window.end:%Y-%m-%dT%H:%MZ}",
     )
     return views
@@ -163,9 +151,8 @@ def materialize_features(
 @task(
     name="count-new-rows",
     task_run_name="count-{table}-{window.slug}",
-    **RETRIED,
     timeout_seconds=300,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int:
     """Rows of a published raw table in a window.
@@ -185,9 +172,8 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
 @task(
     name="build-training-set",
     task_run_name="training-set-{window.slug}",
-    **RETRIED,
     timeout_seconds=3600,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def build_training_set(
     window: TimeWindow, config: FeatureConfig, tables: FeatureTables | None = None
@@ -219,8 +205,8 @@ def build_training_set(
             {"rows": "with a label", "count": snapshot.num_rows},
             *({"rows": f"left out: {e.reason}", "count": e.num_rows} for e in snapshot.excluded),
         ],
-        description=f"Snapshot {snapshot.data.sha256[:12]} of {window}, "
-        f"{_labels_told(snapshot)}: {snapshot.label_definition}",
+        description=f"Snapshot {snapshot.data.sha256[:12]} of {window}: "
+        f"{snapshot.label_definition}",
     )
     return snapshot
 
@@ -228,9 +214,8 @@ def build_training_set(
 @task(
     name="rank-single-features",
     task_run_name="rank-features-{snapshot.window.slug}",
-    **RETRIED,
     timeout_seconds=1800,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def rank_single_features(
     snapshot: FeatureSnapshot,
@@ -253,10 +238,7 @@ def rank_single_features(
     ranking = rank(snapshot, read, config, splits, settings.store)
     create_table_artifact(
         key="single-features",
-        table=[
-            {"input": f.name, "score": f.score, "one row earlier": f.earlier_score}
-            for f in ranking.features
-        ],
+        table=[feature.model_dump(mode="json") for feature in ranking.features],
         description="What single inputs tell about the label on the test rows",
     )
     return ranking
@@ -265,9 +247,8 @@ def rank_single_features(
 @task(
     name="compare-online-with-offline",
     task_run_name="parity-{config.training_set.feature_service}",
-    **RETRIED,
     timeout_seconds=1800,
-    cache_policy=NO_CACHE,
+    **_POLICY,
 )
 def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     """Ask a sample of entities online and offline at the same moments, and compare bit by bit.
@@ -291,48 +272,16 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
         )
     create_table_artifact(
         key="feature-parity",
-        table=[
-            {
-                "view": v.view,
-                "watermark": v.watermark.isoformat(),
-                "entities": v.num_entities,
-                "values": v.num_values,
-                "differing": v.num_differing,
-                "null on both sides": v.num_null,
-                "entities too old": v.num_stale,
-                "entities overtaken": v.num_overtaken,
-            }
-            for v in report.views
-        ],
+        table=[view.model_dump(mode="json") for view in report.views],
         description=" ".join([f"Online and offline: {report.result}.", *report.evidence]),
     )
     if report.examples:
         create_table_artifact(
             key="feature-parity-differences",
-            table=[
-                {
-                    "view": e.view,
-                    "feature": e.feature,
-                    "entity": ", ".join(f"{name} {value}" for name, value in e.entity.items()),
-                    "online": e.online,
-                    "offline": e.offline,
-                    "online event time": str(e.online_event_time),
-                    "offline event time": str(e.offline_event_time),
-                    "asked at": e.moment.isoformat(),
-                }
-                for e in report.examples
-            ],
+            table=[example.model_dump(mode="json") for example in report.examples],
             description="Values that are not the same online and offline",
         )
     return report
-
-
-def _labels_told(snapshot: FeatureSnapshot) -> str:
-    if snapshot.label_summary is None:
-        return f"{snapshot.positive_rate:.1%} with label 1"
-    labels, unit = snapshot.label_summary, snapshot.columns.unit
-    spread = f"standard deviation {labels.deviation:,.4g}"
-    return f"Label {labels.mean:,.4g} {unit} on average ({spread})"
 
 
 @task(

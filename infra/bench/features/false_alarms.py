@@ -22,6 +22,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
+from tasks.features.snapshot import EVENT_TIME
 from tasks.features.tables.build import published_path
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import ArtifactStore, Settings
@@ -151,7 +152,7 @@ def _sources(config: PipelineConfig, settings: Settings) -> Iterator[Source]:
         yield Source(f"feature-{table.name}", suite, folder, column, {})
     training = config.features.training_set
     largest = _largest_snapshot(store)
-    yield Source("training", read_suite(repo, training.suite), largest, training.event_time, {})
+    yield Source("training", read_suite(repo, training.suite), largest, EVENT_TIME, {})
 
 
 def _largest_snapshot(store: ArtifactStore) -> Path:

@@ -173,7 +173,7 @@ def _write_frame(config: PipelineConfig, settings: Settings, target: Path) -> No
 
 def _write_long_frame(spec: TrainingSet, frame: Path, target: Path) -> None:
     """The same rows several times, with ids of their own and moments that lie minutes apart."""
-    row_id, moment = sql_name(spec.row_id), sql_name(spec.event_time)
+    row_id, moment = sql_name(spec.row_id), "event_timestamp"
     with duckdb_session(target.parent, memory_limit_mb=2000, threads=2) as con:
         con.execute(
             f"COPY (SELECT * REPLACE ({row_id}::VARCHAR || '-' || k AS {row_id}, "

@@ -67,6 +67,8 @@ from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tasks.kernel.settings import ArtifactStore
 
+ENTITIES_PER_VIEW = 500
+"""All where there are fewer."""
 INSTANT = timedelta(microseconds=1)
 SEED = 0
 """By which entities are drawn; reports name it."""
@@ -92,10 +94,7 @@ class DrawnEntity:
 
 
 def draw_entities(
-    reader: OnlineReader,
-    feast: FeatureStore,
-    watermarks: dict[str, datetime],
-    config: FeatureConfig,
+    reader: OnlineReader, feast: FeatureStore, watermarks: dict[str, datetime]
 ) -> tuple[list[DrawnEntity], list[int]]:
     """Entities to compare, in order of their views, and how many of each view were overtaken.
 
@@ -103,7 +102,6 @@ def draw_entities(
         reader: of the feature service.
         feast: store whose tables are read.
         watermarks: feature view to the moment before which everything is online.
-        config: how many to draw, by which seed.
 
     Raises:
         FeatureStoreError: a view of the service was never materialized.
@@ -112,7 +110,7 @@ def draw_entities(
     drawn: list[DrawnEntity] = []
     overtaken = []
     offline = feast.config.offline_store
-    with duckdb_session(Path(offline.spill_path), memory_limit_mb=config.memory_limit_mb) as con:
+    with duckdb_session(Path(offline.spill_path)) as con:
         for position, view in enumerate(reader.plan.views):
             watermark = watermarks.get(view.definition.name)
             if watermark is None:
@@ -132,9 +130,9 @@ def draw_entities(
                     f"was compared; put {table} back from a copy, or run the refresh of its "
                     "windows again in an empty state folder"
                 ) from exc
-            found, passed = _with_rows(con, position, view, group, watermark, config)
+            found, passed = _with_rows(con, position, view, group, watermark)
             drawn += found
-            drawn += _without_rows(con, reader, position, group, watermark, config)
+            drawn += _without_rows(con, reader, position, group, watermark)
             overtaken.append(passed)
     return drawn, overtaken
 
@@ -181,7 +179,6 @@ def _with_rows(
     view: PlannedView,
     group: KeyGroup,
     watermark: datetime,
-    config: FeatureConfig,
 ) -> tuple[list[DrawnEntity], int]:
     """Entities that have a row, drawn by the seed, and how many of those were overtaken.
 
@@ -190,8 +187,7 @@ def _with_rows(
     """
     lot = "".join(f", {name}::VARCHAR" for name in _key_names(group))
     found = con.execute(
-        f"SELECT * FROM newest ORDER BY md5(concat_ws(' ', {SEED}{lot})) "
-        f"LIMIT {config.parity.entities_per_view}"
+        f"SELECT * FROM newest ORDER BY md5(concat_ws(' ', {SEED}{lot})) LIMIT {ENTITIES_PER_VIEW}"
     ).fetchall()
     drawn: list[DrawnEntity] = []
     passed = 0
@@ -213,12 +209,11 @@ def _without_rows(
     position: int,
     group: KeyGroup,
     watermark: datetime,
-    config: FeatureConfig,
 ) -> list[DrawnEntity]:
     """Entities that are online though no row of theirs lies before the watermark."""
     names = _key_names(group)
     drawn = []
-    for key in reader.stored_keys(position, config.parity.entities_per_view) if names else ():
+    for key in reader.stored_keys(position, ENTITIES_PER_VIEW) if names else ():
         values = [key[column] for column in group.columns]
         found = con.execute(
             f"SELECT 1 FROM newest WHERE {' AND '.join(f'{name} = ?' for name in names)}", values
@@ -278,7 +273,7 @@ def check_parity(
     patience_s = max(config.online.timeout_s, PATIENCE_S)
     reader = OnlineReader(feast, service, OnlineConfig(clock_tolerance_s=0.0, timeout_s=patience_s))
     try:
-        drawn, overtaken = draw_entities(reader, feast, watermarks, config)
+        drawn, overtaken = draw_entities(reader, feast, watermarks)
         online, offline = _ask(reader, feast, service, drawn)
     finally:
         reader.close()

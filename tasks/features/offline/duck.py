@@ -22,9 +22,12 @@ NUMBERS = (
 ABSENT = "No files found that match the pattern"
 
 
+MEMORY_LIMIT_MB = 3000
+
+
 @contextmanager
 def duckdb_session(
-    spill_parent: Path, *, memory_limit_mb: int, threads: int = 2
+    spill_parent: Path, *, memory_limit_mb: int = MEMORY_LIMIT_MB, threads: int = 2
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A private in-memory database in UTC that spills under `spill_parent` when memory is short.
 

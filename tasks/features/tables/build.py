@@ -97,18 +97,13 @@ def _check_keys(con: duckdb.DuckDBPyConnection, table: FeatureTable) -> None:
 
 
 def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: TimeWindow) -> None:
-    """Refuse what cannot be known yet; count what was in the store before it held.
-
-    Such a row is right where a value is known ahead, like a price from tomorrow on, so whether it
-    may be is for the table's expectation suite to say.
-    """
+    """Refuse what cannot be known yet."""
     now = datetime.now(UTC)
     end = now + CLOCK_SKEW if table.static else window.end
     event, created = "event_timestamp::TIMESTAMPTZ", "created::TIMESTAMPTZ"
-    late, newest, ahead, latest, early = con.execute(
+    late, newest, ahead, latest = con.execute(
         f"SELECT count(*) FILTER ({event} >= $end::TIMESTAMPTZ), max({event}), "
-        f"count(*) FILTER ({created} > $latest::TIMESTAMPTZ), max({created}), "
-        f"count(*) FILTER ({created} < {event}) FROM computed",
+        f"count(*) FILTER ({created} > $latest::TIMESTAMPTZ), max({created}) FROM computed",
         {"end": end, "latest": now + LONGEST_LAG},
     ).fetchall()[0]
     if late:
@@ -124,14 +119,6 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
             f"feature table {table.name}: {ahead:,} row(s) have a created that is more than "
             f"{LONGEST_LAG} after now, the latest {latest.isoformat()}; expected the moment at "
             f"which a row is in the store. Mend {table.sql} or its raw rows. Nothing was published"
-        )
-    if early:
-        logger.warning(
-            "feature table %s: %s row(s) have a created before their event_timestamp; they are "
-            "used from the event_timestamp on. Where that cannot be, let suite %s refuse it",
-            table.name,
-            f"{early:,}",
-            table.suite,
         )
 
 
@@ -202,7 +189,7 @@ def build_feature_tables(
     key = content_key(code_digest(__file__), base.version, base.sources, name, source)
 
     def build(folder: StagedFolder) -> FeatureTables:
-        with duckdb_session(folder.path.parent, memory_limit_mb=config.memory_limit_mb) as con:
+        with duckdb_session(folder.path.parent) as con:
             draft = _Draft(con, config, repo, store, base, folder)
             draft.merge_raw(validated)
             draft.compute_features(landed.window, [*base.sources, name])
@@ -275,14 +262,14 @@ def register_raw(
         run_query(con, f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}", query.sql)
 
 
-def read_query(repo: Path, name: str) -> str:
-    """Text of a query file of the feature repository.
+def read_query(repo: Path, name: str, parameters: Mapping[str, str] | None = None) -> str:
+    """Text of a query file of the feature repository, its parameters replaced by their texts.
 
     Raises:
         ConfigurationError: there is no such file, or it is no UTF-8.
     """
     try:
-        return (repo / name).read_text(encoding="utf-8")
+        text = (repo / name).read_text(encoding="utf-8")
     except UnicodeDecodeError as exc:
         raise ConfigurationError(
             f"query {name} of the feature repository is no text in UTF-8 ({exc}); save it as UTF-8"
@@ -291,6 +278,9 @@ def read_query(repo: Path, name: str) -> str:
         raise ConfigurationError(
             f"the feature repository has no file {name!r}; write it, or change use_case.yaml"
         ) from exc
+    for parameter, value in (parameters or {}).items():
+        text = text.replace(f"${{{parameter}}}", value)
+    return text
 
 
 def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
@@ -380,7 +370,7 @@ class _Draft:
             for probe in probes(self._con, table, rows, window):
                 self._read_raw(max(since, probe.since or since), probe.until)
                 set_window(self._con, probe.of_window(window))
-                text = read_query(self._repo, table.sql)
+                text = read_query(self._repo, table.sql, table.parameters)
                 run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
                 check_same_rows(self._con, table, rows, probe)
 
@@ -413,7 +403,7 @@ class _Draft:
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
         set_window(self._con, felt)
-        text = read_query(self._repo, table.sql)
+        text = read_query(self._repo, table.sql, table.parameters)
         run_query(self._con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
         check_computed(self._con, table, felt)
         time_column = None if table.static else "event_timestamp"
@@ -492,6 +482,6 @@ def count_rows(
         return 0
     folder, time = store.path(published[name].artifact, verify=False), sql_name(column)
     query = f"SELECT count(*) FROM {parquet(folder)} WHERE {time} >= ? AND {time} < ?"
-    with duckdb_session(store.root, memory_limit_mb=config.memory_limit_mb) as con:
+    with duckdb_session(store.root) as con:
         found = con.execute(query, [window.start, window.end]).fetchall()
     return int(found[0][0])

@@ -8,9 +8,7 @@ The folder `evidence` of a snapshot holds
     sql/...            the query of the entity frame and those that it reads, as in the repository
 
 so it is a feature repository in small: `tasks.features.checks.verification` makes the snapshot
-again from it. It names no moment and no machine, so equal inputs give an equal folder. What is
-particular to the installation (Feast's registry id and its last change) is in `recorded.json`
-beside it, which no digest covers.
+again from it. It names no moment and no machine, so equal inputs give an equal folder.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ FOLDER = "evidence"
 DEFINITIONS = "definitions.json"
 CONFIGURATION = "features.json"
 RETRIEVAL = "retrieval.sql"
-RECORDED = "recorded.json"
 SOFTWARE = ("feast", "duckdb", "polars", "pyarrow")
 _VOLATILE = frozenset(
     {"createdTimestamp", "lastUpdatedTimestamp", "materializationIntervals", "versionId", "state"}
@@ -81,7 +78,6 @@ def pin(
         copy = evidence / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(read_query(repo, name), encoding="utf-8")
-    _write_json(folder.path / RECORDED, _registry_state(feast))
     return SnapshotPins(
         service_version=service.number,
         service_definition=service.digest,
@@ -165,16 +161,6 @@ def _steady(value: Any) -> Any:
     if isinstance(value, list):
         return [_steady(item) for item in value]
     return value
-
-
-def _registry_state(feast: FeatureStore) -> dict[str, str]:
-    project = feast.registry.get_project(feast.project)
-    changed = project.last_updated_timestamp
-    return {
-        "project": feast.project,
-        "registry_changed": changed.isoformat() if changed else "",
-        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _view_pin(

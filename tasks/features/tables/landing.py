@@ -66,7 +66,7 @@ def land_raw_rows(
     )
 
     def build(folder: StagedFolder) -> LandedRows:
-        with duckdb_session(folder.path.parent, memory_limit_mb=config.memory_limit_mb) as con:
+        with duckdb_session(folder.path.parent) as con:
             tables = []
             for table in config.raw_tables:
                 with reading_explained(table):

@@ -14,12 +14,13 @@ from pathlib import Path
 import duckdb
 import pandas as pd
 import pytest
+import yaml
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
 from tasks.features.access.store import find_service, open_store
 from tasks.features.access.versions import without_pins
-from tasks.features.tables.build import features_folder
+from tasks.features.tables.build import features_folder, read_query
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
@@ -114,22 +115,20 @@ def test_a_feature_changes_when_its_event_times_are_shifted(
 ) -> None:
     installation, tables = shared
     shifted = SmallRepository(tmp_path, num_days=10)
-    for name in ("carrier_stats", "weather"):
-        file = shifted.path / "sql" / f"{name}.sql"
-        asked = file.read_text()
-        for bound in ("getvariable('window_start')", "getvariable('window_end')"):
-            asked = asked.replace(bound, f"({bound} - INTERVAL 3 HOURS)")
-        file.write_text(
-            "SELECT * REPLACE (event_timestamp + INTERVAL 3 HOURS AS event_timestamp, "
-            f"created + INTERVAL 3 HOURS AS created) FROM ({asked})"
-        )
     use_case = shifted.path / "use_case.yaml"
-    declared = use_case.read_text()
-    for name, hours in (("carrier_stats", 216), ("weather", 0)):
-        line = f"lookback_hours: {hours}, suite: feature_{name}"
-        assert line in declared
-        declared = declared.replace(line, line.replace(str(hours), str(hours + 3), 1))
-    use_case.write_text(declared)
+    described = yaml.safe_load(use_case.read_text())
+    for table in described["features"]["feature_tables"]:
+        if table["name"] in ("carrier_stats", "weather"):
+            asked = read_query(shifted.path, table["sql"], table.pop("parameters", {}))
+            for bound in ("getvariable('window_start')", "getvariable('window_end')"):
+                asked = asked.replace(bound, f"({bound} - INTERVAL 3 HOURS)")
+            table["sql"] = f"sql/{table['name']}_late.sql"
+            table["lookback_hours"] += 3
+            (shifted.path / table["sql"]).write_text(
+                "SELECT * REPLACE (event_timestamp + INTERVAL 3 HOURS AS event_timestamp, "
+                f"created + INTERVAL 3 HOURS AS created) FROM ({asked})"
+            )
+    use_case.write_text(yaml.safe_dump(described))
     other = Installation(tmp_path / "home", shifted)
     late = other.rows(other.snapshot(other.refresh(days(0, 10)), days(2, 6)))
     honest = installation.rows(installation.snapshot(tables, days(2, 6)))

@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from flows.feature_refresh import parity_check_flow
 from tasks.contracts.data import FeatureTables
 from tasks.features.checks.equality import ParityReport
 from tasks.features.checks.parity import check_parity
-from tasks.features.config import FeatureConfig, OnlineConfig, ParityConfig, ViewPolicy
+from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
@@ -332,15 +331,6 @@ def test_policies_of_servers_do_not_change_the_comparison(
     assert parity(installation, tables, online=serving).result == "equal"
 
 
-def test_the_draw_follows_its_seed_and_size(
-    refreshed: Refreshed,
-) -> None:
-    installation, tables = refreshed
-    small = parity(installation, tables, parity=ParityConfig(entities_per_view=7))
-    assert max(view.num_entities for view in small.views) == 7
-    assert small == parity(installation, tables, parity=ParityConfig(entities_per_view=7))
-
-
 def test_tables_that_are_not_the_ones_online_are_refused(
     refreshed: Refreshed,
 ) -> None:
@@ -351,8 +341,3 @@ def test_tables_that_are_not_the_ones_online_are_refused(
     (installation.home / "feast" / "materialized.json").unlink()
     with pytest.raises(FeatureStoreError, match="run the feature refresh"):
         parity(installation, tables)
-
-
-def test_the_flow_takes_the_use_case_alone() -> None:
-    assert list(parity_check_flow.parameters.properties) == ["config"]
-    assert FeatureConfig.model_fields["parity"].default == ParityConfig()

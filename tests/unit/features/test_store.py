@@ -33,6 +33,7 @@ def test_the_configuration_that_an_earlier_version_kept_with_a_snapshot_is_read(
     config = SmallRepository(tmp_path, num_days=1).config
     kept = config.model_dump(mode="json")
     kept |= {"skew": {"max_differing_share": 0.0}, "threads": 4}
-    kept["parity"]["seed"] = 3
+    kept |= {"parity": {"seed": 3}, "memory_limit_mb": 1000}
+    kept["training_set"]["event_time"] = "event_timestamp"
     kept["online"] |= {"first_pause_s": 0.5, "age_bounds_s": [60, 300]}
     assert recorded_config(json.dumps(kept)) == config

@@ -186,19 +186,6 @@ def test_a_static_table_from_the_future_is_refused(tmp_path: Path, store: Artifa
         refresh(repository, store, days(0, 2))
 
 
-def test_rows_created_before_they_hold_are_counted(
-    tmp_path: Path, store: ArtifactStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    repository = SmallRepository(tmp_path, num_days=2)
-    file = repository.path / "sql" / "weather.sql"
-    known = "* REPLACE (event_timestamp - INTERVAL 1 DAY AS created)"
-    file.write_text(f"SELECT {known} FROM ({file.read_text()})")
-    with caplog.at_level("WARNING", "tasks.features.tables.build"):
-        tables = refresh(repository, store, days(0, 2))
-    num_rows = len(rows_of(tables, "weather", store))
-    assert f"weather: {num_rows} row(s) have a created before" in caplog.text
-
-
 def test_months_touch_every_month_of_a_window() -> None:
     assert months_of(days(0, 31)) == ["201301", "201302"]
     assert months_of(days(0, 1)) == ["201301"]
