@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flows.config import PipelineConfig
     from tasks.contracts.drift import DriftReport
     from tasks.contracts.evaluation import Quality
-    from tasks.contracts.release import ImportedModel, RecalibrationResult, ShrinkingResult
+    from tasks.contracts.release import CompressionResult, ImportedModel, RecalibrationResult
     from tasks.contracts.training import SearchResult
 
 
@@ -229,7 +229,7 @@ def compress(
     return run_flow(context, work)
 
 
-def compression_lines(result: ShrinkingResult) -> list[str]:
+def compression_lines(result: CompressionResult) -> list[str]:
     """The outcome, a line each: sizes, quality, whether the teacher helped, the version."""
     from flows.promotion import promotion_outcome
 

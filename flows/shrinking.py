@@ -11,8 +11,8 @@ from flows.conversion import conversion_flow
 from flows.promotion import promotion_flow
 from flows.stages import RECORDED
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.release import ShrinkingParent, ShrinkingResult
-from tasks.contracts.training import ShrunkModel, TrainedModel
+from tasks.contracts.release import CompressionParent, CompressionResult
+from tasks.contracts.training import CompressedModel, TrainedModel
 from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import (
     fit_baseline_model,
@@ -43,7 +43,7 @@ from tasks.validation.task import validate_training_set
     flow_run_name="shrink-{config.registry.model_name}-{config.shrinking.method}",
     **RECORDED,
 )
-def shrinking_flow(config: PipelineConfig, version: int | None = None) -> ShrinkingResult:
+def shrinking_flow(config: PipelineConfig, version: int | None = None) -> CompressionResult:
     """Prune a version's network, or let a small one learn from it; what loses is not registered.
 
     It is trained on the rows of its parent's training, by the same launcher and loop, and judged,
@@ -73,7 +73,7 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
     judged = judge_student(
         model, parent.program, twins.taught, twins.untaught, dataset, config.evaluation
     )
-    result = ShrinkingResult(
+    result = CompressionResult(
         shrinking=model.shrinking,
         hidden_sizes=plan.config.hidden_sizes,
         num_parameters=model.num_parameters,
@@ -89,8 +89,11 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Shrink
 
 
 def release(
-    result: ShrinkingResult, model: ShrunkModel, dataset: ValidatedDataset, config: PipelineConfig
-) -> ShrinkingResult:
+    result: CompressionResult,
+    model: CompressedModel,
+    dataset: ValidatedDataset,
+    config: PipelineConfig,
+) -> CompressionResult:
     """The way of every candidate: judged, registered, converted, promoted or refused."""
     incumbent = find_incumbent(model, config.registry)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
@@ -115,7 +118,7 @@ class Twins(NamedTuple):
 
 
 def train_twins(
-    plan: StudentPlan, parent: ShrinkingParent, dataset: ValidatedDataset, config: PipelineConfig
+    plan: StudentPlan, parent: CompressionParent, dataset: ValidatedDataset, config: PipelineConfig
 ) -> Twins:
     """Train what was planned, on leased devices; equal starts, rows, epochs and seeds."""
     lesson = None

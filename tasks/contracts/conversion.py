@@ -172,7 +172,7 @@ class VariantPrice(Contract):
     currency: str
 
 
-class GoalStanding(Contract):
+class GoalResult(Contract):
     """Whether a variant was chosen for one goal on its hardware, and why or why not."""
 
     goal: str

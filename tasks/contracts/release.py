@@ -9,7 +9,7 @@ from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveIn
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
 from tasks.contracts.conversion import (
-    GoalStanding,
+    GoalResult,
     Signature,
     VariantLatency,
     VariantPrice,
@@ -30,7 +30,7 @@ from tasks.contracts.evaluation import (
     Metric,
     StudentReport,
 )
-from tasks.contracts.training import Shrinking, TrainedModel
+from tasks.contracts.training import ModelCompression, TrainedModel
 from tasks.kernel.errors import DataContractError
 
 
@@ -116,7 +116,7 @@ class ModelVariant(_Stored):
         serialization_alias="stamp",
         description="In its files too; without it they are not loaded.",
     )
-    standings: tuple[GoalStanding, ...] = Field(
+    standings: tuple[GoalResult, ...] = Field(
         default=(), description="One a goal: whether it serves it on this hardware, and why."
     )
 
@@ -207,7 +207,7 @@ class CalibrationSource(Contract):
     )
 
 
-class ShrinkingParent(Contract):
+class CompressionParent(Contract):
     """A registered version that a smaller network is to come from."""
 
     program: RegisteredProgram
@@ -247,7 +247,7 @@ class PromotionDecision(Contract):
     )
 
 
-class ChampionStanding(Contract):
+class ChampionState(Contract):
     """The champion, how it came to be that, and whether the one before it could serve again."""
 
     version: ModelVersionRef
@@ -299,10 +299,10 @@ class RecalibrationResult(Contract):
     promotion: PromotionDecision | None = None
 
 
-class ShrinkingResult(Contract):
+class CompressionResult(Contract):
     """Result of `shrinking`: a smaller version, or why there is none."""
 
-    shrinking: Shrinking
+    shrinking: ModelCompression
     hidden_sizes: tuple[PositiveInt, ...] = Field(description="Of the smaller network.")
     num_parameters: PositiveInt
     choice: str = Field(description="Which network is offered, and why that one.")

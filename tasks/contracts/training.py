@@ -51,7 +51,7 @@ class StartingPoint(Contract):
     trained_on: TimeWindow
 
 
-class Lesson(Contract):
+class DistillationTargets(Contract):
     """What a network learns from another one besides the labels (Hinton, Vinyals, Dean, 2015)."""
 
     answers: ScoredWindow = Field(description="The teacher's scores of the training rows.")
@@ -109,24 +109,24 @@ class RecalibratedModel(CandidateModel):
     calibration: Calibration
 
 
-ShrinkingMethod = Literal["pruning", "distillation", "pruning-distillation"]
+CompressionMethod = Literal["pruning", "distillation", "pruning-distillation"]
 
 
-class Shrinking(Contract):
+class ModelCompression(Contract):
     """How a smaller network came from a registered version."""
 
     parent: ModelVersionRef = Field(description="Version whose network was made smaller.")
-    method: ShrinkingMethod
+    method: CompressionMethod
     settings: dict[str, object] = Field(description="What was asked for, whole.")
     parent_sizes: tuple[PositiveInt, ...] = Field(description="Hidden layers of the parent.")
     parent_parameters: PositiveInt = Field(description="Of its network.")
     is_taught: bool = Field(description="Whether the parent's answers were part of the loss.")
 
 
-class ShrunkModel(TrainedModel):
+class CompressedModel(TrainedModel):
     """A smaller network trained from a registered version: pruned, or taught by it, or both."""
 
-    shrinking: Shrinking
+    shrinking: ModelCompression
 
 
 class SearchedField(Contract):

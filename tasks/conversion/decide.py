@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.contracts.conversion import (
-    GoalStanding,
+    GoalResult,
     VariantLatency,
     VariantPrice,
     VariantThroughput,
@@ -259,7 +259,7 @@ def price_of(variant: ModelVariant, config: ConversionConfig) -> VariantPrice | 
 
 def _standings(
     name: str, variants: tuple[ModelVariant, ...], minimum_gain: float
-) -> list[GoalStanding]:
+) -> list[GoalResult]:
     """The standing of each variant for one goal.
 
     The best figure of those without an objection sets the mark; the simplest that reaches it within
@@ -277,7 +277,7 @@ def _standings(
     chosen = next((of for of, effort in efforts.items() if effort <= mark), None)
     told = ", ".join(f"{of} {_digits(figures[of])} {goal.unit}" for of in efforts)
     return [
-        GoalStanding(
+        GoalResult(
             goal=name,
             rule=f"{goal.rule}; the simplest of those within {minimum_gain:g} times of the best.",
             figure=figures[of],

@@ -21,7 +21,7 @@ from tasks.contracts.evaluation import (
     StudentReport,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
+from tasks.contracts.training import CandidateModel, CompressedModel, TrainedModel
 from tasks.evaluation.baseline_model import read_scores
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.metrics import (
@@ -317,7 +317,7 @@ SMALLEST_TOLD = 1e-4
 
 
 def judge_siblings(
-    student: ShrunkModel,
+    student: CompressedModel,
     parent: RegisteredProgram,
     taught: TrainedModel | None,
     untaught: TrainedModel,

@@ -23,7 +23,7 @@ from tasks.contracts.evaluation import (
     StudentReport,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import CandidateModel, ShrunkModel, TrainedModel
+from tasks.contracts.training import CandidateModel, CompressedModel, TrainedModel
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
@@ -169,7 +169,7 @@ def compare_former(
 
 @task(name="judge-student", task_run_name="judge-student-of-v{parent.version.version}", **_KEPT)
 def judge_student(
-    student: ShrunkModel,
+    student: CompressedModel,
     parent: RegisteredProgram,
     taught: TrainedModel | None,
     untaught: TrainedModel,

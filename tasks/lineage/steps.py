@@ -29,7 +29,12 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
-from tasks.contracts.training import CandidateModel, RecalibratedModel, ShrunkModel, TrainedModel
+from tasks.contracts.training import (
+    CandidateModel,
+    CompressedModel,
+    RecalibratedModel,
+    TrainedModel,
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
         )
     assert isinstance(model, TrainedModel)
     ranks = f"on {model.num_ranks} rank(s)"
-    if isinstance(model, ShrunkModel):
+    if isinstance(model, CompressedModel):
         how = model.shrinking
         return (
             "shrink",

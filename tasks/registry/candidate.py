@@ -13,9 +13,9 @@ from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
 from tasks.contracts.training import (
     CandidateModel,
+    CompressedModel,
     EpochMetrics,
     RecalibratedModel,
-    ShrunkModel,
     TrainedModel,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError
@@ -213,7 +213,7 @@ def _source_tags(trained: CandidateModel) -> dict[str, str]:
     """The version that a model was made from, where it was made from one."""
     if isinstance(trained, RecalibratedModel):
         return {RECALIBRATED_TAG: str(trained.calibration.source.version)}
-    if isinstance(trained, ShrunkModel):
+    if isinstance(trained, CompressedModel):
         return {SHRUNK_TAG: str(trained.shrinking.parent.version)}
     return {}
 
@@ -279,7 +279,7 @@ def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
     if isinstance(trained, RecalibratedModel):
         calibration = trained.calibration
         made = f"Version {calibration.source.version} recalibrated on {calibration.fit.window}"
-    if isinstance(trained, ShrunkModel):
+    if isinstance(trained, CompressedModel):
         shrinking = trained.shrinking
         made = (
             f"Version {shrinking.parent.version} made smaller by {shrinking.method} "

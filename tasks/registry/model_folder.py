@@ -30,9 +30,9 @@ from tasks.contracts.evaluation import Calibration, Comparison, EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import (
     CandidateModel,
+    CompressedModel,
+    ModelCompression,
     RecalibratedModel,
-    Shrinking,
-    ShrunkModel,
     StartingPoint,
 )
 from tasks.kernel.errors import RegistryError, refused_writes_explained
@@ -356,7 +356,7 @@ class ModelManifest(Contract):
         default=None,
         description="The map of another version's scores; None where the network was trained.",
     )
-    shrinking: Shrinking | None = Field(
+    shrinking: ModelCompression | None = Field(
         default=None, description="The version that it is a smaller one of; None for none."
     )
     evaluation: EvaluationSummary
@@ -403,7 +403,7 @@ class ModelStart(ModelInterface):
     started_from: StartingPoint | None = None
     best_epoch: NonNegativeInt
     calibration: Calibration | None = None
-    shrinking: Shrinking | None = None
+    shrinking: ModelCompression | None = None
 
 
 class RegisteredVariant(Contract):
@@ -462,7 +462,7 @@ def describe_model(
         best_epoch=trained.best_epoch,
         started_from=trained.started_from,
         calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
-        shrinking=trained.shrinking if isinstance(trained, ShrunkModel) else None,
+        shrinking=trained.shrinking if isinstance(trained, CompressedModel) else None,
         evaluation=EvaluationSummary(
             window=evaluation.window,
             overall=evaluation.overall,

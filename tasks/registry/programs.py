@@ -12,8 +12,8 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import (
     CalibrationSource,
+    CompressionParent,
     RegisteredProgram,
-    ShrinkingParent,
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint
@@ -38,7 +38,7 @@ from tasks.registry.model_folder import (
 )
 
 logger = logging.getLogger(__name__)
-Weighted = TypeVar("Weighted", CalibrationSource, ShrinkingParent)
+Weighted = TypeVar("Weighted", CalibrationSource, CompressionParent)
 _OF_MANIFEST = {"best_epoch", "calibration"}
 
 
@@ -238,7 +238,7 @@ def find_shrinking_parent(
     name: str,
     location: RegistryLocation,
     store: ArtifactStore,
-) -> ShrinkingParent:
+) -> CompressionParent:
     """The version that a smaller network is to come from, with all that its training needs.
 
     Where the champion is such a smaller network, the version that it was made from: a repeated run
@@ -269,13 +269,13 @@ def _required_champion(registry: Registry, name: str) -> RegisteredVersion:
     return champion
 
 
-def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> ShrinkingParent:
+def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> CompressionParent:
     if ORIGIN_TAG in version.tags:
         raise RegistryError(
             f"{version} was trained elsewhere, so nothing here can train a smaller network as it "
             "was; expected a version that this project trained. Convert it to fewer bits instead"
         )
-    return _fetch_with_weights(version, store, ShrinkingParent)
+    return _fetch_with_weights(version, store, CompressionParent)
 
 
 def _before_shrinking(champion: RegisteredVersion, registry: Registry) -> RegisteredVersion:

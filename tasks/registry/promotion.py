@@ -10,7 +10,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
     Approval,
-    ChampionStanding,
+    ChampionState,
     GateResult,
     ModelVariant,
     PromotionDecision,
@@ -242,7 +242,7 @@ ROLLBACK_SHA_TAG = "rollback_sha256"
 WITHDRAWAL_SHA_TAG = "withdrawal_sha256"
 
 
-def find_standing(name: str, location: RegistryLocation, now: datetime) -> ChampionStanding | None:
+def find_standing(name: str, location: RegistryLocation, now: datetime) -> ChampionState | None:
     """The champion, since when, and its predecessor; None where there is no champion.
 
     Args:
@@ -263,7 +263,7 @@ def find_standing(name: str, location: RegistryLocation, now: datetime) -> Champ
     former = _previous_champion(registry, champion)
     moment = champion.tags.get(PROMOTED_AT_TAG)
     restored = champion.tags.get(RESTORED_BY_TAG)
-    return ChampionStanding(
+    return ChampionState(
         version=champion.ref,
         promoted_at=datetime.fromisoformat(moment) if moment and not restored else None,
         former=former.ref if former else None,

@@ -23,12 +23,12 @@ from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
     CalibrationSource,
-    ChampionStanding,
+    ChampionState,
+    CompressionParent,
     ModelVariant,
     PromotionDecision,
     RegisteredProgram,
     Rollback,
-    ShrinkingParent,
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
@@ -128,7 +128,7 @@ def find_calibration_source(
 
 
 @task(name="find-shrinking-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
-def find_shrinking_parent(version: int | None, config: RegistryConfig) -> ShrinkingParent:
+def find_shrinking_parent(version: int | None, config: RegistryConfig) -> CompressionParent:
     """The version that a smaller network is to come from; None for the champion.
 
     Of a champion that is a smaller network already, the version that it was made from.
@@ -383,7 +383,7 @@ def show_gates(decision: PromotionDecision) -> None:
 
 
 @task(name="find-standing", task_run_name="find-standing-{model_name}", **_POLICY)
-def find_standing(model_name: str) -> ChampionStanding | None:
+def find_standing(model_name: str) -> ChampionState | None:
     """How the champion stands: since when, and which champion was before it; None without one.
 
     Safe to retry: it only reads.

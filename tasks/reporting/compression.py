@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tasks.contracts.evaluation import Comparison, Metric, Quality
-from tasks.contracts.release import ShrinkingResult
+from tasks.contracts.release import CompressionResult
 from tasks.kernel.files import write_atomically
 from tasks.reporting.charts import Estimate, interval_chart
 from tasks.reporting.page import page_environment
@@ -18,7 +18,7 @@ from tasks.reporting.quantities import difference, estimate
 PAGE, FACTS = "compression.html", "compression.json"
 
 
-def networks(result: ShrinkingResult) -> list[tuple[str, Quality]]:
+def networks(result: CompressionResult) -> list[tuple[str, Quality]]:
     """Each network that was judged, by its name for people, the large one first."""
     judged = result.judged
     found = [("large network", judged.parent)]
@@ -27,14 +27,14 @@ def networks(result: ShrinkingResult) -> list[tuple[str, Quality]]:
     return [*found, ("small, taught", judged.taught), ("small, untaught", judged.untaught)]
 
 
-def differences(result: ShrinkingResult) -> list[tuple[str, Comparison]]:
+def differences(result: CompressionResult) -> list[tuple[str, Comparison]]:
     """Each paired comparison, by what it is of."""
     found = [("small minus large", result.judged.to_parent)]
     teaching = result.judged.teaching
     return [*found, ("taught minus untaught", teaching)] if teaching else found
 
 
-def gallery(result: ShrinkingResult) -> dict[str, Markup]:
+def gallery(result: CompressionResult) -> dict[str, Markup]:
     """Quality of each network, and the differences on the same rows and draws, by key."""
     primary, name = result.judged.parent.primary, result.judged.parent.primary_name
     return {
@@ -56,7 +56,7 @@ def _chart(title: str, rows: Sequence[tuple[str, Metric]], reference: tuple[floa
     return interval_chart(title, estimates, f"{title} with 95 % interval", reference)
 
 
-def render_compression_page(result: ShrinkingResult, use_case: str, pictures: Drawings) -> str:
+def render_compression_page(result: CompressionResult, use_case: str, pictures: Drawings) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load."""
     template = page_environment().get_template("compression.html.j2")
     return template.render(
@@ -70,7 +70,7 @@ def render_compression_page(result: ShrinkingResult, use_case: str, pictures: Dr
 
 
 def write_compression_page(
-    result: ShrinkingResult, use_case: str, folder: Path, pictures: Drawings
+    result: CompressionResult, use_case: str, folder: Path, pictures: Drawings
 ) -> Path:
     """Write the page into the folder of its name and, before it, the same facts as JSON.
 
@@ -85,13 +85,13 @@ def write_compression_page(
     return page
 
 
-def page_path(result: ShrinkingResult, folder: Path) -> Path:
+def page_path(result: CompressionResult, folder: Path) -> Path:
     """Where the page of a result is: one for each parent and method."""
     made = result.shrinking
     return folder / f"compression-{made.parent.name}-v{made.parent.version}-{made.method}" / PAGE
 
 
-def announcement(result: ShrinkingResult, page: str) -> str:
+def announcement(result: CompressionResult, page: str) -> str:
     """The outcome in a few lines of Markdown, for the Prefect UI."""
     made, judged = result.shrinking, result.judged
     outcome = f"**Not registered.** {judged.refusal}"

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from tasks.contracts.release import ShrinkingResult
+from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
 from tasks.kernel.retry_policy import RETRIED
@@ -82,7 +82,7 @@ def publish_search(record: StudyRecord) -> str:
     task_run_name="page-{result.shrinking.method}-of-v{result.shrinking.parent.version}",
     **_POLICY,
 )
-def publish_compression(result: ShrinkingResult, use_case: str) -> str:
+def publish_compression(result: CompressionResult, use_case: str) -> str:
     """Write the page of a model compression, show its pictures; returns the page's path.
 
     The path is relative to the state folder. Safe to retry: the same result gives the same files.

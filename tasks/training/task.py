@@ -16,7 +16,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
+from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.retry_policy import RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.config import TrainingConfig
@@ -63,7 +63,7 @@ def train_distributed(
     splits: DataSplits,
     config: TrainingConfig,
     initial: StartingPoint | None = None,
-    lesson: Lesson | None = None,
+    lesson: DistillationTargets | None = None,
 ) -> TrainedModel:
     """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
 

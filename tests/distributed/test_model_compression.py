@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.contracts.release import RegisteredProgram, ShrinkingParent
-from tasks.contracts.training import EpochMetrics, Lesson, StartingPoint, TrainedModel
+from tasks.contracts.release import CompressionParent, RegisteredProgram
+from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint, TrainedModel
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
 from tasks.kernel.errors import TransientError
@@ -45,12 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parent(folder: Path) -> ShrinkingParent:
+def parent(folder: Path) -> CompressionParent:
     model = train(folder, config(**ONE_RANK))
     program = RegisteredProgram(
         version=start_of(model).version, program=model.program, columns=COLUMNS
     )
-    return ShrinkingParent(
+    return CompressionParent(
         program=program,
         checkpoint=model.checkpoint,
         splits=splits(),
@@ -59,7 +59,7 @@ def parent(folder: Path) -> ShrinkingParent:
 
 
 @pytest.fixture(scope="module")
-def answers(folder: Path, parent: ShrinkingParent) -> ScoredWindow:
+def answers(folder: Path, parent: CompressionParent) -> ScoredWindow:
     store = ArtifactStore(folder / "store")
     rows = dataset(store, frame(NUM_ROWS))
     return score_window(parent.program, rows, splits().train, EvaluationConfig(), store)
@@ -68,7 +68,7 @@ def answers(folder: Path, parent: ShrinkingParent) -> ScoredWindow:
 def taught(
     folder: Path,
     settings: TrainingConfig,
-    lesson: Lesson | None,
+    lesson: DistillationTargets | None,
     start: StartingPoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> TrainedModel:
@@ -78,7 +78,7 @@ def taught(
     return launch_training(rows, splits(), settings, store, work, on_epoch, start, lesson)
 
 
-def planned(folder: Path, parent: ShrinkingParent, **asked: object) -> StudentPlan:
+def planned(folder: Path, parent: CompressionParent, **asked: object) -> StudentPlan:
     shrinking = ShrinkingConfig.model_validate(asked)
     return plan_student(parent, shrinking, config(**ONE_RANK), ArtifactStore(folder / "store"))
 
@@ -86,7 +86,7 @@ def planned(folder: Path, parent: ShrinkingParent, **asked: object) -> StudentPl
 def test_a_lesson_that_weighs_next_to_nothing_gives_the_curve_of_plain_training(
     folder: Path, answers: ScoredWindow
 ) -> None:
-    lesson = Lesson(answers=answers, weight=1e-9, temperature=2.0)
+    lesson = DistillationTargets(answers=answers, weight=1e-9, temperature=2.0)
     with_lesson, plain = taught(folder, SMALL, lesson), taught(folder, SMALL, None)
     assert with_lesson.checkpoint != plain.checkpoint  # two trainings, not one found again
     for one, other in zip(losses(with_lesson.epochs), losses(plain.epochs), strict=True):
@@ -96,7 +96,7 @@ def test_a_lesson_that_weighs_next_to_nothing_gives_the_curve_of_plain_training(
 def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
     folder: Path, answers: ScoredWindow
 ) -> None:
-    lesson = Lesson(answers=answers, weight=0.5, temperature=2.0)
+    lesson = DistillationTargets(answers=answers, weight=0.5, temperature=2.0)
     one = taught(folder, SMALL, lesson)
     two = taught(folder, config(**on_ranks(2), hidden_sizes=(4,), max_epochs=3), lesson)
     assert (one.num_ranks, two.num_ranks) == (1, 2)
@@ -105,7 +105,7 @@ def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
 
 
 def test_a_pruned_network_is_trained_on_from_what_was_left(
-    folder: Path, parent: ShrinkingParent
+    folder: Path, parent: CompressionParent
 ) -> None:
     plan = planned(folder, parent, pruned_share=0.5, max_epochs=1)
     tuned = taught(folder, plan.config, None, plan.initial)
@@ -117,10 +117,10 @@ def test_a_pruned_network_is_trained_on_from_what_was_left(
 
 
 def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(
-    folder: Path, parent: ShrinkingParent, answers: ScoredWindow
+    folder: Path, parent: CompressionParent, answers: ScoredWindow
 ) -> None:
     plan = planned(folder, parent, method="pruning-distillation", pruned_share=0.5, max_epochs=6)
-    lesson = Lesson(answers=answers, weight=0.5, temperature=2.0)
+    lesson = DistillationTargets(answers=answers, weight=0.5, temperature=2.0)
 
     def kill(metrics: EpochMetrics) -> None:
         if metrics.epoch == 1:

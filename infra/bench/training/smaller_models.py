@@ -25,8 +25,8 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import SnapshotRows, tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import StudentReport
-from tasks.contracts.release import BuiltVariant, RegisteredProgram, ShrinkingParent
-from tasks.contracts.training import ShrunkModel, TrainedModel
+from tasks.contracts.release import BuiltVariant, CompressionParent, RegisteredProgram
+from tasks.contracts.training import CompressedModel, TrainedModel
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import read_rows
 from tasks.conversion.measure import time_interleaved
@@ -79,7 +79,7 @@ class Subject:
     """A large network, and the rows it is of."""
 
     name: str
-    parent: ShrinkingParent
+    parent: CompressionParent
     dataset: ValidatedDataset
     training: TrainingConfig
     judging: EvaluationConfig
@@ -91,7 +91,7 @@ class Smaller:
 
     way: str
     program: RegisteredProgram
-    model: ShrunkModel
+    model: CompressedModel
     report: StudentReport
 
 
@@ -154,8 +154,8 @@ def _program(model: TrainedModel, number: int) -> RegisteredProgram:
     )
 
 
-def _parent(model: TrainedModel, program: Artifact, splits: DataSplits) -> ShrinkingParent:
-    return ShrinkingParent(
+def _parent(model: TrainedModel, program: Artifact, splits: DataSplits) -> CompressionParent:
+    return CompressionParent(
         program=_program(model, 1),
         checkpoint=model.checkpoint,
         splits=splits,

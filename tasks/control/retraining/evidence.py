@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from tasks.contracts.base import RESULT, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.evaluation import Comparison, Metric
-from tasks.contracts.release import ChampionStanding
+from tasks.contracts.release import ChampionState
 from tasks.control.retraining.config import RetrainingPolicy
 
 MAX_NAMED = 5
@@ -65,7 +65,7 @@ class Evidence(Contract):
 def gather(
     report: DriftReport,
     version: ModelVersionRef,
-    standing: ChampionStanding | None,
+    standing: ChampionState | None,
     former_difference: Comparison | None,
     checked_at: datetime,
 ) -> Evidence:
@@ -101,9 +101,7 @@ def gather(
     )
 
 
-def asks_for_former(
-    report: DriftReport, standing: ChampionStanding, config: RetrainingPolicy
-) -> bool:
+def asks_for_former(report: DriftReport, standing: ChampionState, config: RetrainingPolicy) -> bool:
     """True where it matters how the former champion would do: after a promotion, with labels."""
     return (
         standing.former_trouble is None
@@ -126,14 +124,14 @@ def _known(metric: Metric | None) -> Metric | None:
 
 
 def _age_days(
-    standing: ChampionStanding | None, version: ModelVersionRef, checked_at: datetime
+    standing: ChampionState | None, version: ModelVersionRef, checked_at: datetime
 ) -> float | None:
     if standing is None or standing.promoted_at is None or standing.version != version:
         return None
     return max(0.0, (checked_at - standing.promoted_at).total_seconds() / SECONDS_PER_DAY)
 
 
-def _whole_former(standing: ChampionStanding | None, version: ModelVersionRef) -> int | None:
+def _whole_former(standing: ChampionState | None, version: ModelVersionRef) -> int | None:
     if standing is None or standing.former is None or standing.version != version:
         return None
     return None if standing.former_trouble else standing.former.version

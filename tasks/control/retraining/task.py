@@ -15,7 +15,7 @@ from prefect.events import emit_event
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import Comparison
-from tasks.contracts.release import ChampionStanding
+from tasks.contracts.release import ChampionState
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredResult
 from tasks.kernel.retry_policy import RETRIED
@@ -38,7 +38,7 @@ _POLICY: dict[str, Any] = {
 def store_drift_result(
     report: DriftReport,
     version: ModelVersionRef,
-    standing: ChampionStanding | None,
+    standing: ChampionState | None,
     former_difference: Comparison | None,
     use_case: str,
     policy: RetrainingPolicy,
@@ -98,7 +98,7 @@ def find_newest_drift_result(model: str, use_case: str) -> StoredResult | None:
 
 @task(name="answer-drift-result", task_run_name="answer-{result.model}", **_POLICY)
 def answer_drift_result(
-    result: StoredResult, standing: ChampionStanding | None, mode: Mode, recalibrates: bool
+    result: StoredResult, standing: ChampionState | None, mode: Mode, recalibrates: bool
 ) -> Answer:
     """Answer a drift result and all of its model that have no answer, and claim what is to be done.
 
@@ -123,7 +123,7 @@ def answer_drift_result(
 def settle_drift_results(
     model: str,
     use_case: str,
-    standing: ChampionStanding | None,
+    standing: ChampionState | None,
     mode: Mode = "act",
     recalibrates: bool = True,
 ) -> Answer:
@@ -206,7 +206,7 @@ def _ledger() -> Ledger:
     return Ledger(Settings.from_environment().metadata_url)
 
 
-def _here(standing: ChampionStanding | None, mode: Mode, recalibrates: bool) -> Here:
+def _here(standing: ChampionState | None, mode: Mode, recalibrates: bool) -> Here:
     from tasks.control.retraining.incidents import Here
 
     if standing is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from tasks.contracts.base import field_title
-from tasks.contracts.training import ShrinkingMethod
+from tasks.contracts.training import CompressionMethod
 
 
 class ShrinkingConfig(BaseModel):
@@ -13,7 +13,7 @@ class ShrinkingConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
-    method: ShrinkingMethod = Field(
+    method: CompressionMethod = Field(
         default="pruning",
         description="`pruning`: hidden units of least weight go, and the rest is trained on. "
         "`distillation`: a small network learns from the labels and from what the large one says. "

@@ -23,7 +23,13 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.contracts.training import Lesson, Shrinking, ShrunkModel, StartingPoint, TrainedModel
+from tasks.contracts.training import (
+    CompressedModel,
+    DistillationTargets,
+    ModelCompression,
+    StartingPoint,
+    TrainedModel,
+)
 from tasks.kernel.errors import DataContractError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import ShrinkingConfig
@@ -41,7 +47,7 @@ def write_taught(
     target: Path,
     dataset: ValidatedDataset,
     splits: DataSplits,
-    lesson: Lesson,
+    lesson: DistillationTargets,
     store: ArtifactStore,
 ) -> str:
     """Write the rows with the teacher's answers, a row group at a time; says so in a sentence.
@@ -77,7 +83,7 @@ def write_taught(
 
 
 def _answers(
-    dataset: ValidatedDataset, train: TimeWindow, lesson: Lesson, store: ArtifactStore
+    dataset: ValidatedDataset, train: TimeWindow, lesson: DistillationTargets, store: ArtifactStore
 ) -> pa.Table:
     """Row ids and answers of all rows that the teacher scored, in the order of the snapshot."""
     columns, given = dataset.snapshot.columns, lesson.answers
@@ -125,26 +131,30 @@ def _column_for(
 class StudentPlan(Contract):
     """A smaller network before it is trained."""
 
-    shrinking: Shrinking
+    shrinking: ModelCompression
     config: TrainingConfig
     initial: StartingPoint | None
     """What pruning left; None for a network that begins from scratch."""
 
 
-def lesson_of(answers: ScoredWindow, config: ShrinkingConfig) -> Lesson:
+def lesson_of(answers: ScoredWindow, config: ShrinkingConfig) -> DistillationTargets:
     """The parent's answers as a lesson."""
-    return Lesson(answers=answers, weight=config.teacher_weight, temperature=config.temperature)
+    return DistillationTargets(
+        answers=answers, weight=config.teacher_weight, temperature=config.temperature
+    )
 
 
 @dataclass(frozen=True)
 class Choice:
     """The network that is offered, and why that one."""
 
-    model: ShrunkModel
+    model: CompressedModel
     reason: str
 
 
-def chosen(shrinking: Shrinking, taught: TrainedModel | None, untaught: TrainedModel) -> Choice:
+def chosen(
+    shrinking: ModelCompression, taught: TrainedModel | None, untaught: TrainedModel
+) -> Choice:
     """The better of the taught network and its twin, by the validation rows.
 
     Not by the test rows: those judge what was chosen. Where both are as good, the simpler way.
@@ -166,6 +176,8 @@ def chosen(shrinking: Shrinking, taught: TrainedModel | None, untaught: TrainedM
     return Choice(_shrunk(taught if is_better else untaught, shrinking, is_taught=is_better), told)
 
 
-def _shrunk(model: TrainedModel, shrinking: Shrinking, *, is_taught: bool) -> ShrunkModel:
+def _shrunk(
+    model: TrainedModel, shrinking: ModelCompression, *, is_taught: bool
+) -> CompressedModel:
     made = shrinking.model_copy(update={"is_taught": is_taught})
-    return ShrunkModel.model_validate({**model.model_dump(), "shrinking": made.model_dump()})
+    return CompressedModel.model_validate({**model.model_dump(), "shrinking": made.model_dump()})

@@ -6,8 +6,8 @@ import itertools
 
 from pydantic import ValidationError
 
-from tasks.contracts.release import ShrinkingParent
-from tasks.contracts.training import Shrinking
+from tasks.contracts.release import CompressionParent
+from tasks.contracts.training import ModelCompression
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import ShrinkingConfig
@@ -25,7 +25,10 @@ CARRIED_OUT = EXECUTION_FIELDS | {"strategy"}
 
 
 def plan_student(
-    parent: ShrinkingParent, config: ShrinkingConfig, present: TrainingConfig, store: ArtifactStore
+    parent: CompressionParent,
+    config: ShrinkingConfig,
+    present: TrainingConfig,
+    store: ArtifactStore,
 ) -> StudentPlan:
     """Decide what a smaller network is, and prune the parent where that is asked for.
 
@@ -63,7 +66,7 @@ def plan_student(
     carried_out = {k: v for k, v in present if k in CARRIED_OUT}
     student = was.model_copy(update={**carried_out, **asked})
     _check_smaller(was, student, config)
-    shrinking = Shrinking(
+    shrinking = ModelCompression(
         parent=parent.program.version,
         method=config.method,
         settings=config.model_dump(mode="json"),
@@ -75,7 +78,7 @@ def plan_student(
     return StudentPlan(shrinking=shrinking, config=checked, initial=initial)
 
 
-def _trained_as(parent: ShrinkingParent) -> TrainingConfig:
+def _trained_as(parent: CompressionParent) -> TrainingConfig:
     try:
         was = parent.training_config
         return TrainingConfig.model_validate({k: was[k] for k in was.keys() - CARRIED_OUT})

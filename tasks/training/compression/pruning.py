@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.release import ShrinkingParent
+from tasks.contracts.release import CompressionParent
 from tasks.contracts.training import StartingPoint
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import write_atomically
@@ -25,7 +25,7 @@ PREFIX = "perceptron."
 CHECKPOINT = "pruned.pt"
 
 
-def pruned_start(parent: ShrinkingParent, share: float, store: ArtifactStore) -> StartingPoint:
+def pruned_start(parent: CompressionParent, share: float, store: ArtifactStore) -> StartingPoint:
     """The parent's weights without the least important units, for a training to begin with.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 
-from tasks.contracts.release import ShrinkingParent
+from tasks.contracts.release import CompressionParent
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import ShrinkingConfig
@@ -22,7 +22,7 @@ from tasks.training.config import TrainingConfig
     cache_policy=ByContent(task_file=__file__),
 )
 def plan_student(
-    parent: ShrinkingParent, config: ShrinkingConfig, present: TrainingConfig
+    parent: CompressionParent, config: ShrinkingConfig, present: TrainingConfig
 ) -> StudentPlan:
     """Decide what a smaller network is, and prune the parent where that is asked for.
 

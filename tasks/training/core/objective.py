@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from tasks.contracts.training import Lesson
+from tasks.contracts.training import DistillationTargets
 from tasks.training.data.preprocess import LabelScale, Preprocessing
 from tasks.training.strategies.base import RowLosses
 
@@ -100,7 +100,7 @@ class Objective(ABC):
             temperature: softens the probabilities of a classification.
         """
 
-    def training_losses(self, lesson: Lesson | None) -> RowLosses:
+    def training_losses(self, lesson: DistillationTargets | None) -> RowLosses:
         """What is minimised: the labels' losses, mixed with a teacher's where there is one.
 
         With a teacher, targets are (answer, label), shape (rows, 2).

@@ -27,7 +27,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from tasks.contracts.base import Contract
 from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.contracts.telemetry import TrainingTelemetry
-from tasks.contracts.training import EpochMetrics, Lesson
+from tasks.contracts.training import DistillationTargets, EpochMetrics
 from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.files import write_atomically
 from tasks.training.config import TrainingConfig
@@ -59,7 +59,7 @@ class TrainingJob(Contract):
     """Checkpoint of the model whose weights the network begins with."""
     initial_columns: DatasetSchema | None = None
     """What that model takes."""
-    lesson: Lesson | None = None
+    lesson: DistillationTargets | None = None
     """The teacher whose answers the snapshot holds beside the labels."""
     num_ranks: PositiveInt = 1
     threads_per_rank: PositiveInt = 1

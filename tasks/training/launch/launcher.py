@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.training import Lesson, StartingPoint, TrainedModel
+from tasks.contracts.training import DistillationTargets, StartingPoint, TrainedModel
 from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.scratch import scratch_folder
@@ -46,7 +46,7 @@ def launch_training(
     work: Path,
     on_epoch: OnEpoch | None = None,
     initial: StartingPoint | None = None,
-    lesson: Lesson | None = None,
+    lesson: DistillationTargets | None = None,
 ) -> TrainedModel:
     """Train on the ranks of this host, or of several, and publish the best epoch.
 
@@ -100,7 +100,7 @@ def _planned(
     store: ArtifactStore,
     run: RunDirectory,
     initial: StartingPoint | None,
-    lesson: Lesson | None,
+    lesson: DistillationTargets | None,
 ) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
     snapshot = dataset.snapshot

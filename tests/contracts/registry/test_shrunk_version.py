@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.release import ShrinkingParent
-from tasks.contracts.training import Shrinking, ShrunkModel
+from tasks.contracts.release import CompressionParent
+from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.kernel.errors import RegistryError
 from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, ORIGIN_TAG, Registry
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 __all__ = ["installed"]  # a fixture
 
 
-def found(installed: Installation, version: int | None = None) -> ShrinkingParent:
+def found(installed: Installation, version: int | None = None) -> CompressionParent:
     return find_shrinking_parent(version, NAME, installed.location, installed.store)
 
 
@@ -38,7 +38,7 @@ def shrunk(installed: Installation, parent: ModelVersionRef) -> ModelVersionRef:
     """Make a smaller network of `parent` the champion."""
     store, rows = installed.store, installed.dataset
     trained = trained_model(stored_program(store, Boastful()).program, rows)
-    shrinking = Shrinking(
+    shrinking = ModelCompression(
         parent=parent,
         method="distillation",
         settings={"hidden_sizes": [8]},
@@ -47,7 +47,7 @@ def shrunk(installed: Installation, parent: ModelVersionRef) -> ModelVersionRef:
         is_taught=True,
     )
     content = {**trained.model_dump(), "splits": SPLITS, "shrinking": shrinking.model_dump()}
-    model = ShrunkModel.model_validate(content)
+    model = CompressedModel.model_validate(content)
     report = installed.judge(model)
     ref = register_candidate(model, report, rows, CONFIG, installed.location, store, "abc1234")
     registry = Registry(installed.location)

@@ -8,7 +8,7 @@ from typing import Any
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.drift import DriftReport, DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
-from tasks.contracts.release import ChampionStanding
+from tasks.contracts.release import ChampionState
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.evidence import Evidence
 
@@ -103,14 +103,14 @@ def reference(version: int) -> ModelVersionRef:
     )
 
 
-def standing(version: int, **changes: Any) -> ChampionStanding:
+def standing(version: int, **changes: Any) -> ChampionState:
     fields: dict[str, Any] = {
         "version": reference(version),
         "promoted_at": FIRST_DAY,
         "former": reference(version - 1) if version > 1 else None,
         "former_trouble": None,
     }
-    return ChampionStanding(**{**fields, **changes})
+    return ChampionState(**{**fields, **changes})
 
 
 def report(

@@ -11,7 +11,7 @@ import pandas as pd
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import (
-    GoalStanding,
+    GoalResult,
     VariantLatency,
     VariantPrice,
     VariantThroughput,
@@ -334,7 +334,7 @@ def measured(rows_per_s: float, chosen: tuple[str, ...] = ()) -> dict[str, Any]:
         ),
         "price": VariantPrice(per_million=22 / rows_per_s, per_core_hour=0.04, currency="USD"),
         "standings": tuple(
-            GoalStanding(
+            GoalResult(
                 goal=goal,
                 rule=f"Best at {goal}.",
                 figure=rows_per_s,

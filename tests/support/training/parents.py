@@ -9,7 +9,7 @@ import torch
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import category_code
-from tasks.contracts.release import RegisteredProgram, ShrinkingParent
+from tasks.contracts.release import CompressionParent, RegisteredProgram
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
@@ -65,12 +65,12 @@ def large_network(config: TrainingConfig = LARGE) -> TabularNetwork:
 
 def parent(
     store: ArtifactStore, config: TrainingConfig = LARGE, **changes: object
-) -> ShrinkingParent:
+) -> CompressionParent:
     """A version with that network; `changes` are of its recorded training configuration."""
     fitted = preprocessing()
     recorded = {**config.model_dump(mode="json"), **changes}
 
-    def build(folder: StagedFolder) -> ShrinkingParent:
+    def build(folder: StagedFolder) -> CompressionParent:
         state = {"network": weights_of(large_network(config)), "preprocessing": fitted.state()}
         torch.save(state, folder.path / "checkpoint.pt")
         (folder.path / "program.pt2").write_bytes(b"program")
@@ -82,11 +82,11 @@ def parent(
             program_sha256=program.sha256,
             snapshot_sha256="0" * 64,
         )
-        return ShrinkingParent(
+        return CompressionParent(
             program=RegisteredProgram(version=version, program=program, columns=COLUMNS),
             checkpoint=folder.artifact("checkpoint.pt"),
             splits=splits(),
             training_config=recorded,
         )
 
-    return store.build_once("parents", content_key(recorded), ShrinkingParent, build)
+    return store.build_once("parents", content_key(recorded), CompressionParent, build)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts.conversion import GoalStanding, SnapshotRows, VariantLatency, VariantThroughput
+from tasks.contracts.conversion import GoalResult, SnapshotRows, VariantLatency, VariantThroughput
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, ModelVariant
@@ -261,7 +261,7 @@ def _variant(
     )
 
 
-def _standing(goal: str, *variants: ModelVariant) -> dict[str, GoalStanding]:
+def _standing(goal: str, *variants: ModelVariant) -> dict[str, GoalResult]:
     place = list(GOALS).index(goal)
     return {v.name: v.standings[place] for v in choose(variants, ConversionConfig())}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tasks.contracts.evaluation import Metric, StudentReport
-from tasks.contracts.training import Shrinking, ShrunkModel
+from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_siblings, who_won, why_refused
 from tasks.kernel.errors import DataContractError
@@ -51,7 +51,7 @@ def judged(
         trained_model(stored_program(store, network).program, rows)
         for network in (student, twin or student)
     )
-    shrinking = Shrinking(
+    shrinking = ModelCompression(
         parent=parent.version,
         method="distillation" if twin else "pruning",
         settings={},
@@ -59,7 +59,9 @@ def judged(
         parent_parameters=99,
         is_taught=twin is not None,
     )
-    shrunk = ShrunkModel.model_validate({**made.model_dump(), "shrinking": shrinking.model_dump()})
+    shrunk = CompressedModel.model_validate(
+        {**made.model_dump(), "shrinking": shrinking.model_dump()}
+    )
     taught = made if twin else None
     return judge_siblings(shrunk, parent, taught, alone, rows, judging, store)
 

@@ -7,7 +7,7 @@ import pytest
 from falaj.__main__ import EXIT_WRONG_INPUT, main
 from falaj.loop import import_lines
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.conversion import GoalStanding
+from tasks.contracts.conversion import GoalResult
 from tasks.contracts.release import ImportedModel
 from tasks.kernel.settings import ArtifactStore
 from tests.support.registry.builders import variants
@@ -16,7 +16,7 @@ from tests.support.registry.builders import variants
 def test_the_last_lines_say_what_became_of_variants_and_what_serves_which_goal(
     tmp_path: Path,
 ) -> None:
-    standing = GoalStanding(
+    standing = GoalResult(
         goal="bulk", rule="Most rows.", figure=9, unit="rows/s", chosen=True, reason="9 rows/s"
     )
     lost = standing.model_copy(update={"goal": "price", "chosen": False})

@@ -11,8 +11,8 @@ import pytest
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import Metric, StudentReport
-from tasks.contracts.release import GateResult, PromotionDecision, ShrinkingResult
-from tasks.contracts.training import Shrinking, StudyRecord
+from tasks.contracts.release import CompressionResult, GateResult, PromotionDecision
+from tasks.contracts.training import ModelCompression, StudyRecord
 from tasks.reporting import compression, search
 from tasks.reporting.drawing import as_data_url
 from tests.support.data.builders import splits
@@ -97,7 +97,7 @@ def result(
     refusal: str | None = None,
     promoted: bool = True,
     change: float = 0.002,
-) -> ShrinkingResult:
+) -> CompressionResult:
     teaching = comparison("untaught twin", change)
     judged = StudentReport(
         window=splits().test,
@@ -114,8 +114,8 @@ def result(
     decision = PromotionDecision(
         candidate=ref(4), previous_champion=3, gates=(gate,), promoted=promoted
     )
-    return ShrinkingResult(
-        shrinking=Shrinking(
+    return CompressionResult(
+        shrinking=ModelCompression(
             parent=ref(3),
             method="pruning-distillation" if teaches else "pruning",
             settings={"pruned_share": 0.75, "learning_rate": None},
@@ -132,7 +132,7 @@ def result(
     )
 
 
-def rendered(result: ShrinkingResult) -> str:
+def rendered(result: CompressionResult) -> str:
     return compression.render_compression_page(result, "flights", compression.gallery(result))
 
 
@@ -171,7 +171,7 @@ def test_the_facts_are_beside_the_page_and_a_repeated_call_changes_nothing(tmp_p
     page = compression.write_compression_page(result(), "flights", tmp_path, drawn)
     assert page == tmp_path / "compression-late-v3-pruning-distillation" / "compression.html"
     facts = json.loads(page.with_name("compression.json").read_text())
-    assert ShrinkingResult.model_validate(facts) == result()
+    assert CompressionResult.model_validate(facts) == result()
     before = page.read_text()
     again = compression.write_compression_page(result(), "flights", tmp_path, drawn)
     assert again.read_text() == before

@@ -9,7 +9,7 @@ import pytest
 from serving.engine.config import HardwareConfig
 from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
-from tasks.contracts.conversion import GoalStanding, VariantLatency
+from tasks.contracts.conversion import GoalResult, VariantLatency
 from tasks.contracts.release import ModelVariant
 from tasks.kernel.errors import RegistryError
 from tasks.registry.model_folder import RegisteredVariant
@@ -18,7 +18,7 @@ from tasks.registry.model_folder import RegisteredVariant
 def entry(
     name: str, goal: str = "", p50_ms: float | None = None, **changes: Any
 ) -> RegisteredVariant:
-    standing = GoalStanding(
+    standing = GoalResult(
         goal=goal or "other", rule="", figure=None, unit="ms", chosen=bool(goal), reason=""
     )
     latency = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.contracts.training import Lesson
+from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.compression.distillation import logits_of, write_taught
@@ -46,12 +46,14 @@ def scored(store: ArtifactStore, rows: pd.DataFrame, snapshot: str) -> ScoredWin
     return store.build_once("scores", content_key(len(rows), snapshot), ScoredWindow, build)
 
 
-def lesson(answers: ScoredWindow, weight: float = 0.5, temperature: float = 2.0) -> Lesson:
-    return Lesson(answers=answers, weight=weight, temperature=temperature)
+def lesson(
+    answers: ScoredWindow, weight: float = 0.5, temperature: float = 2.0
+) -> DistillationTargets:
+    return DistillationTargets(answers=answers, weight=weight, temperature=temperature)
 
 
-def of_weight(weight: float, temperature: float) -> Lesson:
-    return Lesson.model_construct(weight=weight, temperature=temperature)
+def of_weight(weight: float, temperature: float) -> DistillationTargets:
+    return DistillationTargets.model_construct(weight=weight, temperature=temperature)
 
 
 def expected_logit(ids: pd.Series, num_rows: int) -> np.ndarray:

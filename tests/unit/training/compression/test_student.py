@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts.training import EpochMetrics, Shrinking, TrainedModel
+from tasks.contracts.training import EpochMetrics, ModelCompression, TrainedModel
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import ShrinkingConfig
@@ -108,7 +108,7 @@ def test_the_better_twin_by_the_validation_rows_is_offered_and_the_simpler_of_eq
     store = ArtifactStore(tmp_path)
     rows = dataset(store)
     one, other = trained_model(store, rows, seed=1), trained_model(store, rows, seed=2)
-    shrinking = Shrinking(
+    shrinking = ModelCompression(
         parent=parent(store).program.version,
         method="distillation",
         settings={},
