@@ -11,6 +11,7 @@ from tasks.kernel.errors import WindowError
 from tasks.kernel.values import Artifact as Artifact
 from tasks.kernel.values import Contract as Contract
 from tasks.kernel.values import field_title as field_title
+from tasks.kernel.values import retired as retired
 
 RESULT, RESULT_ID = AliasChoices("result", "verdict"), AliasChoices("result_id", "verdict_id")
 """Names of fields, and those that values stored before 2026-11-24 have."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow, retired
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, TaskKind
 from tasks.contracts.evaluation import Calibration, ScoredWindow
 from tasks.contracts.telemetry import TrainingTelemetry
@@ -92,12 +92,13 @@ class TrainedModel(CandidateModel):
     seconds: float
     energy_j: float | None = Field(default=None, description="Joules, None where not measurable.")
     launch: str = Field(default="", description="Ranks and threads, and why so many.")
-    reading: str = Field(default="", description="How rows were read, and why.")
     telemetry: TrainingTelemetry | None = None
     kept: tuple[Artifact, ...] = Field(
         default=(),
         description="What else the run left: traces of a profile, the story of elastic ranks.",
     )
+
+    _retired = retired("reading")
 
 
 class RecalibratedModel(CandidateModel):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 UNITS = {"s": "s", "ms": "ms", "h": "hours", "mb": "MB"}
 """Ends of names that say in what a number is counted."""
@@ -24,6 +26,17 @@ def field_title(name: str, _: object) -> str:
     unit = UNITS.get(words[-1]) if len(words) > 1 else None
     text = " ".join(SPELLED.get(word, word) for word in (words[:-1] if unit else words))
     return f"{text[:1].upper()}{text[1:]}" + (f", {unit}" if unit else "")
+
+
+def retired(*names: str) -> Any:
+    """A validator, to be assigned in a model: leaves out fields that earlier releases wrote."""
+
+    def leave_out(cls: type, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if name not in names}
+
+    return model_validator(mode="before")(leave_out)
 
 
 class Contract(BaseModel):

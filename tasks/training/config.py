@@ -24,7 +24,6 @@ EXECUTION_FIELDS = frozenset(
         "elastic",
         "checkpoints",
         "telemetry",
-        "reading",  # but for what decides which rows a step holds
         "device",
         "stall_warning_s",  # of earlier releases
         "stall_shutdown_s",
@@ -52,9 +51,7 @@ class TrainingConfig(BaseModel):
     checkpoints: CheckpointConfig = Field(
         default=CheckpointConfig(), description="Where training states are kept, and how often."
     )
-    reading: ReadingConfig = Field(
-        default=ReadingConfig(), description="How rows are read and shuffled."
-    )
+    reading: ReadingConfig = Field(default=ReadingConfig(), description="How rows are shuffled.")
     telemetry: TelemetryConfig = Field(
         default=TelemetryConfig(), description="What is measured, at which prices."
     )
@@ -192,5 +189,4 @@ class TrainingConfig(BaseModel):
 
     def computation(self) -> dict[str, object]:
         """The fields that decide what is computed: all but those that say how it is carried out."""
-        computed = self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
-        return {**computed, "reading": self.reading.computation()}
+        return self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))

@@ -110,6 +110,6 @@ def train_distributed(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
         description=f"Epoch {model.best_epoch} did best on the validation window and was kept. "
-        f"{model.launch}. {model.reading}.",
+        f"{model.launch}.",
     )
     return model

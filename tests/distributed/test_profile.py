@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 JOB = JobFacts(
     TrainingConfig(global_batch_size=2 * ROWS), num_ranks=2, threads_per_rank=1, num_cores=2,
-    reading_mode="stream",
 )  # fmt: skip
 
 
@@ -59,7 +58,6 @@ def findings(measured: TrainingTelemetry) -> tuple[Finding, ...]:
 def test_a_slow_reader_is_input_bound(measured: dict[str, TrainingTelemetry]) -> None:
     first = findings(measured[SLOW_READER])[0]
     assert first.kind == "input", first
-    assert first.suggestions == {"reading.mode": "memory"}
 
 
 def test_a_large_network_with_few_rows_behind_a_slow_link_is_communication_bound(

@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.training.data.memory import MemoryRows
 from tasks.training.data.source import RowSource
-from tasks.training.data.store import FileStore, MemoryStore
-from tasks.training.data.stream import StreamedRows
+from tasks.training.data.store import RowStore
 from tests.support.data.builders import YEAR, frame
-from tests.support.training.row_files import SHUFFLE, assert_equal, preprocessing, write
+from tests.support.training.reading_ranks import (
+    PLAN,
+    SHUFFLE,
+    assert_equal,
+    preprocessing,
+    write,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,28 +22,12 @@ pytestmark = [
 ]
 
 
-def test_batches_for_a_gpu_lie_in_page_locked_memory_and_hold_the_same_rows(
+def test_batches_for_a_gpu_are_in_page_locked_memory_and_hold_the_same_rows(
     tmp_path: Path,
 ) -> None:
-    snapshot, shards = write(tmp_path, frame(901)), range(0, 5, 2)
-    layout, fitted = snapshot.layout, preprocessing()
-    memory = MemoryRows(
-        MemoryStore(snapshot, YEAR, shards, lambda: None), layout, fitted, SHUFFLE, pinned=False
-    )
-    pinned: list[RowSource] = [
-        MemoryRows(
-            MemoryStore(snapshot, YEAR, shards, lambda: None), layout, fitted, SHUFFLE, pinned=True
-        ),
-        StreamedRows(
-            FileStore(tmp_path / "rows", snapshot, YEAR, shards, lambda: None),
-            layout,
-            fitted,
-            SHUFFLE,
-            num_threads=1,
-            pinned=True,
-        ),
-    ]
-    for source in pinned:
-        for ours, plain in zip(source.batches(0), memory.batches(0), strict=True):
-            assert all(part.is_pinned() for part in (*ours.inputs, ours.labels))
-            assert_equal(ours, plain)
+    store = RowStore(tmp_path, write(tmp_path, frame(901)), YEAR, range(0, 5, 2), lambda: None)
+    plain = RowSource(store, preprocessing(), SHUFFLE, PLAN)
+    pinned = RowSource(store, preprocessing(), SHUFFLE, PLAN, num_threads=1, pinned=True)
+    for ours, theirs in zip(pinned.batches(0), plain.batches(0), strict=True):
+        assert all(part.is_pinned() for part in (*ours.inputs, ours.labels))
+        assert_equal(ours, theirs)

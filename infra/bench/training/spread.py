@@ -7,18 +7,16 @@ after one step. Spreads are shares of the margin by which a candidate may lie be
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Callable
 
 from sklearn.metrics import roc_auc_score
 
 from infra.bench.figures import Figure, at_most
-from infra.bench.parts import Bench, newest_record
+from infra.bench.parts import Bench
+from infra.bench.training.trainings import Trainings
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
-from tasks.training.launch.launcher import launch_training
 
 SEEDS, PERTURBED_SEEDS = 8, 3
 ROUNDING = 1e-7
@@ -40,7 +38,7 @@ def figures(bench: Bench) -> list[Figure]:
             f"AUC, spread over {what} to the margin",
             _widest(what, means[what]) / margin,
             bound,
-            f"{_in_words(what, means[what])}; own weights: {_in_words(what, own[what])}",
+            f"{_described(what, means[what])}; own weights: {_described(what, own[what])}",
         )
         for what, bound in BOUNDS.items()
     ]
@@ -69,28 +67,23 @@ def _widest(what: str, values: list[float]) -> float:
     return max(values) - min(values) if what == "seeds" else max(values)
 
 
-def _in_words(what: str, values: list[float]) -> str:
-    told = f"{_widest(what, values):.4f} over {len(values)} seeds"
+def _described(what: str, values: list[float]) -> str:
+    text = f"{_widest(what, values):.4f} over {len(values)} seeds"
     if what == "seeds":
-        told += f", mean {statistics.mean(values):.4f}, deviation {statistics.pstdev(values):.4f}"
-    return told
+        text += f", mean {statistics.mean(values):.4f}, deviation {statistics.pstdev(values):.4f}"
+    return text
 
 
 def _trainer(bench: Bench) -> TestAuc:
     """Trains with a configuration on the finished loop's data; the AUC of its test window."""
-    record = newest_record(bench.settings)
-    dataset, splits = record.dataset, record.model.splits
+    trainings = Trainings(bench)
+    dataset, store = trainings.dataset, trainings.store
     label = dataset.snapshot.columns.label
-    store = ArtifactStore(bench.folder / "artifacts")
-    data = bench.settings.store.path(dataset.snapshot.data)
-    shown = store.root / data.relative_to(bench.settings.store.root)
-    shown.parent.mkdir(parents=True)
-    shutil.copyfile(data, shown)
 
     def train(config: TrainingConfig) -> float:
-        model = launch_training(dataset, splits, config, store, bench.folder / "training")
+        model = trainings.train(config)
         program = Program.open(model.program, model.columns, store)
-        rows = score_rows(program, dataset, splits.test, [label], store)
+        rows = score_rows(program, dataset, trainings.splits.test, [label], store)
         rows = rows[rows[label].notna()]
         return float(roc_auc_score(rows[label], rows["score"]))
 

@@ -36,8 +36,8 @@ from tasks.training.core.run_directory import (
 )
 from tasks.training.core.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, one_cycle_rate
 from tasks.training.core.warm_start import Fitted, described, warm_start
-from tasks.training.data.opening import open_sources
-from tasks.training.data.source import BLOCK_ROWS, Sources
+from tasks.training.data.opening import Sources, open_sources
+from tasks.training.data.source import BLOCK_ROWS
 from tasks.training.elastic.commits import CommitPoint
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.build import build_strategy
@@ -344,7 +344,7 @@ class TrainingSession:
             yield block
             left -= 1
         for _ in range(left):
-            yield self._sources.no_rows()
+            yield validation.empty(0)
 
     def _check_losses(self, metrics: EpochMetrics) -> None:
         if not (math.isfinite(metrics.train_loss) and math.isfinite(metrics.validation_loss)):
@@ -453,8 +453,6 @@ class TrainingSession:
                 num_parameters=sum(p.numel() for p in network.parameters()),
                 seconds=self._seconds(),
                 num_ranks=self._exchange.size,
-                reading=self._sources.reason,
-                reading_mode=self._sources.mode,
                 num_skipped_steps=self._strategy.num_skipped_steps,
             )
         )

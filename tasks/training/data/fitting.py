@@ -11,7 +11,7 @@ import numpy as np
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import DataContractError
 from tasks.training.core.run_directory import TrainingJob
-from tasks.training.data.decode import RowFacts, RowLayout
+from tasks.training.data.decode import RowFacts
 from tasks.training.data.preprocess import (
     MAX_MAGNITUDE,
     Float32Array,
@@ -20,14 +20,14 @@ from tasks.training.data.preprocess import (
     fit_preprocessing,
 )
 from tasks.training.data.source import merged_ranges
-from tasks.training.data.store import ShardStore
+from tasks.training.data.store import RowStore
 from tasks.training.strategies.base import Communicator
 
 # Rows over all shards from which the quantiles of numbers are taken.
 MAX_SAMPLE_ROWS = 100_000
 
 
-def total_facts(store: ShardStore, columns: DatasetSchema) -> RowFacts:
+def total_facts(store: RowStore, columns: DatasetSchema) -> RowFacts:
     """Facts about all rows of a store."""
     total = RowFacts.none_of(columns)
     for facts in store.facts.values():
@@ -36,7 +36,7 @@ def total_facts(store: ShardStore, columns: DatasetSchema) -> RowFacts:
 
 
 def fit_on_all_ranks(
-    job: TrainingJob, store: ShardStore, exchange: Communicator, *, speaks: bool
+    job: TrainingJob, store: RowStore, ranks: Communicator, *, counts: bool
 ) -> Preprocessing:
     """Fit vocabularies on all training rows and bins on a seeded sample of them. Collective.
 
@@ -46,26 +46,26 @@ def fit_on_all_ranks(
     Args:
         job: columns and configuration.
         store: this rank's training rows.
-        exchange: all ranks.
-        speaks: False on a rank whose rows another one brings: they share a replica.
+        ranks: all ranks.
+        counts: False on a rank whose rows another one brings: they share a replica.
 
     Raises:
         DataContractError: two categories of one column share a code, or all labels are equal.
     """
     columns, config = job.columns, job.config
-    facts = total_facts(store, columns) if speaks else RowFacts.none_of(columns)
-    sample = sample_numbers(store, columns, config.num_shards, config.seed, speaks=speaks)
-    of_ranks = cast(list[dict[str, dict[str, int]]], exchange.gather_values(facts.category_counts))
+    facts = total_facts(store, columns) if counts else RowFacts.none_of(columns)
+    sample = sample_numbers(store, config.num_shards, config.seed, counts=counts)
+    of_each = cast(list[dict[str, dict[str, int]]], ranks.gather_values(facts.category_counts))
     merged: dict[str, Counter[str]] = {name: Counter() for name in columns.categorical}
-    for counts in of_ranks:
-        for name, of_rank in counts.items():
+    for of_names in of_each:
+        for name, of_rank in of_names.items():
             merged[name].update(of_rank)
-    labels = fit_labels(facts, job, exchange) if columns.task == "regression" else None
-    totals = exchange.sum(np.append(facts.num_missing, facts.num_rows).astype(np.float64))
+    labels = fit_labels(facts, job, ranks) if columns.task == "regression" else None
+    totals = ranks.sum(np.append(facts.num_missing, facts.num_rows).astype(np.float64))
     return fit_preprocessing(
         columns,
         merged,
-        exchange.gather_rows(sample),
+        ranks.gather_rows(sample),
         [bool(0 < missing < totals[-1]) for missing in totals[:-1]],
         min_category_rows=config.min_category_rows,
         num_bins=config.num_bins,
@@ -73,18 +73,18 @@ def fit_on_all_ranks(
     )
 
 
-def fit_labels(facts: RowFacts, job: TrainingJob, exchange: Communicator) -> LabelScale:
+def fit_labels(facts: RowFacts, job: TrainingJob, ranks: Communicator) -> LabelScale:
     """Mean and standard deviation of all ranks' labels. Collective.
 
     Args:
         facts: of the rows that this rank brings.
         job: column and window, for people.
-        exchange: all ranks.
+        ranks: all ranks.
 
     Raises:
         DataContractError: all labels are equal, or too large for 32-bit floats.
     """
-    num_rows, mean, squares = label_moments(facts, exchange)
+    num_rows, mean, squares = label_moments(facts, ranks)
     deviation = float(np.float32(math.sqrt(squares / num_rows)))
     if not 0 < deviation < MAX_MAGNITUDE or abs(mean) >= MAX_MAGNITUDE:
         raise DataContractError(
@@ -95,21 +95,19 @@ def fit_labels(facts: RowFacts, job: TrainingJob, exchange: Communicator) -> Lab
     return LabelScale(mean=float(np.float32(mean)), deviation=deviation)
 
 
-def label_moments(facts: RowFacts, exchange: Communicator) -> tuple[int, float, float]:
+def label_moments(facts: RowFacts, ranks: Communicator) -> tuple[int, float, float]:
     """Rows of all ranks, the mean of their labels and the squared distances from it. Collective."""
-    num_rows, total = exchange.sum(np.array([facts.num_rows, facts.num_rows * facts.label_mean]))
+    num_rows, total = ranks.sum(np.array([facts.num_rows, facts.num_rows * facts.label_mean]))
     mean = float(total / max(num_rows, 1))
     own = facts.label_squares + facts.num_rows * (facts.label_mean - mean) ** 2
-    return int(num_rows), mean, float(exchange.sum(np.array([own]))[0])
+    return int(num_rows), mean, float(ranks.sum(np.array([own]))[0])
 
 
-def sample_numbers(
-    store: ShardStore, columns: DatasetSchema, num_shards: int, seed: int, *, speaks: bool
-) -> Float32Array:
+def sample_numbers(store: RowStore, num_shards: int, seed: int, *, counts: bool) -> Float32Array:
     """Numbers of equally many random rows of each shard, the same for any number of ranks."""
-    layout, wanted = RowLayout.of(columns), -(-MAX_SAMPLE_ROWS // num_shards)
+    layout, wanted = store.layout, -(-MAX_SAMPLE_ROWS // num_shards)
     sample = [np.empty((0, layout.num_numeric), dtype=np.float32)]
-    for shard, facts in store.facts.items() if speaks else ():
+    for shard, facts in store.facts.items() if counts else ():
         generator = np.random.default_rng((seed, shard))
         rows = generator.choice(facts.num_rows, min(facts.num_rows, wanted), replace=False)
         rows.sort()

@@ -1,108 +1,94 @@
-"""Where a rank's rows come from: what the training loop sees of reading, and nothing more.
+"""A rank's rows as the training loop takes them: the batches of an epoch, validation in blocks.
 
-The loop asks for the batches of an epoch from some step on, and for all validation rows in blocks.
-Whether rows lie in memory or are read from files as they are needed is the source's business.
+A pool of rows is read, shuffled and looked up at once; a batch copies slices of ready pools
+together. Pools are read in the order in which they are needed, so the number of threads changes no
+batch. Without a thread the kernel reads from disk ahead; the rest of the work has to be done on the
+rank's core in either case. NumPy does it, since it keeps to one core, where PyTorch would start
+threads of its own.
 
-The order in which the rows of a virtual shard come in an epoch.
-
-An order is a function of (seed, epoch, shard, rows of the shard) and two sizes alone. It does not
-depend on the number of ranks or threads, nor on whether the rows lie in memory or in a file, and
-any place in it can be computed without what comes before.
-
-A shard is cut into pieces of neighbouring rows. Pieces are shuffled, consecutive ones form pools,
-and the rows of a pool are shuffled with each other. Where a shard is one pool, its order is a
-uniformly random permutation. Otherwise a pool mixes pieces from all over the shard: with pieces of
-64 rows a pool of 32,768 holds 512 of them, so even where neighbours are alike (one day's flights)
-batches of one pool differ from those of the next hardly more than by chance.
+The order of a shard's rows is a function of (seed, epoch, shard, rows of the shard) and two sizes
+alone. It depends neither on the number of ranks nor of threads, and any position in it can be
+computed without what comes before. A shard is cut into pieces of neighbouring rows. Pieces are
+shuffled, consecutive ones form pools, and the rows of a pool are shuffled with each other. Where a
+shard is one pool, its order is a uniformly random permutation. Otherwise a pool mixes pieces from
+all over the shard: with pieces of 64 rows a pool of 32,768 holds 512 of them, so even where
+neighbours are alike (one day's flights) batches of one pool differ from those of the next hardly
+more than by chance.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
+import heapq
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tasks.training.core.schedule import StepPlan
-from tasks.training.data.config import ReadingMode
-from tasks.training.data.decode import RowFacts, RowLayout
-from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array, Preprocessing
+from tasks.training.data.preprocess import Float32Array, Int64Array, Preprocessing
+from tasks.training.data.store import RowStore
 from tasks.training.strategies.base import Batch
+
+BLOCK_ROWS = 8192
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows of one shard that are shuffled with each other.
+    """Rows of one shard that are read and shuffled together.
 
     Args:
-        first_row: place of the pool's first row in the epoch's order of the shard.
+        shard: the shard's number.
+        first_row: position of the pool's first row in the epoch's order of the shard.
         starts: first row of each range of the shard that is to be read, increasing.
         stops: end of each range.
-        order: places in the ranges' rows, laid end to end, in the order in which they come.
+        order: positions in the ranges' rows, laid end to end, in the order in which they come.
     """
 
+    shard: int
     first_row: int
     starts: Int64Array
     stops: Int64Array
     order: Int64Array
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the pool."""
-        return len(self.order)
-
-    def rows(self) -> Int64Array:
-        """Row numbers in the shard, in the order in which they come."""
-        ordered: Int64Array = laid_out(self.starts, self.stops)[self.order]
-        return ordered
-
 
 @dataclass(frozen=True)
-class ShardOrder:
-    """Orders of one shard's rows, one for each epoch.
+class Shuffle:
+    """What decides in which order rows come, on every rank alike.
 
     Args:
-        shard: the shard's number.
-        num_rows: rows of the shard.
         seed: of the run.
-        pool_rows: rows of a pool, about.
+        pool_rows: rows of one shard that are shuffled with each other, about.
         piece_rows: neighbouring rows that are read together.
     """
 
-    shard: int
-    num_rows: int
     seed: int
     pool_rows: int
     piece_rows: int
 
-    def pools(self, epoch: int, first_row: int = 0) -> Iterator[Pool]:
-        """Pools of an epoch from the one that holds place `first_row` on."""
-        num_pieces = -(-self.num_rows // self.piece_rows)
+    def pools(self, shard: int, num_rows: int, epoch: int, first_row: int = 0) -> Iterator[Pool]:
+        """Pools of an epoch of a shard from the one that holds position `first_row` on."""
+        num_pieces = -(-num_rows // self.piece_rows)
         if num_pieces == 0:
             return
-        num_pools = min(num_pieces, max(1, -(-self.num_rows // self.pool_rows)))
-        pieces = np.random.default_rng((self.seed, epoch, self.shard)).permutation(num_pieces)
+        num_pools = min(num_pieces, max(1, -(-num_rows // self.pool_rows)))
+        pieces = np.random.default_rng((self.seed, epoch, shard)).permutation(num_pieces)
         begin = 0
         for number, members in enumerate(np.array_split(pieces, num_pools)):
             starts = np.sort(members) * self.piece_rows
-            stops = np.minimum(starts + self.piece_rows, self.num_rows)
+            stops = np.minimum(starts + self.piece_rows, num_rows)
             size = int((stops - starts).sum())
             if begin + size > first_row:
                 # A pool's own number keeps its generator apart from the one of the pieces.
-                generator = np.random.default_rng((self.seed, epoch, self.shard, 1 + number))
-                yield Pool(begin, *merged_ranges(starts, stops), generator.permutation(size))
+                generator = np.random.default_rng((self.seed, epoch, shard, 1 + number))
+                order = generator.permutation(size)
+                yield Pool(shard, begin, *merged_ranges(starts, stops), order)
             begin += size
-
-
-def laid_out(starts: Int64Array, stops: Int64Array) -> Int64Array:
-    """All numbers of some half-open ranges, one range after the other."""
-    lengths = stops - starts
-    offsets = np.cumsum(lengths) - lengths
-    numbers: Int64Array = np.arange(lengths.sum()) + np.repeat(starts - offsets, lengths)
-    return numbers
 
 
 def merged_ranges(starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -111,11 +97,32 @@ def merged_ranges(starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, In
     return starts[np.append(True, apart)], stops[np.append(apart, True)]
 
 
-BLOCK_ROWS = 8192
+@dataclass
+class LoadedRows:
+    """Rows that are ready to be copied into batches, and how many were."""
+
+    positions: Int64Array
+    numeric: Float32Array
+    labels: Float32Array
+    done: int = 0
+
+    @property
+    def num_left(self) -> int:
+        """Rows not yet copied."""
+        return len(self.labels) - self.done
+
+    def move(self, batch: Batch, begin: int, count: int) -> None:
+        """Copy the next `count` rows into a batch, from its row `begin` on."""
+        rows, target = slice(self.done, self.done + count), slice(begin, begin + count)
+        positions, numeric = batch.inputs
+        positions[target].copy_(torch.from_numpy(self.positions[rows]))
+        numeric[target].copy_(torch.from_numpy(self.numeric[rows]))
+        batch.labels[target].copy_(torch.from_numpy(self.labels[rows]))
+        self.done += count
 
 
-class RowSource(ABC):
-    """One rank's rows of one window. Batches lie on the CPU.
+class RowSource:
+    """One rank's rows of one window. Batches are on the CPU.
 
     `Batch.inputs` is (positions, numeric): int64 (rows, categorical columns) from
     `Preprocessing.category_positions`, and float32 (rows, numeric columns), NaN for missing.
@@ -123,32 +130,35 @@ class RowSource(ABC):
     teacher float32 (rows, 2): its answer, which only training rows have, and the label.
 
     Args:
-        facts: of each of the rank's shards.
-        layout: of their words.
+        store: decoded rows of the rank's shards.
         preprocessing: gives positions to categories.
-        shuffle: which rows a step takes.
+        shuffle: in which order rows come.
+        plan: how many rows a step takes.
+        num_threads: threads that read ahead; 0: the kernel does.
         pinned: batches in page-locked memory, from which copies to a GPU need not wait.
     """
 
     def __init__(
         self,
-        facts: Mapping[int, RowFacts],
-        layout: RowLayout,
+        store: RowStore,
         preprocessing: Preprocessing,
         shuffle: Shuffle,
+        plan: StepPlan,
         *,
-        pinned: bool,
+        num_threads: int = 0,
+        pinned: bool = False,
     ) -> None:
-        self.sizes = {shard: of_shard.num_rows for shard, of_shard in facts.items()}
+        self.sizes = {shard: of_shard.num_rows for shard, of_shard in store.facts.items()}
         """Rows of each of the rank's shards, in order; empty on a rank that holds no shard."""
         self.num_rows = sum(self.sizes.values())
         """Rows of this rank."""
-        self._layout = layout
+        self._store = store
         self._preprocessing = preprocessing
         self._shuffle = shuffle
+        self._plan = plan
+        self._num_threads = num_threads
         self._pinned = pinned
 
-    @abstractmethod
     def batches(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
         """One batch for each step of an epoch, from `first_step` on.
 
@@ -160,87 +170,99 @@ class RowSource(ABC):
         Raises:
             TransientError: a file of decoded rows was cut or cannot be read.
         """
+        rows, shards = self._plan.rows_per_shard, list(self.sizes)
+        # One pool of each shard is read ahead of the one that batches are made of.
+        ahead = self._read_ahead(self._needed(epoch, first_step), len(shards))
+        with closing(ahead):
+            current: dict[int, LoadedRows] = {}
+            for _ in range(first_step, self._plan.num_steps):
+                batch = self.empty(len(shards) * rows)
+                for number, shard in enumerate(shards):
+                    filled, end = number * rows, (number + 1) * rows
+                    while filled < end:
+                        if shard not in current or not current[shard].num_left:
+                            current[shard] = next(ahead)
+                        count = min(end - filled, current[shard].num_left)
+                        current[shard].move(batch, filled, count)
+                        filled += count
+                yield batch
 
-    @abstractmethod
     def blocks(self) -> Generator[Batch, None, None]:
         """All rows once, in their order, at most `BLOCK_ROWS` at a time; none where there is none.
 
         Raises:
             TransientError: as `batches`.
         """
+        blocks = (
+            Pool(shard, start, np.array([start]), np.array([stop]), np.arange(stop - start))
+            for shard, size in self.sizes.items()
+            for start in range(0, size, BLOCK_ROWS)
+            for stop in [min(start + BLOCK_ROWS, size)]
+        )
+        with closing(self._read_ahead(blocks, 1 + self._num_threads)) as ahead:
+            for rows in ahead:
+                batch = self.empty(rows.num_left)
+                rows.move(batch, 0, rows.num_left)
+                yield batch
 
-    def _empty(self, num_rows: int) -> Batch:
-        """A batch to be filled."""
+    def empty(self, num_rows: int) -> Batch:
+        """A batch to be filled; one without rows is for a rank that must take part in a step."""
 
         def made(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(*shape, dtype=dtype, pin_memory=self._pinned)
 
-        layout = self._layout
+        layout = self._store.layout
         positions = made(num_rows, layout.num_categorical, dtype=torch.int64)
         numeric = made(num_rows, layout.num_numeric, dtype=torch.float32)
         labels = made(*layout.target_shape(num_rows), dtype=torch.float32)
         return Batch((positions, numeric), labels)
 
+    def _needed(self, epoch: int, first_step: int) -> Iterator[Pool]:
+        """Pools in the order in which `batches` needs them; of the first ones what is left."""
+        size = self._plan.rows_per_shard
+        done, end = first_step * size, self._plan.num_steps * size
 
-@dataclass(frozen=True)
-class Sources:
-    """What `open_sources` gives a rank.
+        def of_shard(shard: int) -> Iterator[tuple[int, int, Pool]]:
+            for pool in self._shuffle.pools(shard, self.sizes[shard], epoch, done):
+                if pool.first_row >= end:
+                    return
+                yield max(first_step, pool.first_row // size), shard, pool
 
-    Args:
-        training: this rank's training rows.
-        validation: this rank's validation rows; may be none.
-        preprocessing: fitted on all ranks' training rows; equal on all ranks.
-        plan: steps of an epoch; equal on all ranks.
-        num_training_rows: of all ranks.
-        mode: how rows are read; equal on all ranks.
-        reason: the rule that chose the mode, with its numbers, as a sentence.
-    """
+        # A step fills its shards one after the other: pools are needed by step, then by shard.
+        for _, _, pool in heapq.merge(*map(of_shard, self.sizes), key=lambda entry: entry[:2]):
+            order = pool.order[max(0, done - pool.first_row) :]
+            yield Pool(pool.shard, pool.first_row, pool.starts, pool.stops, order)
 
-    training: RowSource
-    validation: RowSource
-    preprocessing: Preprocessing
-    plan: StepPlan
-    num_training_rows: int
-    mode: ReadingMode
-    reason: str
+    def _load(self, pool: Pool) -> LoadedRows:
+        layout = self._store.layout
+        words = self._store.read(pool.shard, pool.starts, pool.stops).take(pool.order, axis=0)
+        positions = self._preprocessing.category_positions(layout.codes(words))
+        return LoadedRows(positions, layout.numeric(words), layout.targets(words))
 
-    def no_rows(self) -> Batch:
-        """A batch without rows, for a rank that must take part and has none left."""
-        num_categories = len(self.preprocessing.vocabularies)
-        positions = torch.empty(0, num_categories, dtype=torch.int64)
-        numeric = torch.empty(0, len(self.preprocessing.edges))
-        return Batch((positions, numeric), torch.empty(0))
+    def _read_ahead(self, pools: Iterable[Pool], limit: int) -> Generator[LoadedRows, None, None]:
+        """Rows of `pools` in their order, at most `limit` of them begun and not yet taken."""
+        if self._num_threads == 0:
+            yield from self._read_in_turn(pools, limit)
+            return
+        begun: deque[Future[LoadedRows]] = deque()
+        executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="row-reader")
+        coming = (executor.submit(self._load, pool) for pool in pools)
+        try:
+            begun.extend(islice(coming, limit))
+            while begun:
+                loaded = begun.popleft().result()
+                begun.extend(islice(coming, 1))
+                yield loaded
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
 
-
-@dataclass(frozen=True)
-class Shuffle:
-    """What decides which rows a step takes, on every rank alike.
-
-    Args:
-        seed: of the run.
-        pool_rows: rows of one shard that are shuffled with each other.
-        piece_rows: neighbouring rows that are read together.
-        plan: steps of an epoch.
-    """
-
-    seed: int
-    pool_rows: int
-    piece_rows: int
-    plan: StepPlan
-
-    def pools(self, shard: int, num_rows: int, epoch: int, first_step: int) -> Iterator[Pool]:
-        """Pools of a shard that an epoch takes rows of from `first_step` on."""
-        order = ShardOrder(shard, num_rows, self.seed, self.pool_rows, self.piece_rows)
-        end = self.plan.num_steps * self.plan.rows_per_shard
-        for pool in order.pools(epoch, first_step * self.plan.rows_per_shard):
-            if pool.first_row >= end:
+    def _read_in_turn(self, pools: Iterable[Pool], limit: int) -> Iterator[LoadedRows]:
+        """The same in the calling thread; the kernel knows of `limit` pools in advance."""
+        coming, announced = iter(pools), deque[Pool]()
+        while True:
+            for pool in islice(coming, limit - len(announced)):
+                self._store.expect(pool.shard, pool.starts, pool.stops)
+                announced.append(pool)
+            if not announced:
                 return
-            yield pool
-
-
-def inputs_of(
-    words: Int32Array, layout: RowLayout, preprocessing: Preprocessing
-) -> tuple[Int64Array, Float32Array, Float32Array]:
-    """Positions, numbers and targets of some rows of words; the latter two are views."""
-    positions = preprocessing.category_positions(layout.codes(words))
-    return positions, layout.numeric(words), layout.targets(words)
+            yield self._load(announced.popleft())

@@ -171,9 +171,7 @@ def run_job(
         raise TransientError(
             f"all ranks ended without an error and without a result; all lines are in {run.log}"
         )
-    facts = JobFacts.of_this_host(
-        config, result.num_ranks, job.threads_per_rank, result.reading_mode
-    )
+    facts = JobFacts.of_this_host(config, result.num_ranks, job.threads_per_rank)
     return result.model_copy(update={"telemetry": sampler.diagnosed(facts)})
 
 
@@ -250,7 +248,6 @@ def _published(
         seconds=result.seconds,
         energy_j=telemetry.energy.joules if telemetry and measured else None,
         launch=in_words(job.num_ranks, job.threads_per_rank),
-        reading=result.reading,
         telemetry=telemetry,
         kept=tuple(folder.artifact(file.name) for file in kept),
     )

@@ -47,8 +47,6 @@ class JobFacts:
     num_ranks: int
     """That took part, however they were chosen."""
     threads_per_rank: int
-    reading_mode: str = "memory"
-    """`memory` or `stream`: where rows were held."""
     num_cores: int = 1
     """That the ranks of one host may use."""
     has_bf16: bool = False
@@ -56,12 +54,12 @@ class JobFacts:
 
     @classmethod
     def of_this_host(
-        cls, config: TrainingConfig, num_ranks: int, threads_per_rank: int, reading_mode: str
+        cls, config: TrainingConfig, num_ranks: int, threads_per_rank: int
     ) -> JobFacts:
         """Facts of a run on this host, or on hosts like it."""
         cores, on_cpu = len(os.sched_getaffinity(0)), config.device == "cpu"
         has_bf16 = on_cpu and computes_bf16()
-        return cls(config, num_ranks, threads_per_rank, reading_mode, cores, has_bf16)
+        return cls(config, num_ranks, threads_per_rank, cores, has_bf16)
 
 
 class _Steps:
@@ -85,10 +83,6 @@ class _Steps:
         self.compute = min(sum(self.compute_s) / total_s, 1.0)
         self.wire = min(min(self.exchange_s, default=0.0) * len(self.ranks) / total_s, 1.0)
         self.waiting = max(sum(self.exchange_s) / total_s - self.wire, 0.0)
-
-    @property
-    def rows_in_memory(self) -> dict[str, Setting]:
-        return {} if self.job.reading_mode == "memory" else {"reading.mode": "memory"}
 
 
 def diagnose(ranks: Sequence[RankTelemetry], host: HostTelemetry, job: JobFacts) -> Diagnosis:
@@ -138,9 +132,9 @@ def _input_bound(steps: _Steps) -> Finding | None:
     lowest = min(d / s if s else 0.0 for d, s in zip(steps.data_s, whole_s, strict=True))
     if steps.data < INPUT_SHARE or lowest < INPUT_SHARE / 2:
         return None
-    advice = "set reading.mode to memory if the rows fit, else make a batch cheaper to prepare."
+    advice = "give the run directory a faster disk, or the host memory that keeps its rows."
     evidence = f"Ranks wait for rows {_ms(fmean(steps.data_s))} a step, {steps.data:.0%} of it."
-    return _finding("input", steps.data, evidence, advice, steps.rows_in_memory)
+    return _finding("input", steps.data, evidence, advice, {})
 
 
 def _communication_bound(steps: _Steps) -> Finding | None:
@@ -194,7 +188,7 @@ def _why_slowest(steps: _Steps, slowest: int) -> tuple[str, str, dict[str, Setti
         return cause, f"free its core, or use {fewer} rank(s).", {"launch.ranks": fewer}
     if _more(steps.data_s, slowest) > _more(steps.work_s, slowest) / 2:
         cause = "Most of it is waiting for rows."
-        return cause, "its disk or its shards are slower to read.", steps.rows_in_memory
+        return cause, "its disk or its shards are slower to read.", {}
     rows = _to_others([rank.num_rows / rank.num_steps for rank in steps.ranks], slowest)
     if rows >= UNEVEN - 0.05:
         shards = job.config.num_shards

@@ -69,7 +69,7 @@ class ThreadCommunicator(Communicator):
 
 
 def on_threads(size: int, part: Callable[[ThreadCommunicator], Result]) -> list[Result]:
-    """What each of `size` ranks returns."""
+    """What each of `size` ranks returns; raises what the first failed one raised."""
     room = Room(size)
 
     def guarded(rank: int) -> Result:
@@ -80,7 +80,13 @@ def on_threads(size: int, part: Callable[[ThreadCommunicator], Result]) -> list[
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(guarded, range(size)))
+        futures = [pool.submit(guarded, rank) for rank in range(size)]
+    failures = [failure for future in futures if (failure := future.exception())]
+    # Of a failed rank and those that it left at the barrier, the failed one.
+    failures.sort(key=lambda failure: isinstance(failure, threading.BrokenBarrierError))
+    if failures:
+        raise failures[0]
+    return [future.result() for future in futures]
 
 
 def gradients_of(tensors: Mapping[str, Tensor]) -> FlatGradients:

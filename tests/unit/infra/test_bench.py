@@ -184,9 +184,9 @@ def test_a_measurement_reads_the_state_folder_that_was_given(tmp_path: Path) -> 
     home = tmp_path / "home"
     loop = LoopState(tmp_path / "loop", home, small=True)
     (reading,) = chosen(["training/reading"])
-    (launch,) = chosen(["training/launch"])
+    (strategies,) = chosen(["training/strategies"])
     assert loop.environment(reading) == {"FALAJ_HOME": str(home)}
-    assert loop.environment(launch) == {}
+    assert loop.environment(strategies) == {}
 
 
 def test_nobodys_installation_is_measured_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:

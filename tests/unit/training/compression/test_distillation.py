@@ -138,15 +138,14 @@ def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:
         write_taught(source, tmp_path / "t", data, splits(), fewer, store)
 
 
-@pytest.mark.parametrize("mode", ["memory", "stream"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
-    tmp_path: Path, mode: str, num_ranks: int
+    tmp_path: Path, num_ranks: int
 ) -> None:
     store, rows = ArtifactStore(tmp_path / "store"), frame(1600)
     data = dataset(store, rows)
     answers = lesson(scored(store, rows, data.snapshot.data.sha256))
-    plain = job(tmp_path, rows, mode=mode)
+    plain = job(tmp_path, rows)
     target = tmp_path / "taught.parquet"
     write_taught(plain.snapshot_path, target, data, splits(), answers, store)
     taught = plain.model_copy(update={"snapshot_path": target, "lesson": answers})

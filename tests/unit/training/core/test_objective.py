@@ -19,7 +19,7 @@ from tasks.training.data.decode import RowFacts
 from tasks.training.data.fitting import fit_labels, label_moments
 from tests.support.data.builders import COLUMNS, splits
 from tests.support.training.parents import SCALE
-from tests.support.training.reading_ranks import on_ranks
+from tests.support.training.thread_ranks import on_threads
 
 
 @given(st.integers(0, 10_000), st.integers(4, 400), st.floats(0, 3))
@@ -100,7 +100,7 @@ def test_facts_of_parts_add_up_to_those_of_all_labels(sizes: list[int], seed: in
 def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int) -> None:
     labels = np.random.default_rng(4).normal(3300, 2000, 1000)
     parts = np.array_split(labels, num_ranks)
-    scales = on_ranks(num_ranks, lambda rank: fit_labels(facts_of(parts[rank.rank]), job(), rank))
+    scales = on_threads(num_ranks, lambda rank: fit_labels(facts_of(parts[rank.rank]), job(), rank))
     assert len(set(scales)) == 1
     assert scales[0].mean == pytest.approx(labels.mean(), rel=1e-6)
     assert scales[0].deviation == pytest.approx(labels.std(), rel=1e-6)
@@ -109,10 +109,10 @@ def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int)
 def test_a_rank_without_rows_brings_nothing() -> None:
     labels = np.array([1.0, 2.0, 6.0])
     parts = [labels, labels[:0]]
-    moments = on_ranks(2, lambda rank: label_moments(facts_of(parts[rank.rank]), rank))
+    moments = on_threads(2, lambda rank: label_moments(facts_of(parts[rank.rank]), rank))
     assert moments == [(3, 3.0, 14.0)] * 2
 
 
 def test_labels_that_are_all_equal_are_refused() -> None:
     with pytest.raises(DataContractError, match="standard deviation 0 in 5 training rows"):
-        on_ranks(1, lambda rank: fit_labels(facts_of(np.full(5, 7.0)), job(), rank))
+        on_threads(1, lambda rank: fit_labels(facts_of(np.full(5, 7.0)), job(), rank))

@@ -8,11 +8,9 @@ import pandas as pd
 import pytest
 
 from tasks.kernel.errors import DataContractError
-from tasks.training.data import opening
-from tasks.training.data.opening import free_memory_bytes
 from tasks.training.data.preprocess import Preprocessing
 from tests.support.data.builders import COLUMNS, frame, splits
-from tests.support.training.reading_ranks import NUM_SHARDS, job, opened
+from tests.support.training.reading_ranks import job, opened
 
 
 def assert_same(one: Preprocessing, other: Preprocessing) -> None:
@@ -23,61 +21,52 @@ def assert_same(one: Preprocessing, other: Preprocessing) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-@pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_any_number_of_ranks_fits_the_same_preprocessing_in_either_mode(
-    tmp_path: Path, size: int, mode: str
-) -> None:
-    (alone,) = opened(job(tmp_path, mode="memory"), tmp_path, 1)
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_any_number_of_ranks_fits_the_same_preprocessing(tmp_path: Path, size: int) -> None:
+    (alone,) = opened(job(tmp_path), tmp_path, 1)
     assert any(map(len, alone.preprocessing.edges))
     assert alone.preprocessing.flagged == (COLUMNS.numeric.index("gust"),)
-    ranks = opened(job(tmp_path, mode=mode), tmp_path, size)
+    ranks = opened(job(tmp_path), tmp_path, size)
     for sources in ranks:
         assert_same(sources.preprocessing, alone.preprocessing)
-        assert (sources.plan, sources.mode) == (alone.plan, mode)
-        assert sources.num_training_rows == alone.num_training_rows == alone.training.num_rows
-    assert sum(sources.training.num_rows for sources in ranks) == alone.num_training_rows
+        assert sources.plan == alone.plan
+    assert sum(sources.training.num_rows for sources in ranks) == alone.training.num_rows
     assert sum(sources.validation.num_rows for sources in ranks) == alone.validation.num_rows
 
 
 def test_the_bins_are_fitted_on_a_sample_where_there_are_many_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (whole,) = opened(job(tmp_path, mode="memory"), tmp_path, 1)
+    (whole,) = opened(job(tmp_path), tmp_path, 1)
     monkeypatch.setattr("tasks.training.data.fitting.MAX_SAMPLE_ROWS", 80)
-    sampled = [
-        opened(job(tmp_path, mode=mode), tmp_path, size)[0].preprocessing
-        for mode, size in (("memory", 1), ("stream", 1), ("stream", 3))
-    ]
-    for other in sampled[1:]:
-        assert_same(sampled[0], other)
+    one, other = (opened(job(tmp_path), tmp_path, size)[0].preprocessing for size in (1, 3))
+    assert_same(one, other)
     late_rate = COLUMNS.numeric.index("late_rate_24h")
-    assert not np.array_equal(sampled[0].edges[late_rate], whole.preprocessing.edges[late_rate])
+    assert not np.array_equal(one.edges[late_rate], whole.preprocessing.edges[late_rate])
 
 
 def test_ranks_that_share_a_replica_read_the_same_rows_and_are_counted_once(
     tmp_path: Path,
 ) -> None:
-    two = opened(job(tmp_path, mode="stream"), tmp_path, 2)
-    four = opened(job(tmp_path, mode="stream"), tmp_path, 4, ranks_per_replica=2)
+    two = opened(job(tmp_path), tmp_path, 2)
+    four = opened(job(tmp_path), tmp_path, 4, ranks_per_replica=2)
     for rank, sources in enumerate(four):
         assert_same(sources.preprocessing, two[0].preprocessing)
         assert sources.training.sizes == two[rank // 2].training.sizes
-        assert sources.num_training_rows == two[0].num_training_rows
 
 
 def test_ranks_that_have_changed_find_the_decoded_rows_of_earlier_ones(tmp_path: Path) -> None:
-    work = job(tmp_path, mode="stream")
+    work = job(tmp_path)
     before = opened(work, tmp_path, 3)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rows")}
-    assert len(files) == 2 * NUM_SHARDS
+    assert len(files) == 2 * work.config.num_shards
     after = opened(work, tmp_path, 2)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.rows")} == files
     assert_same(before[0].preprocessing, after[0].preprocessing)
     assert before[0].plan == after[1].plan
 
 
-def test_a_rank_that_gets_no_shard_is_told_so(
+def test_a_rank_that_gets_no_shard_takes_part_in_every_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -88,48 +77,19 @@ def test_a_rank_that_gets_no_shard_is_told_so(
     assert steps == [ranks[0].plan.num_steps] * 3
 
 
-@pytest.mark.parametrize(
-    ("free_mib", "mode"), [(10_000.0, "memory"), (0.25, "memory"), (0.01, "stream")]
-)
-def test_auto_streams_where_the_rows_do_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: float, mode: str
-) -> None:
-    monkeypatch.setattr(opening, "free_memory_bytes", lambda: int(free_mib * 2**20))
-    ranks = opened(job(tmp_path), tmp_path, 2)
-    assert {sources.mode for sources in ranks} == {mode}
-    assert f"reading mode '{mode}': this rank's rows take" in ranks[0].reason
-    assert "0.5 of what is free, over 2 rank(s)" in ranks[0].reason
-
-
-def test_the_memory_limit_of_a_container_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "CGROUP", tmp_path)
-    host = free_memory_bytes()
-    assert host > 0
-    (tmp_path / "memory.current").write_text("900\n")
-    for limit, free in (("1000\n", 100), ("500\n", 0)):
-        (tmp_path / "memory.max").write_text(limit)
-        assert free_memory_bytes() == free
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory_bytes() > 10**6
-
-
-@pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_a_window_without_both_labels_is_refused(tmp_path: Path, mode: str) -> None:
+def test_a_window_without_both_labels_is_refused(tmp_path: Path) -> None:
     rows = frame(1600)
     in_july = rows.event_timestamp >= splits().validation.start
     rows.loc[in_july, COLUMNS.label] = 0
     with pytest.raises(DataContractError, match=r"validation window .* is 0 in all of them"):
-        opened(job(tmp_path, rows, mode=mode), tmp_path, 2)
+        opened(job(tmp_path, rows), tmp_path, 2)
 
 
-@pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_a_label_that_is_no_number_on_one_rank_alone_is_refused(tmp_path: Path, mode: str) -> None:
+def test_a_label_that_is_no_number_on_one_rank_alone_is_refused(tmp_path: Path) -> None:
     rows = frame(1600).astype({COLUMNS.label: "float64"})
     rows.loc[40, COLUMNS.label] = np.nan
     with pytest.raises(DataContractError, match=r"the first is nan .*flight_id is 40\."):
-        opened(job(tmp_path, rows, mode=mode), tmp_path, 2)
+        opened(job(tmp_path, rows), tmp_path, 2)
 
 
 def test_an_empty_shard_is_refused_with_the_fix(tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from tasks.kernel.errors import TransientError
 from tasks.training.data.decode import SnapshotFile
-from tasks.training.data.memory import MemoryRows
-from tasks.training.data.source import RowSource, Shuffle
-from tasks.training.data.store import FileStore, MemoryStore
-from tasks.training.data.stream import StreamedRows
+from tasks.training.data.source import Pool, RowSource, Shuffle, merged_ranges
+from tasks.training.data.store import RowStore
 from tasks.training.strategies.base import Batch
 from tests.support.data.builders import COLUMNS, YEAR, frame
-from tests.support.training.row_files import (
+from tests.support.training.reading_ranks import (
     NUM_SHARDS,
     PLAN,
     SHUFFLE,
@@ -29,27 +27,15 @@ from tests.support.training.row_files import (
 NUMBER_OF_DISTINCT_VALUES = COLUMNS.numeric.index("late_rate_24h")
 
 
-def in_memory(snapshot: SnapshotFile, shards: range, shuffle: Shuffle = SHUFFLE) -> MemoryRows:
-    store = MemoryStore(snapshot, YEAR, shards, lambda: None)
-    return MemoryRows(store, snapshot.layout, preprocessing(), shuffle, pinned=False)
-
-
-def streamed(
+def source_of(
     snapshot: SnapshotFile,
     shards: range,
     folder: Path,
     shuffle: Shuffle = SHUFFLE,
-    num_threads: int = 1,
-) -> StreamedRows:
-    store = FileStore(folder, snapshot, YEAR, shards, lambda: None)
-    return StreamedRows(
-        store,
-        snapshot.layout,
-        preprocessing(),
-        shuffle,
-        num_threads=num_threads,
-        pinned=False,
-    )
+    num_threads: int = 0,
+) -> RowSource:
+    store = RowStore(folder, snapshot, YEAR, shards, lambda: None)
+    return RowSource(store, preprocessing(), shuffle, PLAN, num_threads=num_threads)
 
 
 def distinct_values(batches: Iterator[Batch]) -> list[np.ndarray]:
@@ -62,6 +48,94 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SnapshotFile:
     return write(tmp_path_factory.mktemp("snapshot"), frame(901))
 
 
+def laid_out(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """All numbers of some half-open ranges, one range after the other."""
+    ranges = [np.arange(*pair) for pair in zip(starts, stops, strict=True)]
+    return np.concatenate([np.empty(0, dtype=np.int64), *ranges])
+
+
+def rows_of(shuffle: Shuffle, num_rows: int, epoch: int = 0, shard: int = 0) -> np.ndarray:
+    """Row numbers of an epoch, in their order."""
+    pools = shuffle.pools(shard, num_rows, epoch)
+    rows = [laid_out(pool.starts, pool.stops)[pool.order] for pool in pools]
+    return np.concatenate([np.empty(0, dtype=np.int64), *rows])
+
+
+SHUFFLES = st.builds(
+    Shuffle, seed=st.integers(0, 3), pool_rows=st.integers(1, 500), piece_rows=st.integers(1, 60)
+)
+
+
+@given(SHUFFLES, st.integers(0, 400), st.integers(0, 3), st.data())
+def test_an_epoch_takes_every_row_once_and_can_be_entered_anywhere(
+    shuffle: Shuffle, num_rows: int, epoch: int, data: st.DataObject
+) -> None:
+    rows = rows_of(shuffle, num_rows, epoch)
+    np.testing.assert_array_equal(np.sort(rows), np.arange(num_rows))
+    first_row = data.draw(st.integers(0, num_rows))
+
+    def fields(pools: Iterator[Pool]) -> list[tuple[int, list[int]]]:
+        return [(pool.first_row, pool.order.tolist()) for pool in pools]
+
+    whole = fields(shuffle.pools(0, num_rows, epoch))
+    left = fields(shuffle.pools(0, num_rows, epoch, first_row))
+    assert left == [(at, order) for at, order in whole if at + len(order) > first_row]
+    for pool in shuffle.pools(0, num_rows, epoch):
+        assert len(pool.order) <= shuffle.pool_rows + shuffle.piece_rows
+        assert (pool.stops[:-1] < pool.starts[1:]).all()
+
+
+def test_epochs_shards_and_seeds_have_orders_of_their_own() -> None:
+    shuffle = Shuffle(0, 300, 10)
+    orders = [
+        rows_of(shuffle, 1000),
+        rows_of(shuffle, 1000, epoch=1),
+        rows_of(shuffle, 1000, shard=1),
+        rows_of(Shuffle(1, 300, 10), 1000),
+    ]
+    for number, order in enumerate(orders):
+        assert not any(np.array_equal(order, later) for later in orders[number + 1 :])
+    np.testing.assert_array_equal(rows_of(shuffle, 1000), orders[0])
+
+
+@given(st.lists(st.integers(1, 30), max_size=20), st.sets(st.integers(0, 20)))
+def test_merged_ranges_hold_the_same_rows(lengths: list[int], left_out: set[int]) -> None:
+    sizes = np.array(lengths, dtype=np.int64)
+    ends = np.cumsum(sizes)
+    kept = np.array([number not in left_out for number in range(len(lengths))], dtype=bool)
+    starts, stops = (ends - sizes)[kept], ends[kept]
+    if len(starts):
+        merged = merged_ranges(starts, stops)
+        np.testing.assert_array_equal(laid_out(*merged), laid_out(starts, stops))
+        assert (merged[0][1:] > merged[1][:-1]).all()
+
+
+def test_batches_differ_hardly_more_than_by_chance_where_neighbours_are_alike() -> None:
+    """Rows come in order of time, and one day's rate is nothing like another's.
+
+    The variance of the batches' rates is compared with that of batches drawn at random, of which it
+    is 1 on average: 8 shards of 400,000 rows, days of 900 rows, 256 rows of each shard in a step.
+    """
+    rng = np.random.default_rng(0)
+    num_shards, num_rows, size = 8, 400_000, 256
+    rates = rng.beta(2, 6, size=(num_shards, -(-num_rows // 900)))  # from 2 % to 60 % late
+    labels = rng.random((num_shards, num_rows)) < np.repeat(rates, 900, axis=1)[:, :num_rows]
+    by_chance = labels.mean() * (1 - labels.mean()) / (num_shards * size)
+    steps = num_rows // size
+
+    def excess(pool_rows: int, piece_rows: int) -> float:
+        shuffle = Shuffle(0, pool_rows, piece_rows)
+        taken = [
+            labels[shard, rows_of(shuffle, num_rows, shard=shard)[: steps * size]]
+            for shard in range(num_shards)
+        ]
+        rates = np.stack(taken).reshape(num_shards, steps, size).mean(axis=(0, 2))
+        return float(rates.var() / by_chance)
+
+    assert 0.9 < excess(32_768, 64) < 1.1  # as configured
+    assert excess(32_768, 8192) > 1.3  # pools of four row groups: what the small pieces are for
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rank=st.integers(0, 6),
@@ -72,7 +146,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SnapshotFile:
     piece_rows=st.integers(1, 40),
     num_threads=st.integers(0, 3),
 )
-def test_rows_from_files_make_the_batches_that_rows_in_memory_make(
+def test_batches_hold_the_rows_of_the_order_whatever_the_step_and_the_threads(
     snapshot: SnapshotFile,
     tmp_path: Path,
     rank: int,
@@ -83,16 +157,23 @@ def test_rows_from_files_make_the_batches_that_rows_in_memory_make(
     piece_rows: int,
     num_threads: int,
 ) -> None:
-    shuffle = Shuffle(3, pool_rows, piece_rows, PLAN)
+    shuffle = Shuffle(3, pool_rows, piece_rows)
     shards = range(rank % size, NUM_SHARDS, size)
-    memory = in_memory(snapshot, shards, shuffle)
-    stream = streamed(snapshot, shards, tmp_path, shuffle, num_threads)
-    assert memory.sizes == stream.sizes
-    ours = list(stream.batches(epoch, first_step))
-    assert len(ours) == PLAN.num_steps - first_step
-    for pair in zip(memory.batches(epoch, first_step), ours, strict=True):
-        assert_equal(*pair)
-    for pair in zip(memory.blocks(), stream.blocks(), strict=True):
+    source = source_of(snapshot, shards, tmp_path, shuffle, num_threads)
+    blocks = np.concatenate([np.empty(0), *distinct_values(source.blocks())])
+    of_shards = np.split(blocks, np.cumsum(list(source.sizes.values())))
+    orders = [
+        of_shards[number][rows_of(shuffle, num_rows, epoch, shard)]
+        for number, (shard, num_rows) in enumerate(source.sizes.items())
+    ]
+    batches = list(source.batches(epoch, first_step))
+    assert len(batches) == PLAN.num_steps - first_step
+    for step, values in enumerate(distinct_values(iter(batches)), first_step):
+        rows = slice(step * PLAN.rows_per_shard, (step + 1) * PLAN.rows_per_shard)
+        np.testing.assert_array_equal(
+            values, np.concatenate([np.empty(0), *(o[rows] for o in orders)])
+        )
+    for pair in zip(batches, list(source.batches(epoch))[first_step:], strict=True):
         assert_equal(*pair)
 
 
@@ -101,53 +182,21 @@ def test_a_step_holds_the_same_rows_for_any_number_of_ranks(
 ) -> None:
     def steps(size: int) -> list[np.ndarray]:
         ranks = [
-            distinct_values(streamed(snapshot, range(r, NUM_SHARDS, size), tmp_path).batches(1))
+            distinct_values(source_of(snapshot, range(r, NUM_SHARDS, size), tmp_path).batches(1))
             for r in range(size)
         ]
         return [np.sort(np.concatenate(step)) for step in zip(*ranks, strict=True)]
 
     alone = steps(1)
-    assert len(alone) == PLAN.num_steps
     assert all(len(step) == NUM_SHARDS * PLAN.rows_per_shard for step in alone)
     for size in (2, 3, 4, 7):
         np.testing.assert_array_equal(steps(size), alone)
 
 
-@pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_an_epoch_goes_on_at_any_step(snapshot: SnapshotFile, tmp_path: Path, mode: str) -> None:
-    shards = range(0, NUM_SHARDS, 2)
-    source: RowSource = (
-        in_memory(snapshot, shards) if mode == "memory" else streamed(snapshot, shards, tmp_path)
-    )
-    unbroken = list(source.batches(2))
-    for first_step in (1, 5, PLAN.num_steps - 1, PLAN.num_steps):
-        later = list(source.batches(2, first_step))
-        assert len(later) == PLAN.num_steps - first_step
-        for pair in zip(later, unbroken[first_step:], strict=True):
-            assert_equal(*pair)
-
-
-def test_an_epoch_takes_no_row_twice_and_rests_others_the_next_time(
+def test_a_rank_without_shards_gets_batches_without_rows(
     snapshot: SnapshotFile, tmp_path: Path
 ) -> None:
-    source = streamed(snapshot, range(NUM_SHARDS), tmp_path)
-    first, second = (np.concatenate(distinct_values(source.batches(epoch))) for epoch in (0, 1))
-    num_taken = NUM_SHARDS * PLAN.num_steps * PLAN.rows_per_shard
-    assert len(np.unique(first)) == len(first) == num_taken < source.num_rows
-    assert set(first) != set(second)
-    blocks = np.concatenate(distinct_values(source.blocks()))
-    assert set(first) | set(second) <= set(blocks)
-    assert len(np.unique(blocks)) == source.num_rows
-
-
-@pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_a_rank_without_shards_gets_batches_without_rows(
-    snapshot: SnapshotFile, tmp_path: Path, mode: str
-) -> None:
-    nothing = range(6, NUM_SHARDS, 8)
-    source: RowSource = (
-        in_memory(snapshot, nothing) if mode == "memory" else streamed(snapshot, nothing, tmp_path)
-    )
+    source = source_of(snapshot, range(6, NUM_SHARDS, 8), tmp_path)
     assert (source.sizes, source.num_rows) == ({}, 0)
     batches = list(source.batches(0, 3))
     assert len(batches) == PLAN.num_steps - 3
@@ -161,22 +210,32 @@ def reader_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("row-reader")]
 
 
-def test_an_iterator_closed_early_leaves_no_thread(snapshot: SnapshotFile, tmp_path: Path) -> None:
-    source = streamed(snapshot, range(NUM_SHARDS), tmp_path, num_threads=2)
-    for rows in (source.batches(0), source.blocks()):
-        next(rows)
-        assert reader_threads()
-        rows.close()
-        assert reader_threads() == []
-    assert len(list(source.batches(0))) == PLAN.num_steps
+def test_an_iterator_closed_early_leaves_no_thread_and_reads_a_bounded_number_of_pools_ahead(
+    snapshot: SnapshotFile, tmp_path: Path
+) -> None:
+    reads: list[int] = []
+
+    class CountingStore(RowStore):
+        def read(self, shard: int, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+            reads.append(shard)
+            return super().read(shard, starts, stops)
+
+    store = CountingStore(tmp_path, snapshot, YEAR, range(NUM_SHARDS), lambda: None)
+    source = RowSource(store, preprocessing(), SHUFFLE, PLAN, num_threads=2)
+    rows = source.batches(0)
+    next(rows)
+    assert reader_threads()
+    rows.close()
     assert reader_threads() == []
+    # One pool of each shard in use and one ahead, of about four that the epoch takes.
+    assert NUM_SHARDS <= len(reads) <= 2 * NUM_SHARDS
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 2])
+@pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_file_cut_in_the_middle_of_an_epoch_is_an_error_of_the_training_thread(
     snapshot: SnapshotFile, tmp_path: Path, num_threads: int
 ) -> None:
-    source = streamed(snapshot, range(NUM_SHARDS), tmp_path, num_threads=num_threads)
+    source = source_of(snapshot, range(NUM_SHARDS), tmp_path, num_threads=num_threads)
     rows = source.batches(0)
     next(rows)
     (cut,) = tmp_path.rglob("shard-00002.rows")
@@ -185,34 +244,3 @@ def test_a_file_cut_in_the_middle_of_an_epoch_is_an_error_of_the_training_thread
     with pytest.raises(TransientError, match=r"rows of shard 2 cannot be read from .*it ends at"):
         list(rows)
     assert reader_threads() == []
-
-
-def test_without_reader_threads_none_is_started(snapshot: SnapshotFile, tmp_path: Path) -> None:
-    rows = streamed(snapshot, range(NUM_SHARDS), tmp_path, num_threads=0).batches(0)
-    next(rows)
-    assert reader_threads() == []
-    rows.close()
-
-
-def test_a_bounded_number_of_pools_is_read_ahead(snapshot: SnapshotFile, tmp_path: Path) -> None:
-    reads: list[int] = []
-
-    class CountingStore(FileStore):
-        def read(self, shard: int, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-            reads.append(shard)
-            return super().read(shard, starts, stops)
-
-    store = CountingStore(tmp_path, snapshot, YEAR, range(NUM_SHARDS), lambda: None)
-    source = StreamedRows(
-        store,
-        snapshot.layout,
-        preprocessing(),
-        SHUFFLE,
-        num_threads=2,
-        pinned=False,
-    )
-    rows = source.batches(0)
-    next(rows)
-    rows.close()
-    # One pool of each shard in use and one ahead, of about four that the epoch takes.
-    assert NUM_SHARDS <= len(reads) <= 2 * NUM_SHARDS

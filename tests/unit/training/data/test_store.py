@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,16 +9,10 @@ import pytest
 from tasks.kernel.errors import StorageError, TransientError
 from tasks.kernel.process import ProcessName
 from tasks.training.data.decode import SnapshotFile
-from tasks.training.data.store import ASIDE, FileStore, MemoryStore
+from tasks.training.data.store import ASIDE, RowStore
 from tests.support.data.builders import COLUMNS, YEAR, frame, month
 
 NUM_SHARDS = 4
-
-
-class Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
 
 
 @pytest.fixture
@@ -29,22 +22,11 @@ def snapshot(tmp_path: Path) -> SnapshotFile:
     return SnapshotFile(path, COLUMNS, NUM_SHARDS)
 
 
-def open_store(folder: Path, snapshot: SnapshotFile, *shards: int) -> tuple[FileStore, int]:
+def open_store(folder: Path, snapshot: SnapshotFile, *shards: int) -> tuple[RowStore, int]:
     """A store in files, and how many row groups were looked at to make it."""
     groups: list[int] = []
-    store = FileStore(folder, snapshot, YEAR, shards, lambda: groups.append(1))
+    store = RowStore(folder, snapshot, YEAR, shards, lambda: groups.append(1))
     return store, len(groups)
-
-
-def test_files_hold_what_memory_holds(tmp_path: Path, snapshot: SnapshotFile) -> None:
-    files, _ = open_store(tmp_path / "rows", snapshot, 1, 3)
-    memory = MemoryStore(snapshot, YEAR, [1, 3], lambda: None)
-    assert list(files.facts) == [1, 3]
-    for shard, facts in memory.facts.items():
-        assert files.facts[shard].category_counts == facts.category_counts
-        assert files.facts[shard] == facts
-        ranges = np.array([0, 5, 77]), np.array([2, 60, facts.num_rows])
-        np.testing.assert_array_equal(files.read(shard, *ranges), memory.read(shard, *ranges))
 
 
 def test_decoded_shards_are_found_again_and_only_others_decoded(
@@ -71,7 +53,7 @@ def test_rows_of_another_snapshot_or_window_are_not_taken(
     changed = SnapshotFile(snapshot.path, COLUMNS, NUM_SHARDS)
     store, looked_at = open_store(tmp_path / "rows", changed, 0)
     assert looked_at == 9
-    march = FileStore(tmp_path / "rows", changed, month(3), [0], lambda: None)
+    march = RowStore(tmp_path / "rows", changed, month(3), [0], lambda: None)
     assert 0 < march.facts[0].num_rows < store.facts[0].num_rows
 
 
@@ -94,16 +76,6 @@ def test_rows_that_were_removed_are_a_transient_error(
     shutil.rmtree(tmp_path / "rows")
     with pytest.raises(TransientError, match=r"rows of shard 0 cannot be read"):
         store.read(0, np.array([0]), np.array([1]))
-
-
-def test_a_disk_without_space_is_refused_before_anything_is_decoded(
-    tmp_path: Path, snapshot: SnapshotFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**6, 10**6 - 999, 999))
-    looked_at: list[int] = []
-    with pytest.raises(StorageError, match=r"0 MiB free; decoded rows of 2 shard\(s\) take"):
-        FileStore(tmp_path / "rows", snapshot, YEAR, [0, 1], lambda: looked_at.append(1))
-    assert looked_at == []
 
 
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing(

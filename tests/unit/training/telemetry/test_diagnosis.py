@@ -23,15 +23,12 @@ def job(**changes: object) -> JobFacts:
     return replace(JOB, config=TrainingConfig.model_validate(config))
 
 
-STREAM = replace(JOB, reading_mode="stream")
-
-
 @pytest.mark.parametrize(
     ("ranks", "facts", "kind", "suggestions", "evidence"),
     [
         pytest.param(
             [rank(n, data_ms=40) for n in range(2)],
-            STREAM, "input", {"reading.mode": "memory"}, "40 ms a step, 80% of it",
+            JOB, "input", {}, "40 ms a step, 80% of it",
             id="rows from files",
         ),
         pytest.param(
@@ -72,7 +69,7 @@ STREAM = replace(JOB, reading_mode="stream")
         ),
         pytest.param(
             [rank(0, exchange_ms=40), rank(1, data_ms=40)],
-            STREAM, "imbalance", {"reading.mode": "memory"}, "Most of it is waiting for rows",
+            JOB, "imbalance", {}, "Most of it is waiting for rows",
             id="a slow disk",
         ),
         pytest.param(

@@ -1,0 +1,46 @@
+"""Trainings on the data of a finished loop; all that they write is in the bench's folder."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from infra.bench.parts import Bench, newest_record
+from tasks.contracts.base import Artifact
+from tasks.contracts.training import TrainedModel
+from tasks.kernel.settings import ArtifactStore
+from tasks.training.config import TrainingConfig
+from tasks.training.launch.launcher import launch_training
+
+
+class Trainings:
+    """The finished loop's dataset and model, in a store of the bench's own."""
+
+    def __init__(self, bench: Bench) -> None:
+        record = newest_record(bench.settings)
+        self.use_case = record.use_case
+        self.model, self.dataset = record.model, record.dataset
+        self.splits = record.model.splits
+        self.store = ArtifactStore(bench.folder / "store")
+        self._work = bench.folder / "training"
+        self._source = bench.settings.store
+        model, data = self.model, self.dataset
+        for artifact in (model.program, model.checkpoint, data.snapshot.data):
+            self._copy(artifact)
+
+    def _copy(self, artifact: Artifact) -> None:
+        path = self._source.path(artifact)
+        copied = self.store.root / path.relative_to(self._source.root)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copied)
+
+    def train(self, config: TrainingConfig, **more: Any) -> TrainedModel:
+        """Train as the task does; arguments that are not given are the loop's."""
+        arguments = {"dataset": self.dataset, "splits": self.splits, **more}
+        return launch_training(config=config, store=self.store, work=self._work, **arguments)
+
+
+def two_ranks(config: TrainingConfig) -> TrainingConfig:
+    """The same on two ranks of one thread."""
+    launch = config.launch.model_copy(update={"ranks": 2, "threads_per_rank": 1})
+    return config.model_copy(update={"launch": launch})
