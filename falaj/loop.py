@@ -212,17 +212,17 @@ def compress(
 
     Args:
         version: Version to compress (default: the champion).
-        method: How (default: the use case's `shrinking`).
+        method: How (default: the use case's `compression`).
     """
 
     def work(config: PipelineConfig) -> list[str]:
-        from flows.shrinking import shrinking_flow
+        from flows.compression import model_compression_flow
         from tasks.reporting.compression import page_path
 
         if method:
-            chosen = config.shrinking.model_copy(update={"method": method})
-            config = config.model_copy(update={"shrinking": chosen})
-        result = shrinking_flow(config, version)
+            chosen = config.compression.model_copy(update={"method": method})
+            config = config.model_copy(update={"compression": chosen})
+        result = model_compression_flow(config, version)
         page = page_path(result, context.settings.reports)
         return [*compression_lines(result), row("Page", page)]
 
@@ -233,7 +233,7 @@ def compression_lines(result: CompressionResult) -> list[str]:
     """The outcome, a line each: sizes, quality, whether the teacher helped, the version."""
     from flows.promotion import promotion_outcome
 
-    made, judged = result.shrinking, result.judged
+    made, judged = result.compression, result.judged
     lines = [
         "",
         f"{'Network':<10}{made.method} of {made.parent.name} version {made.parent.version}: "

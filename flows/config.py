@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.clock import ClockConfig
@@ -25,7 +25,7 @@ from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.kernel.strict_yaml import read_yaml
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.release.config import ReleaseConfig
-from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
 from tasks.training.search.space import check_space
@@ -48,7 +48,9 @@ class PipelineConfig(BaseModel):
     training: TrainingConfig = TrainingConfig()
     lease: StageLease = StageLease()
     search: SearchConfig = SearchConfig()
-    shrinking: ShrinkingConfig = ShrinkingConfig()
+    compression: CompressionConfig = Field(
+        default=CompressionConfig(), validation_alias=AliasChoices("compression", "shrinking")
+    )
     baseline_model: BaselineModelConfig = BaselineModelConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     conversion: ConversionConfig = ConversionConfig()

@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
     "current": _days(22, 9),
     "recalibration": {"holdout_days": 9},
     "training": {"max_epochs": 6, "hidden_sizes": [32], "num_bins": 8},
-    "shrinking": {"method": "pruning-distillation", "pruned_share": 0.5, "max_epochs": 4},
+    "compression": {"method": "pruning-distillation", "pruned_share": 0.5, "max_epochs": 4},
     "promotion": {
         "min_auc": 0.55,
         "max_plausible_auc": 0.85,

@@ -181,17 +181,18 @@ class StudentReport(Contract):
     parent: Quality
     student: Quality = Field(description="Of the network that is offered.")
     to_parent: Comparison = Field(description="Student minus parent.")
-    taught: Quality | None = Field(
+    distilled: Quality | None = Field(
         default=None, description="Of the network that learnt from the parent too, if one did."
     )
-    untaught: Quality | None = Field(
-        default=None, description="Of its twin: same start, rows, epochs and seed, labels alone."
+    control: Quality | None = Field(
+        default=None,
+        description="Of the control run: same start, rows, epochs and seed, labels alone.",
     )
-    teaching: Comparison | None = Field(default=None, description="Taught minus untaught.")
+    gain: Comparison | None = Field(default=None, description="Distilled minus control.")
     result: str | None = Field(
         default=None,
         validation_alias=RESULT,
-        description="Whether the teacher helped, in words; None where none taught.",
+        description="Whether the teacher helped, in words; None where there was none.",
     )
     refusal: str | None = Field(
         description="Why the student is not good enough to be registered; None where it is."

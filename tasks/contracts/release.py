@@ -300,9 +300,9 @@ class RecalibrationResult(Contract):
 
 
 class CompressionResult(Contract):
-    """Result of `shrinking`: a smaller version, or why there is none."""
+    """Result of `model-compression`: a smaller version, or why there is none."""
 
-    shrinking: ModelCompression
+    compression: ModelCompression
     hidden_sizes: tuple[PositiveInt, ...] = Field(description="Of the smaller network.")
     num_parameters: PositiveInt
     choice: str = Field(description="Which network is offered, and why that one.")

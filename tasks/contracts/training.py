@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow, retired
 from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, TaskKind
@@ -54,8 +54,8 @@ class StartingPoint(Contract):
 class DistillationTargets(Contract):
     """What a network learns from another one besides the labels (Hinton, Vinyals, Dean, 2015)."""
 
-    answers: ScoredWindow = Field(description="The teacher's scores of the training rows.")
-    weight: float = Field(gt=0, le=1, description="Share of the loss that the answers have.")
+    scores: ScoredWindow = Field(description="The teacher's scores of the training rows.")
+    weight: float = Field(gt=0, le=1, description="Share of the loss that the scores have.")
     temperature: float = Field(
         ge=1, description="Logits of both are divided by it; of a classification alone."
     )
@@ -121,13 +121,16 @@ class ModelCompression(Contract):
     settings: dict[str, object] = Field(description="What was asked for, whole.")
     parent_sizes: tuple[PositiveInt, ...] = Field(description="Hidden layers of the parent.")
     parent_parameters: PositiveInt = Field(description="Of its network.")
-    is_taught: bool = Field(description="Whether the parent's answers were part of the loss.")
+    is_distilled: bool = Field(
+        validation_alias=AliasChoices("is_distilled", "is_taught"),
+        description="Whether the parent's scores were part of the loss.",
+    )
 
 
 class CompressedModel(TrainedModel):
-    """A smaller network trained from a registered version: pruned, or taught by it, or both."""
+    """A smaller network trained from a registered version: pruned, distilled from it, or both."""
 
-    shrinking: ModelCompression
+    compression: ModelCompression
 
 
 class SearchedField(Contract):

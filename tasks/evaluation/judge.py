@@ -319,8 +319,8 @@ SMALLEST_TOLD = 1e-4
 def judge_siblings(
     student: CompressedModel,
     parent: RegisteredProgram,
-    taught: TrainedModel | None,
-    untaught: TrainedModel,
+    distilled: TrainedModel | None,
+    control: TrainedModel,
     dataset: ValidatedDataset,
     config: EvaluationConfig,
     store: ArtifactStore,
@@ -330,8 +330,8 @@ def judge_siblings(
     Args:
         student: the network that is offered.
         parent: the version it came from.
-        taught: the network that learnt from the parent; None where none did.
-        untaught: its twin, from labels alone.
+        distilled: the network that learnt from the parent; None where none did.
+        control: the control run, from labels alone.
         dataset: the snapshot that they were trained on.
         config: the fewest rows.
         store: holds programs and snapshot.
@@ -352,16 +352,16 @@ def judge_siblings(
         return measure_rows(rows, columns, SCORE)
 
     ours, original = measured(student), measured(parent)
-    with_teacher = None if taught is None else measured(taught)
-    alone = None if taught is None else measured(untaught)
+    with_teacher = None if distilled is None else measured(distilled)
+    alone = None if distilled is None else measured(control)
     report = StudentReport(
         window=student.splits.test,
         parent=original.metric_set(),
         student=ours.metric_set(),
         to_parent=ours.minus(original, "parent"),
-        taught=with_teacher.metric_set() if with_teacher else None,
-        untaught=alone.metric_set() if alone else None,
-        teaching=with_teacher.minus(alone, "untaught twin") if with_teacher and alone else None,
+        distilled=with_teacher.metric_set() if with_teacher else None,
+        control=alone.metric_set() if alone else None,
+        gain=with_teacher.minus(alone, "control run") if with_teacher and alone else None,
         refusal=None,
     )
     return report.model_copy(update={"result": who_won(report), "refusal": why_refused(report)})
@@ -386,15 +386,15 @@ def why_refused(report: StudentReport) -> str | None:
 
 def who_won(report: StudentReport) -> str | None:
     """Whether a teacher helped, in words; None where there was none."""
-    if report.teaching is None:
+    if report.gain is None:
         return None
-    change, name = report.teaching.primary, report.parent.primary_name
+    change, name = report.gain.primary, report.parent.primary_name
     shown = f"{name} {change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
     rows = f"{report.parent.num_rows:,} test rows"
     if abs(change.value) < SMALLEST_TOLD:
-        return f"The teacher made no difference: taught minus untaught is {shown} on {rows}."
+        return f"The teacher made no difference: distilled minus control is {shown} on {rows}."
     if change.low > 0:
-        return f"The teacher helped: taught minus untaught is {shown} on {rows}."
+        return f"The teacher helped: distilled minus control is {shown} on {rows}."
     if change.high < 0:
-        return f"The teacher did harm: taught minus untaught is {shown} on {rows}."
-    return f"Whether the teacher helped, {rows} cannot tell: taught minus untaught is {shown}."
+        return f"The teacher did harm: distilled minus control is {shown} on {rows}."
+    return f"Whether the teacher helped, {rows} cannot tell: distilled minus control is {shown}."

@@ -171,8 +171,8 @@ def compare_former(
 def judge_student(
     student: CompressedModel,
     parent: RegisteredProgram,
-    taught: TrainedModel | None,
-    untaught: TrainedModel,
+    distilled: TrainedModel | None,
+    control: TrainedModel,
     dataset: ValidatedDataset,
     config: EvaluationConfig,
 ) -> StudentReport:
@@ -187,7 +187,7 @@ def judge_student(
     from tasks.evaluation.judge import judge_siblings
 
     store = Settings.from_environment().store
-    report = judge_siblings(student, parent, taught, untaught, dataset, config, store)
+    report = judge_siblings(student, parent, distilled, control, dataset, config, store)
     if report.refusal:
         get_run_logger().warning("not registered: %s", report.refusal)
     return report

@@ -177,13 +177,13 @@ def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
     assert isinstance(model, TrainedModel)
     ranks = f"on {model.num_ranks} rank(s)"
     if isinstance(model, CompressedModel):
-        how = model.shrinking
+        how = model.compression
         return (
-            "shrink",
+            "compress",
             how.parent,
             (
                 f"Made version {how.parent.version} smaller by {how.method}, "
-                f"{'with' if how.is_taught else 'without'} its answers in the loss, {ranks}, and "
+                f"{'with' if how.is_distilled else 'without'} its scores in the loss, {ranks}, and "
                 "registered the best epoch."
             ),
         )

@@ -24,6 +24,7 @@ from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
+    COMPRESSED_TAG,
     INCUMBENT_TAG,
     MANIFEST_TAG,
     MODEL_FOLDER,
@@ -31,7 +32,6 @@ from tasks.registry.mlflow_registry import (
     ORIGIN_TAG,
     PROGRAM_TAG,
     RECALIBRATED_TAG,
-    SHRUNK_TAG,
     SNAPSHOT_TAG,
     MetricPoint,
     RegisteredVersion,
@@ -214,7 +214,7 @@ def _source_tags(trained: CandidateModel) -> dict[str, str]:
     if isinstance(trained, RecalibratedModel):
         return {RECALIBRATED_TAG: str(trained.calibration.source.version)}
     if isinstance(trained, CompressedModel):
-        return {SHRUNK_TAG: str(trained.shrinking.parent.version)}
+        return {COMPRESSED_TAG: str(trained.compression.parent.version)}
     return {}
 
 
@@ -280,10 +280,10 @@ def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
         calibration = trained.calibration
         made = f"Version {calibration.source.version} recalibrated on {calibration.fit.window}"
     if isinstance(trained, CompressedModel):
-        shrinking = trained.shrinking
+        compression = trained.compression
         made = (
-            f"Version {shrinking.parent.version} made smaller by {shrinking.method} "
-            f"({trained.num_parameters:,} of {shrinking.parent_parameters:,} parameters), {made}"
+            f"Version {compression.parent.version} made smaller by {compression.method} "
+            f"({trained.num_parameters:,} of {compression.parent_parameters:,} parameters), {made}"
         )
     return (
         f"{made}; test {name} {quality.value:.4f} "

@@ -32,7 +32,9 @@ ORIGIN_TAG = "origin"  # where a program comes from that was trained elsewhere
 VARIANTS_TAG = "variants_sha256"  # of `variants.json`
 KEPT_TAG = "kept_variants"
 RECALIBRATED_TAG = "recalibrated_from"  # number of the version whose network it has
-SHRUNK_TAG = "shrunk_from"  # number of the version whose network was made smaller
+COMPRESSED_TAG = "compressed_from"  # number of the version whose network was made smaller
+# Of a version that was made from another; the last is what versions before 2026-11-25 have.
+MADE_FROM_TAGS = (RECALIBRATED_TAG, COMPRESSED_TAG, "shrunk_from")
 INCUMBENT_TAG = "rival"  # number of the version that the evaluation compared with
 DECISION_TAG = "promotion"
 DECISION_SHA_TAG = "promotion_sha256"
@@ -201,7 +203,7 @@ class Registry:
         while True:
             if reason := version.tags.get(WITHDRAWN_TAG):
                 return f"version {version.number} was withdrawn: {reason}"
-            made_from = version.tags.get(RECALIBRATED_TAG) or version.tags.get(SHRUNK_TAG)
+            made_from = next(filter(None, map(version.tags.get, MADE_FROM_TAGS)), None)
             if made_from is None or int(made_from) >= version.number:
                 return None
             version = self.version(version.name, int(made_from))

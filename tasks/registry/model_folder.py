@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import (
@@ -356,8 +356,10 @@ class ModelManifest(Contract):
         default=None,
         description="The map of another version's scores; None where the network was trained.",
     )
-    shrinking: ModelCompression | None = Field(
-        default=None, description="The version that it is a smaller one of; None for none."
+    compression: ModelCompression | None = Field(
+        default=None,
+        validation_alias=AliasChoices("compression", "shrinking"),
+        description="The version that it is a smaller one of; None for none.",
     )
     evaluation: EvaluationSummary
     files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
@@ -403,7 +405,9 @@ class ModelStart(ModelInterface):
     started_from: StartingPoint | None = None
     best_epoch: NonNegativeInt
     calibration: Calibration | None = None
-    shrinking: ModelCompression | None = None
+    compression: ModelCompression | None = Field(
+        default=None, validation_alias=AliasChoices("compression", "shrinking")
+    )
 
 
 class RegisteredVariant(Contract):
@@ -462,7 +466,7 @@ def describe_model(
         best_epoch=trained.best_epoch,
         started_from=trained.started_from,
         calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
-        shrinking=trained.shrinking if isinstance(trained, CompressedModel) else None,
+        compression=trained.compression if isinstance(trained, CompressedModel) else None,
         evaluation=EvaluationSummary(
             window=evaluation.window,
             overall=evaluation.overall,

@@ -233,7 +233,7 @@ def find_calibration_source(
     return _fetch_with_weights(champion, store, CalibrationSource)
 
 
-def find_shrinking_parent(
+def find_compression_parent(
     version: int | None,
     name: str,
     location: RegistryLocation,
@@ -242,7 +242,7 @@ def find_shrinking_parent(
     """The version that a smaller network is to come from, with all that its training needs.
 
     Where the champion is such a smaller network, the version that it was made from: a repeated run
-    finds its model instead of shrinking on and on, and each loss is measured from the same network.
+    finds its model instead of compressing again, and each loss is measured from the same network.
 
     Args:
         version: its number; None for the champion.
@@ -259,7 +259,7 @@ def find_shrinking_parent(
     if version is not None:
         return _fetch_parent(registry.version(name, version), store)
     champion = _required_champion(registry, name)
-    return _fetch_parent(_before_shrinking(champion, registry), store)
+    return _fetch_parent(_before_compression(champion, registry), store)
 
 
 def _required_champion(registry: Registry, name: str) -> RegisteredVersion:
@@ -278,7 +278,7 @@ def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> Compressi
     return _fetch_with_weights(version, store, CompressionParent)
 
 
-def _before_shrinking(champion: RegisteredVersion, registry: Registry) -> RegisteredVersion:
+def _before_compression(champion: RegisteredVersion, registry: Registry) -> RegisteredVersion:
     """The version that a smaller champion was made from; any other champion itself.
 
     A map of its scores is followed to the network that it maps.
@@ -286,8 +286,8 @@ def _before_shrinking(champion: RegisteredVersion, registry: Registry) -> Regist
     version = champion
     while True:
         _, manifest = verified_start(version)
-        if manifest.shrinking is not None:
-            return registry.confirmed(manifest.shrinking.parent)
+        if manifest.compression is not None:
+            return registry.confirmed(manifest.compression.parent)
         if manifest.calibration is None:
             return champion
         version = registry.confirmed(manifest.calibration.source)

@@ -127,8 +127,8 @@ def find_calibration_source(
     return programs.find_calibration_source(fit, holdout, config.model_name, location, store)
 
 
-@task(name="find-shrinking-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
-def find_shrinking_parent(version: int | None, config: RegistryConfig) -> CompressionParent:
+@task(name="find-compression-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
+def find_compression_parent(version: int | None, config: RegistryConfig) -> CompressionParent:
     """The version that a smaller network is to come from; None for the champion.
 
     Of a champion that is a smaller network already, the version that it was made from.
@@ -139,7 +139,7 @@ def find_shrinking_parent(version: int | None, config: RegistryConfig) -> Compre
         RegistryError: there is none, or its files are missing or damaged. Not retried.
     """
     location, store = _installation()
-    return programs.find_shrinking_parent(version, config.model_name, location, store)
+    return programs.find_compression_parent(version, config.model_name, location, store)
 
 
 @task(name="find-champion", task_run_name="find-champion-{config.model_name}", **_POLICY)

@@ -22,16 +22,16 @@ def networks(result: CompressionResult) -> list[tuple[str, Quality]]:
     """Each network that was judged, by its name for people, the large one first."""
     judged = result.judged
     found = [("large network", judged.parent)]
-    if judged.taught is None or judged.untaught is None:
+    if judged.distilled is None or judged.control is None:
         return [*found, ("small network", judged.student)]
-    return [*found, ("small, taught", judged.taught), ("small, untaught", judged.untaught)]
+    return [*found, ("small, distilled", judged.distilled), ("small, control", judged.control)]
 
 
 def differences(result: CompressionResult) -> list[tuple[str, Comparison]]:
     """Each paired comparison, by what it is of."""
     found = [("small minus large", result.judged.to_parent)]
-    teaching = result.judged.teaching
-    return [*found, ("taught minus untaught", teaching)] if teaching else found
+    gain = result.judged.gain
+    return [*found, ("distilled minus control", gain)] if gain else found
 
 
 def gallery(result: CompressionResult) -> dict[str, Markup]:
@@ -87,13 +87,13 @@ def write_compression_page(
 
 def page_path(result: CompressionResult, folder: Path) -> Path:
     """Where the page of a result is: one for each parent and method."""
-    made = result.shrinking
+    made = result.compression
     return folder / f"compression-{made.parent.name}-v{made.parent.version}-{made.method}" / PAGE
 
 
 def announcement(result: CompressionResult, page: str) -> str:
     """The outcome in a few lines of Markdown, for the Prefect UI."""
-    made, judged = result.shrinking, result.judged
+    made, judged = result.compression, result.judged
     outcome = f"**Not registered.** {judged.refusal}"
     if result.version is not None:
         is_champion = result.promotion is not None and result.promotion.promoted

@@ -79,7 +79,7 @@ def publish_search(record: StudyRecord) -> str:
 
 @task(
     name="publish-compression",
-    task_run_name="page-{result.shrinking.method}-of-v{result.shrinking.parent.version}",
+    task_run_name="page-{result.compression.method}-of-v{result.compression.parent.version}",
     **_POLICY,
 )
 def publish_compression(result: CompressionResult, use_case: str) -> str:
@@ -93,7 +93,7 @@ def publish_compression(result: CompressionResult, use_case: str) -> str:
     from tasks.reporting.compression import announcement, gallery, write_compression_page
 
     settings = Settings.from_environment()
-    pictures, made = gallery(result), result.shrinking
+    pictures, made = gallery(result), result.compression
     page = write_compression_page(result, use_case, settings.reports, pictures)
     path = str(page.relative_to(settings.home))
     parent = f"{made.parent.name} version {made.parent.version}"

@@ -63,7 +63,7 @@ def train_distributed(
     splits: DataSplits,
     config: TrainingConfig,
     initial: StartingPoint | None = None,
-    lesson: DistillationTargets | None = None,
+    distillation: DistillationTargets | None = None,
 ) -> TrainedModel:
     """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
 
@@ -103,7 +103,7 @@ def train_distributed(
         settings.home / "training",
         report,
         initial,
-        lesson,
+        distillation,
     )
     progress.show(100.0)
     create_table_artifact(

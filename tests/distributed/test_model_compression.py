@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tasks.training.compression.planning import plan_student
 
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import CompressionParent, RegisteredProgram
@@ -15,9 +16,8 @@ from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.compression.config import ShrinkingConfig
+from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.distillation import StudentPlan
-from tasks.training.compression.planning import plan_student
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.launcher import OnEpoch, launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
@@ -41,7 +41,7 @@ SMALL = config(**ONE_RANK, hidden_sizes=(4,), max_epochs=3)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shrinking")
+    return tmp_path_factory.mktemp("compression")
 
 
 @pytest.fixture(scope="module")
@@ -65,40 +65,40 @@ def answers(folder: Path, parent: CompressionParent) -> ScoredWindow:
     return score_window(parent.program, rows, splits().train, EvaluationConfig(), store)
 
 
-def taught(
+def trained(
     folder: Path,
     settings: TrainingConfig,
-    lesson: DistillationTargets | None,
+    distillation: DistillationTargets | None,
     start: StartingPoint | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> TrainedModel:
     store = ArtifactStore(folder / "store")
     rows = dataset(store, frame(NUM_ROWS))
     work = folder / "work"
-    return launch_training(rows, splits(), settings, store, work, on_epoch, start, lesson)
+    return launch_training(rows, splits(), settings, store, work, on_epoch, start, distillation)
 
 
 def planned(folder: Path, parent: CompressionParent, **asked: object) -> StudentPlan:
-    shrinking = ShrinkingConfig.model_validate(asked)
-    return plan_student(parent, shrinking, config(**ONE_RANK), ArtifactStore(folder / "store"))
+    compression = CompressionConfig.model_validate(asked)
+    return plan_student(parent, compression, config(**ONE_RANK), ArtifactStore(folder / "store"))
 
 
-def test_a_lesson_that_weighs_next_to_nothing_gives_the_curve_of_plain_training(
+def test_targets_that_weigh_next_to_nothing_gives_the_curve_of_plain_training(
     folder: Path, answers: ScoredWindow
 ) -> None:
-    lesson = DistillationTargets(answers=answers, weight=1e-9, temperature=2.0)
-    with_lesson, plain = taught(folder, SMALL, lesson), taught(folder, SMALL, None)
-    assert with_lesson.checkpoint != plain.checkpoint  # two trainings, not one found again
-    for one, other in zip(losses(with_lesson.epochs), losses(plain.epochs), strict=True):
+    distillation = DistillationTargets(scores=answers, weight=1e-9, temperature=2.0)
+    with_targets, plain = trained(folder, SMALL, distillation), trained(folder, SMALL, None)
+    assert with_targets.checkpoint != plain.checkpoint  # two trainings, not one found again
+    for one, other in zip(losses(with_targets.epochs), losses(plain.epochs), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
 
 
 def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
     folder: Path, answers: ScoredWindow
 ) -> None:
-    lesson = DistillationTargets(answers=answers, weight=0.5, temperature=2.0)
-    one = taught(folder, SMALL, lesson)
-    two = taught(folder, config(**on_ranks(2), hidden_sizes=(4,), max_epochs=3), lesson)
+    distillation = DistillationTargets(scores=answers, weight=0.5, temperature=2.0)
+    one = trained(folder, SMALL, distillation)
+    two = trained(folder, config(**on_ranks(2), hidden_sizes=(4,), max_epochs=3), distillation)
     assert (one.num_ranks, two.num_ranks) == (1, 2)
     for ours, theirs in zip(losses(one.epochs), losses(two.epochs), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
@@ -108,10 +108,10 @@ def test_a_pruned_network_is_trained_on_from_what_was_left(
     folder: Path, parent: CompressionParent
 ) -> None:
     plan = planned(folder, parent, pruned_share=0.5, max_epochs=1)
-    tuned = taught(folder, plan.config, None, plan.initial)
-    scratch = taught(folder, plan.config, None)
+    tuned = trained(folder, plan.config, None, plan.initial)
+    scratch = trained(folder, plan.config, None)
     assert tuned.started_from == plan.initial
-    assert tuned.num_parameters < plan.shrinking.parent_parameters
+    assert tuned.num_parameters < plan.compression.parent_parameters
     assert tuned.config["hidden_sizes"] == [8, 4]
     assert tuned.epochs[0].quality > scratch.epochs[0].quality + 0.02
 
@@ -120,14 +120,14 @@ def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(
     folder: Path, parent: CompressionParent, answers: ScoredWindow
 ) -> None:
     plan = planned(folder, parent, method="pruning-distillation", pruned_share=0.5, max_epochs=6)
-    lesson = DistillationTargets(answers=answers, weight=0.5, temperature=2.0)
+    distillation = DistillationTargets(scores=answers, weight=0.5, temperature=2.0)
 
     def kill(metrics: EpochMetrics) -> None:
         if metrics.epoch == 1:
             os.kill(pid_of_rank(0, folder), signal.SIGKILL)
 
     with pytest.raises(TransientError, match="rank 0 was killed"):
-        taught(folder, plan.config, lesson, plan.initial, kill)
-    model = taught(folder, plan.config, lesson, plan.initial)
+        trained(folder, plan.config, distillation, plan.initial, kill)
+    model = trained(folder, plan.config, distillation, plan.initial)
     assert_no_kept_epoch_is_repeated(log_of(model, folder))
     assert [metrics.epoch for metrics in model.epochs] == list(range(6))

@@ -37,7 +37,7 @@ from tests.support.host.processes import processes_of
 from tests.support.platform.loops import Loop, champion_of, loop_repository
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
-from tests.support.training.shrunk import check_smaller_version
+from tests.support.training.compressed import check_smaller_version
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -371,7 +371,7 @@ def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
     assert code == 0, said
     assert f"pruning-distillation of {name} version {parent.version}" in said
     assert "hidden layers 16 of 32" in said
-    assert "taught minus untaught is AUC" in said
+    assert "distilled minus control is AUC" in said
 
     number = check_smaller_version(loop.record, loop.home)
 

@@ -8,7 +8,7 @@ from tasks.contracts.base import field_title
 from tasks.contracts.training import CompressionMethod
 
 
-class ShrinkingConfig(BaseModel):
+class CompressionConfig(BaseModel):
     """Pruning, distillation or both, of the champion or another version; kept with the result."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
@@ -16,7 +16,7 @@ class ShrinkingConfig(BaseModel):
     method: CompressionMethod = Field(
         default="pruning",
         description="`pruning`: hidden units of least weight go, and the rest is trained on. "
-        "`distillation`: a small network learns from the labels and from what the large one says. "
+        "`distillation`: a small network learns from the labels and from the large one's scores. "
         "`pruning-distillation`: what pruning left learns from both.",
     )
     pruned_share: float = Field(
@@ -61,7 +61,7 @@ class ShrinkingConfig(BaseModel):
         default=0.5,
         gt=0,
         le=1,
-        description="Of distillation: share of the loss that the large network's answers have; the "
+        description="Of distillation: share of the loss that the large network's scores have; the "
         "labels have the rest.",
     )
     max_epochs: int = Field(default=8, ge=1, le=1000, description="Passes over the training rows.")
@@ -72,6 +72,6 @@ class ShrinkingConfig(BaseModel):
         return self.method != "distillation"
 
     @property
-    def teaches(self) -> bool:
-        """Whether the large network's answers are learnt."""
+    def distils(self) -> bool:
+        """Whether the large network's scores are learnt."""
         return self.method != "pruning"

@@ -7,8 +7,8 @@ from prefect import get_run_logger, task
 from tasks.contracts.release import CompressionParent
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
-from tasks.training.compression.config import ShrinkingConfig
-from tasks.training.compression.distillation import StudentPlan
+from tasks.training.compression.config import CompressionConfig
+from tasks.training.compression.plan import StudentPlan
 from tasks.training.config import TrainingConfig
 
 
@@ -22,7 +22,7 @@ from tasks.training.config import TrainingConfig
     cache_policy=ByContent(task_file=__file__),
 )
 def plan_student(
-    parent: CompressionParent, config: ShrinkingConfig, present: TrainingConfig
+    parent: CompressionParent, config: CompressionConfig, present: TrainingConfig
 ) -> StudentPlan:
     """Decide what a smaller network is, and prune the parent where that is asked for.
 
@@ -33,13 +33,13 @@ def plan_student(
         ArtifactError: the parent's checkpoint is absent or damaged. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.training.compression import planning
+    from tasks.training.compression import plan as planning
 
     plan = planning.plan_student(parent, config, present, Settings.from_environment().store)
     get_run_logger().info(
         "%s: hidden layers of %s units, the large network has %s",
         config.method,
         "-".join(map(str, plan.config.hidden_sizes)),
-        "-".join(map(str, plan.shrinking.parent_sizes)),
+        "-".join(map(str, plan.compression.parent_sizes)),
     )
     return plan

@@ -3,7 +3,7 @@
 Quality is made of totals over rows, which ranks simply add up.
 
 Where there is a teacher, the loss of a training row is a mean of two: that of its label, and that
-of the teacher's answer (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
+of the teacher's output (Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network",
 2015). Validation knows the labels alone, so its curves compare with those of any other training.
 """
 
@@ -91,27 +91,27 @@ class Objective(ABC):
     row_losses: RowLosses
 
     @abstractmethod
-    def answer_losses(self, outputs: Tensor, answers: Tensor, temperature: float) -> Tensor:
-        """Loss of each row against what a teacher answers, shape (rows,).
+    def teacher_losses(self, outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """Loss of each row against a teacher's outputs, shape (rows,).
 
         Args:
             outputs: of the network, shape (rows,).
-            answers: of the teacher, shape (rows,): logits, or predictions in the label's unit.
+            targets: of the teacher, shape (rows,): logits, or predictions in the label's unit.
             temperature: softens the probabilities of a classification.
         """
 
-    def training_losses(self, lesson: DistillationTargets | None) -> RowLosses:
+    def training_losses(self, distillation: DistillationTargets | None) -> RowLosses:
         """What is minimised: the labels' losses, mixed with a teacher's where there is one.
 
-        With a teacher, targets are (answer, label), shape (rows, 2).
+        With a teacher, targets are (teacher output, label), shape (rows, 2).
         """
-        if lesson is None:
+        if distillation is None:
             return self.row_losses
-        weight, temperature = lesson.weight, lesson.temperature
+        weight, temperature = distillation.weight, distillation.temperature
 
         def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-            answers, labels = targets[:, 0], targets[:, 1]
-            learnt = self.answer_losses(outputs, answers, temperature)
+            labels = targets[:, 1]
+            learnt = self.teacher_losses(outputs, targets[:, 0], temperature)
             return (1 - weight) * self.row_losses(outputs, labels) + weight * learnt
 
         return losses
@@ -141,12 +141,12 @@ class Classification(Objective):
     def __init__(self) -> None:
         self.row_losses = partial(functional.binary_cross_entropy_with_logits, reduction="none")
 
-    def answer_losses(self, outputs: Tensor, answers: Tensor, temperature: float) -> Tensor:
+    def teacher_losses(self, outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """Cross-entropy of softened probabilities.
 
         Times the temperature's square, since its gradients shrink by that (Hinton et al., 2).
         """
-        soft = torch.sigmoid(answers / temperature)
+        soft = torch.sigmoid(targets / temperature)
         losses: Tensor = self.row_losses(outputs / temperature, soft)
         return temperature**2 * losses
 
@@ -173,9 +173,9 @@ class Regression(Objective):
         standardised = (labels - self._scale.mean) / self._scale.deviation
         return functional.huber_loss(outputs, standardised, reduction="none", delta=HUBER_DELTA)
 
-    def answer_losses(self, outputs: Tensor, answers: Tensor, temperature: float) -> Tensor:
+    def teacher_losses(self, outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """Huber loss against the teacher's prediction; there is nothing to soften."""
-        return self._huber(outputs, answers)
+        return self._huber(outputs, targets)
 
     def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
         """Squared errors, labels, squared labels (standardised) and rows."""
@@ -188,7 +188,7 @@ class Regression(Objective):
 
 
 def labels_of(targets: Tensor) -> Tensor:
-    """The labels among what a batch has to learn, shape (rows,); a teacher's answers are left."""
+    """The labels among what a batch has to learn, shape (rows,); a teacher's outputs are left."""
     return targets if targets.ndim == 1 else targets[:, -1]
 
 

@@ -59,8 +59,8 @@ class TrainingJob(Contract):
     """Checkpoint of the model whose weights the network begins with."""
     initial_columns: DatasetSchema | None = None
     """What that model takes."""
-    lesson: DistillationTargets | None = None
-    """The teacher whose answers the snapshot holds beside the labels."""
+    distillation: DistillationTargets | None = None
+    """The teacher whose outputs the snapshot holds beside the labels."""
     num_ranks: PositiveInt = 1
     threads_per_rank: PositiveInt = 1
 
@@ -121,9 +121,9 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.rows = path / "rows"
-        # The rows of a training that goes on from the champion, and those with a teacher's answers.
+        # The rows of a training that goes on from the champion, and those with a teacher's outputs.
         self.snapshot = path / "snapshot.parquet"
-        self.taught_snapshot = path / "taught.parquet"
+        self.distillation_snapshot = path / "distillation.parquet"
         # What became of the ranks of an elastic run, and every line of every rank.
         self.elastic = path / "elastic.json"
         self.log = path / "training.log"

@@ -125,7 +125,7 @@ class TrainingSession:
             self._config.strategy,
             exchange,
             TabularNetwork(self._sources.preprocessing, self._config),
-            self._objective.training_losses(self._job.lesson),
+            self._objective.training_losses(self._job.distillation),
             partial(adamw, config=self._config),
             torch.device(self._config.device),
         )

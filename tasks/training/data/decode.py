@@ -1,7 +1,7 @@
 """Decoding a snapshot: Parquet row groups into rows of 32-bit words, grouped by virtual shard.
 
 A row is `RowLayout.width` words: its numbers (float32), its category codes (int32), a teacher's
-answer where there is one (float32), its label (float32). Rows of one width can lie in memory or in
+output where there is one (float32), its label (float32). Rows of one width can lie in memory or in
 a file alike, and any range of them can be read without the others.
 """
 
@@ -28,8 +28,8 @@ from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array
 BLOCKS_PER_SHARD = 16
 # Rows that are decoded at a time, however large a row group is.
 DECODED_ROWS = 1 << 16
-# Column of a teacher's answers in a snapshot that was written for one training.
-ANSWER = "teacher's answer"
+# Column of a teacher's outputs in a snapshot that was written for one training.
+TEACHER_OUTPUT = "teacher output"
 BoolArray = NDArray[np.bool_]
 
 
@@ -39,22 +39,22 @@ class RowLayout:
 
     num_numeric: int
     num_categorical: int
-    is_taught: bool = False
-    """Whether a row has the answer of a teacher."""
+    is_distilled: bool = False
+    """Whether a row has the output of a teacher."""
 
     @classmethod
-    def of(cls, columns: DatasetSchema, *, is_taught: bool = False) -> RowLayout:
+    def of(cls, columns: DatasetSchema, *, is_distilled: bool = False) -> RowLayout:
         """The layout of a snapshot's rows."""
-        return cls(len(columns.numeric), len(columns.categorical), is_taught)
+        return cls(len(columns.numeric), len(columns.categorical), is_distilled)
 
     @property
     def width(self) -> int:
         """Words of one row."""
-        return self.num_numeric + self.num_categorical + self.is_taught + 1
+        return self.num_numeric + self.num_categorical + self.is_distilled + 1
 
     def target_shape(self, num_rows: int) -> tuple[int, ...]:
         """Shape of `targets` of so many rows."""
-        return (num_rows, 2) if self.is_taught else (num_rows,)
+        return (num_rows, 2) if self.is_distilled else (num_rows,)
 
     @property
     def row_bytes(self) -> int:
@@ -73,13 +73,13 @@ class RowLayout:
         """Labels of some rows, float32 (rows,): a view."""
         return words.view(np.float32)[:, -1]
 
-    def answers(self, words: Int32Array) -> Float32Array:
-        """The teacher's answers for some rows, float32 (rows,): a view."""
+    def teacher_outputs(self, words: Int32Array) -> Float32Array:
+        """The teacher's outputs for some rows, float32 (rows,): a view."""
         return words.view(np.float32)[:, -2]
 
     def targets(self, words: Int32Array) -> Float32Array:
-        """What is learnt: labels, or (answer, label) in two columns; float32: a view."""
-        return words.view(np.float32)[:, -2:] if self.is_taught else self.labels(words)
+        """What is learnt: labels, or (teacher output, label) in two columns; float32: a view."""
+        return words.view(np.float32)[:, -2:] if self.is_distilled else self.labels(words)
 
 
 @dataclass
@@ -188,18 +188,18 @@ class SnapshotFile:
         path: the snapshot, Parquet.
         columns: which column is what.
         num_shards: virtual shards V.
-        is_taught: whether the snapshot has the answers of a teacher, in column `ANSWER`.
+        is_distilled: whether the snapshot has the outputs of a teacher, in column `TEACHER_OUTPUT`.
 
     Raises:
         DataContractError: the file is no Parquet, or a column is missing or of a wrong type.
     """
 
     def __init__(
-        self, path: Path, columns: DatasetSchema, num_shards: int, *, is_taught: bool = False
+        self, path: Path, columns: DatasetSchema, num_shards: int, *, is_distilled: bool = False
     ) -> None:
         self.path = path
         self.columns = columns
-        self.layout = RowLayout.of(columns, is_taught=is_taught)
+        self.layout = RowLayout.of(columns, is_distilled=is_distilled)
         self.num_shards = num_shards
         try:
             # Dictionary columns: a category's text is decoded once, not once a row.
@@ -287,8 +287,8 @@ class SnapshotFile:
             codes[:, position] = column.codes[column.places]
         self.layout.labels(words)[:] = _numbers(table.column(self.columns.label))
         self._check_labels(self.layout.labels(words), kept, group, begin)
-        if self.layout.is_taught:
-            self.layout.answers(words)[:] = _numbers(table.column(ANSWER))
+        if self.layout.is_distilled:
+            self.layout.teacher_outputs(words)[:] = _numbers(table.column(TEACHER_OUTPUT))
         for shard in np.unique(owners[kept]).tolist():
             rows = kept[owners[kept] == shard]
             yield shard, words[rows], self._facts(words, categories, rows)
@@ -335,8 +335,8 @@ class SnapshotFile:
     @property
     def _names(self) -> list[str]:
         c = self.columns
-        answer = [ANSWER] if self.layout.is_taught else []
-        return [c.event_time, c.label, *answer, *c.categorical, *c.numeric]
+        teacher = [TEACHER_OUTPUT] if self.layout.is_distilled else []
+        return [c.event_time, c.label, *teacher, *c.categorical, *c.numeric]
 
 
 def check_types(schema: pa.Schema, columns: DatasetSchema) -> None:

@@ -69,7 +69,7 @@ def open_sources(
     """
     config, splits = job.config, job.splits
     snapshot = SnapshotFile(
-        job.snapshot_path, job.columns, config.num_shards, is_taught=job.lesson is not None
+        job.snapshot_path, job.columns, config.num_shards, is_distilled=job.distillation is not None
     )
     shards = range(rank, config.num_shards, size)
     training, validation = (

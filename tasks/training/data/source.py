@@ -127,7 +127,7 @@ class RowSource:
     `Batch.inputs` is (positions, numeric): int64 (rows, categorical columns) from
     `Preprocessing.category_positions`, and float32 (rows, numeric columns), NaN for missing.
     `Batch.labels` is float32 (rows,): 0 or 1, or the number of a regression; where there is a
-    teacher float32 (rows, 2): its answer, which only training rows have, and the label.
+    teacher float32 (rows, 2): its output, which only training rows have, and the label.
 
     Args:
         store: decoded rows of the rank's shards.

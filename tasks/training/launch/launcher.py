@@ -16,7 +16,7 @@ from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.access import access_handed_over
 from tasks.training.checkpoints.store import open_store
-from tasks.training.compression.distillation import write_taught
+from tasks.training.compression.distillation import write_distillation_targets
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
 from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
@@ -46,7 +46,7 @@ def launch_training(
     work: Path,
     on_epoch: OnEpoch | None = None,
     initial: StartingPoint | None = None,
-    lesson: DistillationTargets | None = None,
+    distillation: DistillationTargets | None = None,
 ) -> TrainedModel:
     """Train on the ranks of this host, or of several, and publish the best epoch.
 
@@ -61,7 +61,7 @@ def launch_training(
         work: folder of the run directories; one is removed when its model is published.
         on_epoch: called in this thread after each epoch, also for those of earlier attempts.
         initial: whose weights to begin with; none: from scratch.
-        lesson: whose answers to learn beside the labels; none: nobody's.
+        distillation: whose scores to learn beside the labels; none: nobody's.
 
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same model.
@@ -72,12 +72,12 @@ def launch_training(
         StorageError: the disk refused a write.
     """
     snapshot = dataset.snapshot
-    learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, lesson)
+    learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, distillation)
     inputs = (*learnt_from, code_digest(__file__, without=ONLY_MEASURES))
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
-        job = _planned(dataset, splits, config, store, run, initial, lesson)
+        job = _planned(dataset, splits, config, store, run, initial, distillation)
         result = run_job(run, job, lock, on_epoch or (lambda _: None))
         model = _published(run, result, dataset, job, folder)
         return model.model_copy(update={"started_from": initial})
@@ -100,7 +100,7 @@ def _planned(
     store: ArtifactStore,
     run: RunDirectory,
     initial: StartingPoint | None,
-    lesson: DistillationTargets | None,
+    distillation: DistillationTargets | None,
 ) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
     snapshot = dataset.snapshot
@@ -110,9 +110,14 @@ def _planned(
         described = write_replayed(path, run.snapshot, columns, splits, since, share, config.seed)
         LOGGER.info("%s", described)
         path = run.snapshot
-    if lesson is not None:
-        LOGGER.info("%s", write_taught(path, run.taught_snapshot, dataset, splits, lesson, store))
-        path = run.taught_snapshot
+    if distillation is not None:
+        LOGGER.info(
+            "%s",
+            write_distillation_targets(
+                path, run.distillation_snapshot, dataset, splits, distillation, store
+            ),
+        )
+        path = run.distillation_snapshot
     num_ranks, threads = plan_ranks(config, num_usable_cores())
     LOGGER.info("%s", in_words(num_ranks, threads))
     return TrainingJob(
@@ -123,7 +128,7 @@ def _planned(
         model=snapshot.feature_service,
         initial_path=store.path(initial.checkpoint) if initial else None,
         initial_columns=initial.columns if initial else None,
-        lesson=lesson,
+        distillation=distillation,
         num_ranks=num_ranks,
         threads_per_rank=threads,
     )

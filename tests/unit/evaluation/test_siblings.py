@@ -51,19 +51,19 @@ def judged(
         trained_model(stored_program(store, network).program, rows)
         for network in (student, twin or student)
     )
-    shrinking = ModelCompression(
+    compression = ModelCompression(
         parent=parent.version,
         method="distillation" if twin else "pruning",
         settings={},
         parent_sizes=(8,),
         parent_parameters=99,
-        is_taught=twin is not None,
+        is_distilled=twin is not None,
     )
-    shrunk = CompressedModel.model_validate(
-        {**made.model_dump(), "shrinking": shrinking.model_dump()}
+    compressed = CompressedModel.model_validate(
+        {**made.model_dump(), "compression": compression.model_dump()}
     )
-    taught = made if twin else None
-    return judge_siblings(shrunk, parent, taught, alone, rows, judging, store)
+    distilled = made if twin else None
+    return judge_siblings(compressed, parent, distilled, alone, rows, judging, store)
 
 
 def test_a_student_as_good_as_its_parent_is_offered_with_the_paired_difference(
@@ -95,20 +95,20 @@ def test_a_teacher_that_helps_wins_and_one_that_harms_loses(store: ArtifactStore
     assert "The teacher did harm" in str(judged(store, Blind(), twin=LateRate()).result)
     equal = judged(store, Blurred(), twin=Blurred())
     assert "The teacher made no difference" in str(equal.result)
-    assert equal.teaching is not None
-    assert equal.teaching.primary.value == 0.0
+    assert equal.gain is not None
+    assert equal.gain.primary.value == 0.0
 
 
 def report(difference: Metric, value: float = 0.75) -> StudentReport:
-    change = comparison("untaught twin", 0.0).model_copy(update={"auc_difference": difference})
+    change = comparison("control run", 0.0).model_copy(update={"auc_difference": difference})
     return StudentReport(
         window=splits().test,
         parent=metric_set(0.75),
         student=metric_set(value),
         to_parent=change,
-        taught=metric_set(value),
-        untaught=metric_set(value),
-        teaching=change,
+        distilled=metric_set(value),
+        control=metric_set(value),
+        gain=change,
         refusal=None,
     )
 
@@ -116,7 +116,7 @@ def report(difference: Metric, value: float = 0.75) -> StudentReport:
 @pytest.mark.parametrize(
     ("low", "value", "high", "told"),
     [
-        (0.001, 0.004, 0.007, "The teacher helped: taught minus untaught is AUC +0.0040"),
+        (0.001, 0.004, 0.007, "The teacher helped: distilled minus control is AUC +0.0040"),
         (-0.007, -0.004, -0.001, "The teacher did harm"),
         (-0.002, 0.001, 0.004, "Whether the teacher helped, 4,000 test rows cannot tell"),
         (1e-6, 2e-6, 3e-6, "The teacher made no difference"),

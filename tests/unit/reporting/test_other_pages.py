@@ -93,21 +93,21 @@ def ref(number: int) -> ModelVersionRef:
 
 def result(
     *,
-    teaches: bool = True,
+    distils: bool = True,
     refusal: str | None = None,
     promoted: bool = True,
     change: float = 0.002,
 ) -> CompressionResult:
-    teaching = comparison("untaught twin", change)
+    gain = comparison("control run", change)
     judged = StudentReport(
         window=splits().test,
         parent=metric_set(0.7512),
         student=metric_set(0.7498),
         to_parent=comparison("parent", -0.0014),
-        taught=metric_set(0.7498) if teaches else None,
-        untaught=metric_set(0.7478) if teaches else None,
-        teaching=teaching if teaches else None,
-        result="The teacher <helped>: taught minus untaught." if teaches else None,
+        distilled=metric_set(0.7498) if distils else None,
+        control=metric_set(0.7478) if distils else None,
+        gain=gain if distils else None,
+        result="The teacher <helped>: distilled minus control." if distils else None,
         refusal=refusal,
     )
     gate = GateResult(name="champion", passed=promoted, evidence="lower bound -0.0100")
@@ -115,17 +115,17 @@ def result(
         candidate=ref(4), previous_champion=3, gates=(gate,), promoted=promoted
     )
     return CompressionResult(
-        shrinking=ModelCompression(
+        compression=ModelCompression(
             parent=ref(3),
-            method="pruning-distillation" if teaches else "pruning",
+            method="pruning-distillation" if distils else "pruning",
             settings={"pruned_share": 0.75, "learning_rate": None},
             parent_sizes=(512, 256),
             parent_parameters=40_000,
-            is_taught=teaches,
+            is_distilled=distils,
         ),
         hidden_sizes=(128, 64),
         num_parameters=8_000,
-        choice="on the validation rows the taught network is better",
+        choice="on the validation rows the distilled network is better",
         judged=judged,
         version=None if refusal else ref(4),
         promotion=None if refusal else decision,
@@ -138,7 +138,7 @@ def rendered(result: CompressionResult) -> str:
 
 def test_the_page_of_a_compression_says_who_won_with_the_interval_and_loads_nothing() -> None:
     page = rendered(result())
-    for words in ("The teacher &lt;helped&gt;", "small, untaught", "+0.0020", "20.0",
+    for words in ("The teacher &lt;helped&gt;", "small, control", "+0.0020", "20.0",
                   "128-64 of 512-256"):  # fmt: skip
         assert words in page, words
     assert loads_nothing(page)
@@ -155,15 +155,15 @@ def test_a_refusal_a_closed_gate_and_a_promotion_look_different() -> None:
 
 
 def test_without_a_teacher_nothing_is_said_about_one_and_a_lost_metric_breaks_nothing() -> None:
-    made = result(teaches=False)
+    made = result(distils=False)
     lost = Metric(value=math.nan, low=math.nan, high=math.nan)
     student = made.judged.student.model_copy(update={"auc": lost})
     judged = made.judged.model_copy(update={"student": student})
     page = rendered(made.model_copy(update={"judged": judged}))
     assert "Did the teacher help?" not in page
-    assert "Nobody taught the smaller network" in page
+    assert "Nobody distilled the smaller network" in page
     assert "small network" in page
-    assert "taught minus untaught" not in page
+    assert "distilled minus control" not in page
 
 
 def test_the_facts_are_beside_the_page_and_a_repeated_call_changes_nothing(tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_the_announcement_names_the_outcome_first() -> None:
     assert told.startswith("**late version 4 is the champion.**")
     refused = compression.announcement(result(refusal="too weak"), "p")
     assert refused.startswith("**Not registered.** too weak")
-    assert "| small, taught | 8,000 |" in refused
+    assert "| small, distilled | 8,000 |" in refused

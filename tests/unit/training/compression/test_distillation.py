@@ -12,9 +12,9 @@ from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
-from tasks.training.compression.distillation import logits_of, write_taught
+from tasks.training.compression.distillation import logits_of, write_distillation_targets
 from tasks.training.core.objective import Classification, Regression, labels_of
-from tasks.training.data.decode import ANSWER
+from tasks.training.data.decode import TEACHER_OUTPUT
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.training.parents import SCALE
 from tests.support.training.reading_ranks import job, opened
@@ -46,10 +46,10 @@ def scored(store: ArtifactStore, rows: pd.DataFrame, snapshot: str) -> ScoredWin
     return store.build_once("scores", content_key(len(rows), snapshot), ScoredWindow, build)
 
 
-def lesson(
+def targets(
     answers: ScoredWindow, weight: float = 0.5, temperature: float = 2.0
 ) -> DistillationTargets:
-    return DistillationTargets(answers=answers, weight=weight, temperature=temperature)
+    return DistillationTargets(scores=answers, weight=weight, temperature=temperature)
 
 
 def of_weight(weight: float, temperature: float) -> DistillationTargets:
@@ -78,9 +78,9 @@ def test_the_loss_mixes_labels_and_softened_answers_as_the_formula_says(
 
     soft = cross_entropy(sigmoid(t / temperature), z / temperature)
     expected = (1 - weight) * cross_entropy(y, z) + weight * temperature**2 * soft
-    targets = torch.from_numpy(np.stack([t, y], axis=1))
+    of_rows = torch.from_numpy(np.stack([t, y], axis=1))
     losses = Classification().training_losses(of_weight(weight, temperature))(
-        torch.from_numpy(z), targets
+        torch.from_numpy(z), of_rows
     )
     np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-9)
 
@@ -111,16 +111,18 @@ def test_answers_stand_beside_their_rows_and_nowhere_else(tmp_path: Path) -> Non
     source = tmp_path / "rows.parquet"
     shuffled.to_parquet(source, row_group_size=100, index=False)
     answers = scored(store, rows, data.snapshot.data.sha256)
-    target = tmp_path / "taught.parquet"
-    told = write_taught(source, target, data, splits(), lesson(answers), store)
+    target = tmp_path / "distilled.parquet"
+    line = write_distillation_targets(source, target, data, splits(), targets(answers), store)
     made = pd.read_parquet(target)
-    assert f"{answers.num_rows:,} training rows" in told
-    pd.testing.assert_frame_equal(made.drop(columns=ANSWER), shuffled.reset_index(drop=True))
+    assert f"{answers.num_rows:,} training rows" in line
+    pd.testing.assert_frame_equal(
+        made.drop(columns=TEACHER_OUTPUT), shuffled.reset_index(drop=True)
+    )
     train = splits().train
     inside = made[COLUMNS.event_time].between(train.start, train.end, inclusive="left")
-    assert made.loc[~inside, ANSWER].isna().all()
+    assert made.loc[~inside, TEACHER_OUTPUT].isna().all()
     expected = expected_logit(made.loc[inside, COLUMNS.row_id], len(rows))
-    np.testing.assert_allclose(made.loc[inside, ANSWER], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(made.loc[inside, TEACHER_OUTPUT], expected, rtol=1e-4, atol=1e-5)
     before, after = (pq.ParquetFile(path).metadata for path in (source, target))
     sizes = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in (before, after)]
     assert sizes[0] == sizes[1]
@@ -130,12 +132,12 @@ def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:
     store, rows = ArtifactStore(tmp_path / "store"), frame(800)
     data = dataset(store, rows)
     source = store.path(data.snapshot.data)
-    strange = lesson(scored(store, rows, "1" * 64))
+    strange = targets(scored(store, rows, "1" * 64))
     with pytest.raises(DataContractError, match="score the training window of the same snapshot"):
-        write_taught(source, tmp_path / "t", data, splits(), strange, store)
-    fewer = lesson(scored(store, rows[rows[COLUMNS.row_id] % 5 > 0], data.snapshot.data.sha256))
-    with pytest.raises(DataContractError, match=r"no answer for \d+ of the training rows"):
-        write_taught(source, tmp_path / "t", data, splits(), fewer, store)
+        write_distillation_targets(source, tmp_path / "t", data, splits(), strange, store)
+    fewer = targets(scored(store, rows[rows[COLUMNS.row_id] % 5 > 0], data.snapshot.data.sha256))
+    with pytest.raises(DataContractError, match=r"no score for \d+ of the training rows"):
+        write_distillation_targets(source, tmp_path / "t", data, splits(), fewer, store)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -144,15 +146,15 @@ def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
 ) -> None:
     store, rows = ArtifactStore(tmp_path / "store"), frame(1600)
     data = dataset(store, rows)
-    answers = lesson(scored(store, rows, data.snapshot.data.sha256))
+    answers = targets(scored(store, rows, data.snapshot.data.sha256))
     plain = job(tmp_path, rows)
-    target = tmp_path / "taught.parquet"
-    write_taught(plain.snapshot_path, target, data, splits(), answers, store)
-    taught = plain.model_copy(update={"snapshot_path": target, "lesson": answers})
+    target = tmp_path / "distilled.parquet"
+    write_distillation_targets(plain.snapshot_path, target, data, splits(), answers, store)
+    distilled = plain.model_copy(update={"snapshot_path": target, "distillation": answers})
     position = COLUMNS.numeric.index("temp")
     by_temperature = rows.set_index("temp")[COLUMNS.row_id]
     for ours, theirs in zip(
-        opened(taught, tmp_path, num_ranks), opened(plain, tmp_path, num_ranks), strict=True
+        opened(distilled, tmp_path, num_ranks), opened(plain, tmp_path, num_ranks), strict=True
     ):
         for one, other in zip(ours.training.batches(1), theirs.training.batches(1), strict=True):
             for a, b in zip(one.inputs, other.inputs, strict=True):

@@ -9,9 +9,8 @@ from torch import nn
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.compression.pruning import (
+from tasks.training.compression.plan import (
     hidden_sizes_of,
-    prune,
     pruned_start,
     pruned_weights,
     read_checkpoint,
@@ -56,15 +55,17 @@ def test_what_is_left_computes_what_the_whole_network_does_with_the_lost_units_s
 
 
 def test_the_units_of_least_weight_go() -> None:
-    perceptron = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     strengths = torch.tensor([0.1, 3.0, 0.2, 2.0])
-    with torch.no_grad():
-        perceptron[0].weight.copy_(strengths[:, None].expand(4, 3))
-        perceptron[2].weight.copy_(strengths[None])
-    before = perceptron[0].weight.clone()
-    prune(perceptron, 0.5)
-    assert torch.equal(perceptron[0].weight, before[[1, 3]])
-    assert perceptron[2].weight.tolist() == [[3.0, 2.0]]
+    network = {
+        "perceptron.0.weight": strengths[:, None].expand(4, 3),
+        "perceptron.0.bias": strengths,
+        "perceptron.2.weight": strengths[None],
+        "perceptron.2.bias": torch.zeros(1),
+    }
+    left = pruned_weights(network, 0.5)
+    assert left["perceptron.0.weight"][:, 0].tolist() == [3.0, 2.0]
+    assert left["perceptron.0.bias"].tolist() == [3.0, 2.0]
+    assert left["perceptron.2.weight"].tolist() == [[3.0, 2.0]]
 
 
 def test_pruning_leaves_the_parent_as_it_is_and_is_the_same_every_time() -> None:
@@ -77,14 +78,15 @@ def test_pruning_leaves_the_parent_as_it_is_and_is_the_same_every_time() -> None
 
 
 def test_a_layer_that_would_be_left_empty_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="takes all 16 units of hidden layer 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"takes all 16 units of hidden layer perceptron\.3"
+    ):
         pruned_weights(large_network().state_dict(), 0.95)
 
 
-def test_a_network_of_another_framework_cannot_be_pruned_and_what_can_be_done_is_said() -> None:
-    state = {"embeddings.0": torch.ones(2, 2), "perceptron.0._kernel": torch.ones(2, 2)}
+def test_a_network_without_a_hidden_layer_cannot_be_pruned_and_what_can_be_done_is_named() -> None:
     with pytest.raises(ConfigurationError, match="choose method 'distillation'"):
-        pruned_weights(state, 0.5)
+        pruned_weights({"perceptron.0.weight": torch.ones(1, 2)}, 0.5)
 
 
 def test_a_start_keeps_the_preprocessing_and_names_its_parent(tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from flows.config import PipelineConfig
 from tasks.contracts.training import EpochMetrics, ModelCompression, TrainedModel
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.compression.config import ShrinkingConfig
-from tasks.training.compression.distillation import StudentPlan, chosen
-from tasks.training.compression.planning import plan_student
+from tasks.training.compression.config import CompressionConfig
+from tasks.training.compression.distillation import chosen
+from tasks.training.compression.plan import StudentPlan, plan_student
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.config import LaunchConfig
 from tests.support.data.builders import dataset
 from tests.support.registry.builders import trained_model
 from tests.support.training.parents import LARGE, large_network, parent
+from tests.support.training.searches import use_case
 
 PRESENT = TrainingConfig(
     launch=LaunchConfig(ranks=3), hidden_sizes=(999,), seed=77, progress_timeout_s=11
@@ -25,7 +27,7 @@ def planned(
     folder: Path, recorded: dict[str, object] | None = None, **asked: object
 ) -> StudentPlan:
     store = ArtifactStore(folder)
-    config = ShrinkingConfig.model_validate(asked)
+    config = CompressionConfig.model_validate(asked)
     return plan_student(parent(store, **(recorded or {})), config, PRESENT, store)
 
 
@@ -41,7 +43,7 @@ def test_a_student_is_trained_as_its_parent_was_and_carried_out_as_the_use_case_
     assert plan.config.launch == PRESENT.launch
     assert plan.config.progress_timeout_s == PRESENT.progress_timeout_s
     assert plan.initial is None
-    assert plan.shrinking.is_taught
+    assert plan.compression.is_distilled
 
 
 def test_pruning_begins_with_what_is_left_and_trains_to_the_end(tmp_path: Path) -> None:
@@ -52,8 +54,8 @@ def test_pruning_begins_with_what_is_left_and_trains_to_the_end(tmp_path: Path) 
     assert plan.config.patience == plan.config.max_epochs
     config = plan.config
     assert (config.max_embedding_size, config.num_bins, config.dropout) == (2, 3, 0.1)
-    made = plan.shrinking
-    assert (made.parent_sizes, made.is_taught) == ((32, 16), False)
+    made = plan.compression
+    assert (made.parent_sizes, made.is_distilled) == ((32, 16), False)
     assert made.parent_parameters == sum(p.numel() for p in large_network().parameters())
 
 
@@ -99,26 +101,37 @@ def with_quality(model: TrainedModel, best: float) -> TrainedModel:
 
 
 @pytest.mark.parametrize(
-    ("taught", "untaught", "is_taught"),
+    ("distilled", "control", "is_distilled"),
     [(0.80, 0.79, True), (0.79, 0.80, False), (0.8, 0.8, False)],
 )
-def test_the_better_twin_by_the_validation_rows_is_offered_and_the_simpler_of_equals(
-    tmp_path: Path, taught: float, untaught: float, is_taught: bool
+def test_the_better_by_the_validation_rows_is_offered_and_the_simpler_of_equals(
+    tmp_path: Path, distilled: float, control: float, is_distilled: bool
 ) -> None:
     store = ArtifactStore(tmp_path)
     rows = dataset(store)
     one, other = trained_model(store, rows, seed=1), trained_model(store, rows, seed=2)
-    shrinking = ModelCompression(
+    compression = ModelCompression(
         parent=parent(store).program.version,
         method="distillation",
         settings={},
         parent_sizes=(32,),
         parent_parameters=9,
-        is_taught=True,
+        is_distilled=True,
     )
-    choice = chosen(shrinking, with_quality(one, taught), with_quality(other, untaught))
-    assert choice.model.program == (one if is_taught else other).program
-    assert choice.model.shrinking.is_taught is is_taught
-    assert f"{taught:.4f}" in choice.reason
-    assert ("the taught one is offered" in choice.reason) is is_taught
-    assert chosen(shrinking, None, other).model.shrinking.is_taught is False
+    choice = chosen(compression, with_quality(one, distilled), with_quality(other, control))
+    assert choice.model.program == (one if is_distilled else other).program
+    assert choice.model.compression.is_distilled is is_distilled
+    assert f"{distilled:.4f}" in choice.reason
+    assert ("the distilled network is offered" in choice.reason) is is_distilled
+    assert chosen(compression, None, other).model.compression.is_distilled is False
+
+
+def test_what_versions_before_the_rename_hold_is_read(tmp_path: Path) -> None:
+    plan = planned(tmp_path, pruned_share=0.5)
+    stored = plan.compression.model_dump(mode="json")
+    stored["is_taught"] = stored.pop("is_distilled")
+    assert ModelCompression.model_validate(stored) == plan.compression
+    section = {"pruned_share": 0.5}
+    asked = {**use_case().model_dump(mode="json"), "shrinking": section}
+    asked.pop("compression")
+    assert PipelineConfig.model_validate(asked).compression.pruned_share == 0.5

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from prefect import flow
 
 from flows.config import PipelineConfig
@@ -12,7 +10,7 @@ from flows.promotion import promotion_flow
 from flows.stages import RECORDED
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import CompressionParent, CompressionResult
-from tasks.contracts.training import CompressedModel, TrainedModel
+from tasks.contracts.training import CompressedModel, DistillationTargets, TrainedModel
 from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import (
     fit_baseline_model,
@@ -26,12 +24,13 @@ from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
 from tasks.registry.task import (
     claim_model_name,
+    find_compression_parent,
     find_incumbent,
-    find_shrinking_parent,
     register_candidate,
 )
 from tasks.reporting.task import publish_compression
-from tasks.training.compression.distillation import StudentPlan, chosen, lesson_of
+from tasks.training.compression.distillation import chosen
+from tasks.training.compression.plan import StudentPlan
 from tasks.training.compression.task import plan_student
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
@@ -39,19 +38,21 @@ from tasks.validation.task import validate_training_set
 
 
 @flow(
-    name="shrinking",
-    flow_run_name="shrink-{config.registry.model_name}-{config.shrinking.method}",
+    name="model-compression",
+    flow_run_name="compress-{config.registry.model_name}-{config.compression.method}",
+    persist_result=True,
+    result_serializer="json",
     **RECORDED,
 )
-def shrinking_flow(config: PipelineConfig, version: int | None = None) -> CompressionResult:
+def model_compression_flow(config: PipelineConfig, version: int | None = None) -> CompressionResult:
     """Prune a version's network, or let a small one learn from it; what loses is not registered.
 
     It is trained on the rows of its parent's training, by the same launcher and loop, and judged,
     converted and promoted or refused as every candidate is. A network that had a teacher is
-    compared with its twin that had none.
+    compared with a control run that had none.
 
     Args:
-        config: the use case; `config.shrinking` says how.
+        config: the use case; `config.compression` says how.
         version: number of the version to make smaller; None: the champion, or what that was made
             from where it is a smaller network itself.
 
@@ -60,30 +61,26 @@ def shrinking_flow(config: PipelineConfig, version: int | None = None) -> Compre
         RegistryError: there is no such version, or its files are missing or damaged.
     """
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
-    parent = find_shrinking_parent(version, config.registry)
-    plan = plan_student(parent, config.shrinking, config.training)
+    parent = find_compression_parent(version, config.registry)
+    plan = plan_student(parent, config.compression, config.training)
     config = config.with_splits(parent.splits)
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features)
     dataset = validate_training_set(snapshot, suite, config.splits)
 
-    twins = train_twins(plan, parent, dataset, config)
-    choice = chosen(plan.shrinking, twins.taught, twins.untaught)
+    distilled, control = train_with_control(plan, parent, dataset, config)
+    choice = chosen(plan.compression, distilled, control)
     model = choice.model
-    judged = judge_student(
-        model, parent.program, twins.taught, twins.untaught, dataset, config.evaluation
-    )
+    judged = judge_student(model, parent.program, distilled, control, dataset, config.evaluation)
     result = CompressionResult(
-        shrinking=model.shrinking,
+        compression=model.compression,
         hidden_sizes=plan.config.hidden_sizes,
         num_parameters=model.num_parameters,
         choice=choice.reason,
         judged=judged,
     )
-    if judged.refusal:
-        publish_compression(result, config.name)
-        return result
-    result = release(result, model, dataset, config)
+    if not judged.refusal:
+        result = release(result, model, dataset, config)
     publish_compression(result, config.name)
     return result
 
@@ -110,27 +107,27 @@ def release(
     return result.model_copy(update={**released, "promotion": decision})
 
 
-class Twins(NamedTuple):
-    """The same network trained twice: with a teacher, where one is asked for, and without."""
+def train_with_control(
+    plan: StudentPlan,
+    parent: CompressionParent,
+    dataset: ValidatedDataset,
+    config: PipelineConfig,
+) -> tuple[TrainedModel | None, TrainedModel]:
+    """Train what was planned, on leased devices: distilled, where that is asked for, and without.
 
-    taught: TrainedModel | None
-    untaught: TrainedModel
-
-
-def train_twins(
-    plan: StudentPlan, parent: CompressionParent, dataset: ValidatedDataset, config: PipelineConfig
-) -> Twins:
-    """Train what was planned, on leased devices; equal starts, rows, epochs and seeds."""
-    lesson = None
-    if config.shrinking.teaches:
+    Both have the same start, rows, epochs and seed.
+    """
+    targets, compression = None, config.compression
+    if compression.distils:
         train = config.splits.train
-        answers = score_model_window(parent.program, dataset, train, config.evaluation)
-        lesson = lesson_of(answers, config.shrinking)
-    device, num_ranks = config.training.device, config.training.num_ranks
-    request = training_request(config.lease, device, num_ranks)
+        scores = score_model_window(parent.program, dataset, train, config.evaluation)
+        targets = DistillationTargets(
+            scores=scores, weight=compression.teacher_weight, temperature=compression.temperature
+        )
+    request = training_request(config.lease, config.training.device, config.training.num_ranks)
     with leased(request, config.lease):
-        untaught = train_distributed(dataset, config.splits, plan.config, plan.initial)
-        if lesson is None:
-            return Twins(None, untaught)
-        taught = train_distributed(dataset, config.splits, plan.config, plan.initial, lesson)
-    return Twins(taught, untaught)
+        control = train_distributed(dataset, config.splits, plan.config, plan.initial)
+        if targets is None:
+            return None, control
+        distilled = train_distributed(dataset, config.splits, plan.config, plan.initial, targets)
+    return distilled, control

@@ -14,7 +14,7 @@ from tasks.registry.model_folder import read_version
 
 
 def check_smaller_version(parent: RunRecord, home: Path) -> int:
-    """Check the candidate, which was pruned from the run's model and taught by it.
+    """Check the candidate, which was pruned from the run's model and distilled by it.
 
     Args:
         parent: the run whose version was made smaller.
@@ -27,14 +27,14 @@ def check_smaller_version(parent: RunRecord, home: Path) -> int:
     settings = Settings.from_environment({"FALAJ_HOME": str(home)})
     made = Registry(RegistryLocation.of(settings)).by_alias(name, CANDIDATE)
     assert made is not None
-    assert made.tags["shrunk_from"] == str(version.version)
+    assert made.tags["compressed_from"] == str(version.version)
     assert "promotion" in made.tags  # promoted or refused, by the gates of every candidate
 
     record = read_version(made)
     assert not record.damage
     assert record.manifest is not None
-    assert record.manifest.shrinking is not None
-    assert record.manifest.shrinking.parent == version
+    assert record.manifest.compression is not None
+    assert record.manifest.compression.parent == version
     assert record.manifest.started_from is not None
     assert record.manifest.started_from.version == version
     assert record.manifest.splits == parent.model.splits

@@ -1,4 +1,4 @@
-"""Smaller networks in a real registry: whose child a version is, and what is shrunk next."""
+"""Smaller networks in a real registry: whose child a version is, and what is compressed next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.kernel.errors import RegistryError
 from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, ORIGIN_TAG, Registry
 from tasks.registry.model_folder import read_version
-from tasks.registry.programs import find_shrinking_parent
+from tasks.registry.programs import find_compression_parent
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry.builders import CONFIG
 from tests.support.registry.recalibrated import (
@@ -31,22 +31,22 @@ __all__ = ["installed"]  # a fixture
 
 
 def found(installed: Installation, version: int | None = None) -> CompressionParent:
-    return find_shrinking_parent(version, NAME, installed.location, installed.store)
+    return find_compression_parent(version, NAME, installed.location, installed.store)
 
 
-def shrunk(installed: Installation, parent: ModelVersionRef) -> ModelVersionRef:
+def compressed(installed: Installation, parent: ModelVersionRef) -> ModelVersionRef:
     """Make a smaller network of `parent` the champion."""
     store, rows = installed.store, installed.dataset
     trained = trained_model(stored_program(store, Boastful()).program, rows)
-    shrinking = ModelCompression(
+    compression = ModelCompression(
         parent=parent,
         method="distillation",
         settings={"hidden_sizes": [8]},
         parent_sizes=(32,),
         parent_parameters=5_000,
-        is_taught=True,
+        is_distilled=True,
     )
-    content = {**trained.model_dump(), "splits": SPLITS, "shrinking": shrinking.model_dump()}
+    content = {**trained.model_dump(), "splits": SPLITS, "compression": compression.model_dump()}
     model = CompressedModel.model_validate(content)
     report = installed.judge(model)
     ref = register_candidate(model, report, rows, CONFIG, installed.location, store, "abc1234")
@@ -55,8 +55,8 @@ def shrunk(installed: Installation, parent: ModelVersionRef) -> ModelVersionRef:
     registry.set_alias(version, CHAMPION)
     manifest = read_version(version).manifest
     assert manifest is not None
-    assert manifest.shrinking == shrinking
-    assert version.tags["shrunk_from"] == str(parent.version)
+    assert manifest.compression == compression
+    assert version.tags["compressed_from"] == str(parent.version)
     return ref
 
 
@@ -73,7 +73,7 @@ def test_of_a_smaller_champion_the_large_one_is_made_smaller_again(
     installed: Installation,
 ) -> None:
     large = first(installed, LateRate())
-    small = shrunk(installed, large)
+    small = compressed(installed, large)
     assert found(installed).program.version == large
     assert found(installed, small.version).program.version == small  # whoever names it, means it
 
@@ -82,7 +82,7 @@ def test_a_new_map_of_its_scores_does_not_hide_where_a_network_comes_from(
     installed: Installation,
 ) -> None:
     large = first(installed, LateRate())
-    shrunk(installed, large)
+    compressed(installed, large)
     _, decision = installed.release(installed.recalibrated())
     assert installed.champion.ref == decision.candidate
     assert found(installed).program.version == large
