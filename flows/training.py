@@ -31,7 +31,7 @@ from tasks.registry.task import (
 )
 from tasks.reporting.task import publish_search
 from tasks.training.search.driver import Driver, check_any_succeeded
-from tasks.training.search.space import configured, told
+from tasks.training.search.space import configured, described
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
 from tasks.training.search.task import run_trial, search_folder
@@ -117,12 +117,12 @@ def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord
     def run_one(proposal: Proposal) -> None:
         run(TrialOrder.of(name, proposal, base, search), dataset, config)
 
-    def tell(trial: TrialRecord) -> None:
+    def log(trial: TrialRecord) -> None:
         logger.info("%s", trial_in_words(trial, len(study.trials()), search.num_trials))
 
     with storage.held(name):
         study = Study(name, storage, search, base.max_epochs)
-        reason = Driver(study, search, run_one, tell).drive()
+        reason = Driver(study, search, run_one, log).drive()
         check_any_succeeded(study)
         return study.record(config.name, reason)
 
@@ -139,7 +139,7 @@ def trial_in_words(trial: TrialRecord, num_done: int, num_trials: int) -> str:
     quality += "" if trial.quality is None else f"{trial.quality:.4f}"
     return (
         f"trial {trial.number:>3} {trial.state:<8} {quality} in {len(trial.epochs)} epochs, "
-        f"{trial.seconds:.0f} s ({num_done} of {num_trials}): {told(trial.point)}"
+        f"{trial.seconds:.0f} s ({num_done} of {num_trials}): {described(trial.point)}"
     )
 
 

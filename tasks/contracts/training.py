@@ -154,10 +154,9 @@ class TrialRecord(Contract):
     epochs: tuple[EpochMetrics, ...]
     seconds: float = Field(description="Training seconds; 0 for what was found trained already.")
     reason: str = Field(default="", description="Why it was pruned or failed.")
-    repeats: NonNegativeInt | None = Field(
-        default=None, description="Earlier trial of the same point, whose outcome this one has."
-    )
     attempts: PositiveInt = Field(default=1, description="More than 1 where it was taken up again.")
+
+    _retired = retired("repeats")
 
     @property
     def quality(self) -> float | None:

@@ -88,7 +88,6 @@ def _record(
         STATE_TAG: trial.state,
         PARENT_TAG: parent,
         **({"reason": trial.reason} if trial.reason else {}),
-        **({"repeats_trial": str(trial.repeats)} if trial.repeats is not None else {}),
     }
     run = registry.start_run(config.experiment, f"{study}-trial-{trial.number}", tags)
     parameters = {name: str(value) for name, value in trial.point.items()}

@@ -52,7 +52,6 @@ def render_search_page(record: StudyRecord, pictures: Drawings) -> str:
             record=record,
             best=next((t for t in record.trials if t.number == record.best), None),
             counts={state: states.count(state) for state in MARKERS},
-            num_repeats=sum(trial.repeats is not None for trial in record.trials),
             ranked=ranked[:MOST_ROWS],
             pictures=pictures,
             readable=readable,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from tasks.contracts.base import field_title
 
-MAX_GRID_POINTS = 10_000
 Plain = bool | int | float | str
 
 
@@ -37,14 +35,6 @@ class FloatRange(_Frozen):
         _check_bounds(self.low, self.high, self.log)
         return self
 
-    def grid(self) -> list[float]:
-        """The bounds and the middle, which is that of the logarithms where `log` is set.
-
-        A grid of other values is written as `choices`.
-        """
-        middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
-        return [self.low, middle, self.high]
-
 
 class IntRange(_Frozen):
     """A whole number between two bounds, both included, in equal steps from the lower one."""
@@ -68,10 +58,6 @@ class IntRange(_Frozen):
             )
         return self
 
-    def grid(self) -> list[int]:
-        """Every value."""
-        return list(range(self.low, self.high + 1, self.step))
-
 
 class Choices(_Frozen):
     """One of a few values; a list is one value, such as the sizes of layers."""
@@ -90,10 +76,6 @@ class Choices(_Frozen):
     def names(self) -> list[str]:
         """The values as JSON: what the study keeps."""
         return [json.dumps(value) for value in self.values]
-
-    def grid(self) -> list[str]:
-        """Every value, as `names`."""
-        return self.names()
 
 
 def _check_bounds(low: float, high: float, log: bool) -> None:
@@ -133,19 +115,17 @@ class SearchConfig(_Frozen):
         description="Training seconds of all the study's trials together after which none is "
         "started. None: no bound.",
     )
-    sampler: Literal["tpe", "random", "grid"] = Field(
+    sampler: Literal["tpe", "random"] = Field(
         default="tpe",
         description="How the next point is chosen. `tpe`: where good trials are denser than bad "
-        "ones (Bergstra et al., 2011), after five random ones. `grid`: every point once, in an "
-        "order that the seed shuffles; a range gives its bounds and its middle.",
+        "ones (Bergstra et al., 2011), after five random ones.",
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of every choice.")
-    pruner: Literal["none", "median", "hyperband"] = Field(
+    pruner: Literal["none", "median"] = Field(
         default="median",
         description="When a trial ends early. `median`: where its best validation AUC so far is "
         "below the median of the finished trials' at the same epoch; not in the first four trials "
-        "and the first two epochs. `hyperband`: successive halving in brackets (Li et al., 2018), "
-        "to a third each time.",
+        "and the first two epochs.",
     )
     storage: str = Field(
         default="",
@@ -172,20 +152,6 @@ class SearchConfig(_Frozen):
                 "SEARCH_STORAGE_URL; an address may hold a password and is not written here"
             )
         return storage
-
-    @model_validator(mode="after")
-    def _grid_is_finite(self) -> Self:
-        if self.sampler == "grid" and self.num_grid_points > MAX_GRID_POINTS:
-            raise ValueError(
-                f"the grid has {self.num_grid_points:,} points, at most {MAX_GRID_POINTS:,} can be "
-                "walked; use fewer values, or sampler tpe"
-            )
-        return self
-
-    @property
-    def num_grid_points(self) -> int:
-        """Points of the whole grid."""
-        return math.prod(len(dimension.grid()) for dimension in self.space.values())
 
     def identity(self) -> dict[str, object]:
         """The fields that make a study what it is: a change of any begins another study."""

@@ -65,10 +65,9 @@ class Driver:
             lost = self._wait_for_one()
             num_running -= 1
             again += [lost] if lost else []
-        self.study.settle_repeats()
         if self._failure is not None:
             raise self._failure
-        return reason or self._why_enough()
+        return reason or f"num_trials={self.config.num_trials} trials are done"
 
     def _start_next(self) -> bool:
         proposal = self.study.propose()
@@ -110,22 +109,17 @@ class Driver:
 
     def _why_stop(self) -> str:
         budget = self.config.budget_s
-        if budget is not None and (spent := self.study.seconds) >= budget:
+        spent = sum(trial.seconds for trial in self.study.trials())
+        if budget is not None and spent >= budget:
             return f"the trials took {spent:.0f} s of training, budget_s={budget:g}"
         return ""
-
-    def _why_enough(self) -> str:
-        done = len(self.study.trials())
-        if done < self.config.num_trials:
-            return f"every one of the grid's {self.config.num_grid_points} points was tried"
-        return f"num_trials={self.config.num_trials} trials are done"
 
 
 def check_any_succeeded(study: Study) -> None:
     """Refuse a study without a single model.
 
     Raises:
-        TrainingError: no trial is complete; the sentence holds the first reason.
+        TrainingError: no trial is complete; the error holds the first reason.
     """
     trials = study.trials()
     if not any(trial.state == "complete" for trial in trials):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.files import flush_to_disk, locked
+from tasks.kernel.files import locked
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -60,7 +59,7 @@ class StudyStorage:
 
         Raises:
             ConfigurationError: neither is set, the file cannot be read, or it is no PostgreSQL
-                address. The sentence never shows the address.
+                address. The error never shows the address.
         """
         if not variable:
             return cls(URL.create("sqlite", database=str(folder / DATABASE)), folder)
@@ -82,43 +81,24 @@ class StudyStorage:
         return "sqlite" if self.url.get_backend_name() == "sqlite" else "postgresql"
 
     def open(self) -> RDBStorage:
-        """The database as Optuna takes it; made on first use.
+        """The database as Optuna takes it, which makes what is missing in it.
 
         Raises:
             StorageError: the disk refused.
             TransientError: the server does not answer.
         """
-        self.prepare()
-        return self._connect(self.url)
-
-    def prepare(self) -> None:
-        """Create an SQLite database aside and rename it into place: whole or absent."""
-        if self.kind != "sqlite":
-            return
-        path = self.folder / DATABASE
-        with refused_writes_explained(path):
-            if path.exists():
-                return
-            self.folder.mkdir(parents=True, exist_ok=True)
-            aside = self.folder / f".{DATABASE}-{os.getpid()}"
-            aside.unlink(missing_ok=True)
-            storage = self._connect(self.url.set(database=str(aside)))
-            storage.engine.dispose()
-            flush_to_disk(aside)
-            if not path.exists():
-                aside.replace(path)
-            aside.unlink(missing_ok=True)
-
-    def _connect(self, url: URL) -> RDBStorage:
         load_optuna()
         from optuna.storages import RDBStorage
 
+        with refused_writes_explained(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         # No pool: trials come and go in threads and processes of their own.
         options: dict[str, object] = {"poolclass": NullPool}
         if self.kind == "sqlite":
             options["connect_args"] = {"timeout": SQLITE_WAIT_S}
-        with explained(self):
-            return RDBStorage(url.render_as_string(hide_password=False), engine_kwargs=options)
+        address = self.url.render_as_string(hide_password=False)
+        with locked(self.folder / "making.lock"), explained(self):
+            return RDBStorage(address, engine_kwargs=options)
 
     @contextmanager
     def held(self, study: str) -> Iterator[None]:
@@ -127,67 +107,48 @@ class StudyStorage:
         Raises:
             TransientError: another search drives it.
         """
-        with _file_lock(self.folder / f"{study}.lock", study):
+
+        def is_driven() -> TransientError:
+            return TransientError(
+                f"another process drives study {study}; wait until it ends, its trials will be "
+                "found. Nothing was started"
+            )
+
+        with locked(self.folder / f"{study}.lock", wait_s=0, held=is_driven):
             if self.kind == "sqlite":
                 yield
-            else:
-                with self._advisory_lock(study):
-                    yield
-
-    @contextmanager
-    def _advisory_lock(self, study: str) -> Iterator[None]:
-        """A lock of the server's, which ends with the connection, however that ends."""
-        key = int.from_bytes(hashlib.sha256(study.encode()).digest()[:8], "big", signed=True)
-        engine = create_engine(
-            self.url,
-            poolclass=NullPool,
-            connect_args={"keepalives_idle": 30, "connect_timeout": 30},
-        )
-        with explained(self):
-            connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        with connection:
-            if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
-                raise _is_driven(study)
-            yield
+                return
+            # A lock of the server's, which ends with the connection, however that ends.
+            key = int.from_bytes(hashlib.sha256(study.encode()).digest()[:8], "big", signed=True)
+            options = {"keepalives_idle": 30, "connect_timeout": 30}
+            engine = create_engine(self.url, poolclass=NullPool, connect_args=options)
+            with explained(self):
+                connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            with connection:
+                if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
+                    raise is_driven()
+                yield
 
 
 @contextmanager
 def explained(storage: StudyStorage) -> Iterator[None]:
-    """Turn what the database raises into sentences of ours, without its address."""
+    """Turn what the database raises into errors of ours, without its address."""
     from optuna.exceptions import StorageInternalError
 
     try:
         yield
     except (SQLAlchemyError, StorageInternalError) as exc:
         cause = exc if isinstance(exc, SQLAlchemyError) else exc.__cause__
-        said = str(cause).strip().splitlines()[0] if cause else str(exc)
+        reason = str(cause).strip().splitlines()[0] if cause else str(exc)
         where = f"the {storage.kind} database of the search"
-        if any(sign in said for sign in _REFUSED):
-            raise StorageError(
-                f"{where} in {storage.folder}: the disk refused ({said}); free space or mend the "
-                "permissions and run again, finished trials are kept"
-            ) from exc
-        if isinstance(cause, OperationalError):
+        if isinstance(cause, OperationalError) and not any(sign in reason for sign in _REFUSED):
             raise TransientError(
-                f"{where} does not answer ({said}); finished trials are kept, run again to go on"
+                f"{where} does not answer ({reason}); finished trials are kept, run again to go on"
             ) from exc
         raise StorageError(
-            f"{where} refused ({said}). Was it written by another version of Optuna, or damaged? "
-            "Restore it, or move it away to begin a new study"
+            f"{where} in {storage.folder} refused ({reason}); free space, mend the permissions, or "
+            "restore a damaged database, and run again: finished trials are kept"
         ) from exc
-
-
-@contextmanager
-def _file_lock(path: Path, study: str) -> Iterator[None]:
-    with locked(path, wait_s=0, held=lambda: _is_driven(study)):
-        yield
-
-
-def _is_driven(study: str) -> TransientError:
-    return TransientError(
-        f"another process drives study {study}; wait until it ends, its trials will be found. "
-        "Nothing was started"
-    )
 
 
 def _secret(variable: str, environment: Mapping[str, str]) -> str:

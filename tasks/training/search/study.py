@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.kernel.settings import content_key
-from tasks.training.search.config import Choices, SearchConfig
-from tasks.training.search.space import Point, distributions, grid_point, told
+from tasks.training.search.config import Choices, Dimension, FloatRange, SearchConfig
+from tasks.training.search.space import Point, described
 from tasks.training.search.storage import StudyStorage, explained, load_optuna
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
@@ -28,11 +29,10 @@ WHOLE_TRIALS = 4
 """First trials that the median rule ends never: a median of fewer says little."""
 WARM_UP_EPOCHS = 2
 """Epochs that every trial gets."""
-REDUCTION_FACTOR = 3
-"""Of hyperband: one of so many goes on at each halving."""
 MAX_RETRIES = 2
 """Times that a trial is taken up again after its process or host was lost."""
-EPOCHS, SECONDS, REASON, REPEATS, ATTEMPTS = "epochs", "seconds", "reason", "repeats", "attempts"
+EPOCHS, SECONDS, REASON, ATTEMPTS = "epochs", "seconds", "reason", "attempts"
+FINISHED = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Proposal:
     attempt: int
 
     def __str__(self) -> str:
-        return told(self.point)
+        return described(self.point)
 
 
 class Study:
@@ -65,62 +65,37 @@ class Study:
         self._storage = storage
         self._config = config
         self._max_epochs = max_epochs
-        self._distributions = distributions(config)
         with explained(storage):
             self._study = optuna.create_study(
                 study_name=name,
                 storage=storage.open(),
                 direction="maximize",
                 load_if_exists=True,
-                pruner=pruner_of(config, max_epochs),
+                pruner=pruner_of(config),
             )
 
     def running(self) -> list[Proposal]:
         """Trials that were begun and not finished: of this search, or of one that was cut off."""
-        return [self._proposal(t.number) for t in self._trials("RUNNING") if _repeats(t) is None]
+        begun = [trial for trial in self._trials() if trial.state.name == "RUNNING"]
+        for trial in begun:
+            if not self._is_drawn(trial):
+                self.end(trial.number, "FAIL", reason="cut off before its point was drawn")
+        return [self._proposal(trial) for trial in begun if self._is_drawn(trial)]
+
+    def _is_drawn(self, trial: FrozenTrial) -> bool:
+        """False where a search was cut off while it drew the trial's point."""
+        return trial.params.keys() == self._config.space.keys()
 
     def propose(self) -> Proposal | None:
-        """Begin the next trial; None where the study has all the trials that are asked for.
-
-        A point that was tried before is not trained again: its trial takes the earlier one's
-        outcome (see `settle_repeats`) and the next point is proposed.
-        """
-        while True:
-            number = len(self._trials("COMPLETE", "PRUNED", "FAIL", "RUNNING"))
-            if number >= self._config.num_trials or not self._prepare(number):
-                return None
-            with explained(self._storage):
-                trial = self._study.ask(fixed_distributions=self._distributions)
-                twin = self._twin_of(trial)
-                if twin is None:
-                    return self._proposal(trial.number)
-                trial.set_user_attr(REPEATS, twin.number)
-            self.settle_repeats()
-
-    def _prepare(self, number: int) -> bool:
-        """Set up the choice of trial `number`; False where the grid has no further point."""
+        """Begin the next trial; None where the study has all the trials that are asked for."""
+        number = len(self._trials())
+        if number >= self._config.num_trials:
+            return None
         self._study.sampler = sampler_of(self._config, number)
-        if self._config.sampler != "grid":
-            return True
-        point = grid_point(self._config, number)
-        # One that waits already was left by a search that was cut off between the two steps.
-        if point is not None and not self._trials("WAITING"):
-            with explained(self._storage):
-                self._study.enqueue_trial(dict(point))
-        return point is not None
-
-    def settle_repeats(self) -> None:
-        """Give each trial of a repeated point the outcome of the first, once that has one."""
-        first = {t.number: t for t in self._trials("COMPLETE", "PRUNED", "FAIL")}
-        for trial in self._trials("RUNNING"):
-            twin_number = _repeats(trial)
-            twin = None if twin_number is None else first.get(twin_number)
-            if twin is None:
-                continue
-            with explained(self._storage):
-                for step, value in twin.intermediate_values.items():
-                    self._open_trial(trial.number).report(value, step)
-                self._copy_outcome(trial.number, twin)
+        dimensions = self._config.space.items()
+        with explained(self._storage):
+            trial = self._study.ask({name: distribution_of(d) for name, d in dimensions})
+        return self._proposal(self._frozen(trial.number))
 
     def report(self, number: int, epoch: EpochMetrics) -> bool:
         """Keep an epoch's quality; True where the trial is not worth going on.
@@ -135,38 +110,38 @@ class Study:
                 trial.report(epoch.quality, step)
             return step < self._max_epochs and trial.should_prune()
 
-    def complete(self, number: int, epochs: Sequence[EpochMetrics], seconds: float) -> None:
-        """End a trial that was trained whole; its value is its best quality."""
-        for epoch in epochs:
-            self.report(number, epoch)
-        self._keep(number, epochs, seconds, "")
-        with explained(self._storage):
-            self._study.tell(number, max(epoch.quality for epoch in epochs), skip_if_finished=True)
-
-    def give_up(
+    def end(
         self,
         number: int,
-        state: Literal["PRUNED", "FAIL"],
-        epochs: Sequence[EpochMetrics],
-        seconds: float,
-        reason: str,
+        state: Literal["COMPLETE", "PRUNED", "FAIL"],
+        epochs: Sequence[EpochMetrics] = (),
+        seconds: float = 0.0,
+        reason: str = "",
     ) -> None:
-        """End a trial that was not worth going on, or whose training cannot succeed."""
+        """Keep what became of a trial; the value of a complete one is its best quality."""
         from optuna.trial import TrialState
 
-        self._keep(number, epochs, seconds, reason)
+        value = None
+        if state == "COMPLETE":
+            value = max(epoch.quality for epoch in epochs)
+            for epoch in epochs:
+                self.report(number, epoch)
         with explained(self._storage):
-            self._study.tell(number, state=TrialState[state], skip_if_finished=True)
+            trial = self._open_trial(number)
+            trial.set_user_attr(EPOCHS, [epoch.model_dump(mode="json") for epoch in epochs])
+            trial.set_user_attr(SECONDS, seconds)
+            trial.set_user_attr(REASON, reason)
+            self._study.tell(number, value, TrialState[state], skip_if_finished=True)
 
     def lose(self, number: int, reason: str) -> Proposal | None:
         """Note that a trial's process was lost; the trial to be taken up, None where it gave up."""
-        attempt = self._proposal(number).attempt
+        attempt = self._proposal(self._frozen(number)).attempt
         if attempt > MAX_RETRIES:
-            self.give_up(number, "FAIL", (), 0.0, f"lost {attempt} times: {reason}")
+            self.end(number, "FAIL", reason=f"lost {attempt} times: {reason}")
             return None
         with explained(self._storage):
             self._open_trial(number).set_user_attr(ATTEMPTS, attempt + 1)
-        return self._proposal(number)
+        return self._proposal(self._frozen(number))
 
     def is_finished(self, number: int) -> bool:
         """True where the trial's outcome is kept."""
@@ -174,22 +149,16 @@ class Study:
 
     def trials(self) -> tuple[TrialRecord, ...]:
         """All finished trials, in the order in which they were begun."""
-        finished = self._trials("COMPLETE", "PRUNED", "FAIL")
-        return tuple(record_of(trial, list(self._distributions)) for trial in finished)
+        finished = (trial for trial in self._trials() if trial.state.name in FINISHED)
+        return tuple(self._record_of(trial) for trial in finished if self._is_drawn(trial))
 
     def trial(self, number: int) -> TrialRecord:
         """One finished trial."""
-        return record_of(self._frozen(number), list(self._distributions))
-
-    @property
-    def seconds(self) -> float:
-        """Training seconds of all finished trials."""
-        return sum(trial.seconds for trial in self.trials())
+        return self._record_of(self._frozen(number))
 
     def record(self, use_case: str, ended_because: str) -> StudyRecord:
         """The study as it stands."""
-        config = self._config
-        trials = self.trials()
+        config, trials = self._config, self.trials()
         complete = [t for t in trials if t.state == "complete" and t.quality is not None]
         best = max(complete, key=lambda t: (cast(float, t.quality), -t.number), default=None)
         return StudyRecord(
@@ -211,7 +180,7 @@ class Study:
         """Share of each field in the variance of the quality (Hutter et al., 2014)."""
         from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-        complete = self._trials("COMPLETE")
+        complete = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
         if len(complete) < LEAST_FOR_IMPORTANCE or len({t.value for t in complete}) < 2:
             return {}
         evaluator = FanovaImportanceEvaluator(seed=self._config.seed)
@@ -219,39 +188,26 @@ class Study:
             found = get_param_importances(self._study, evaluator=evaluator)
         return {name: float(share) for name, share in found.items()}
 
-    def _proposal(self, number: int) -> Proposal:
-        """The trial as it is to be run; one cut off while its point was drawn gets the rest now."""
-        with explained(self._storage):
-            trial = self._open_trial(number)
-            if set(trial.params) != set(self._distributions):
-                self._study.sampler = sampler_of(self._config, number)
-                for name, distribution in self._distributions.items():
-                    trial._suggest(name, distribution)
-            attempt = trial.user_attrs.get(ATTEMPTS, 1)
-            point = {name: trial.params[name] for name in self._distributions}
-            return Proposal(number=number, point=point, attempt=attempt)
+    def _proposal(self, trial: FrozenTrial) -> Proposal:
+        point = {name: trial.params[name] for name in self._config.space}
+        return Proposal(trial.number, point, trial.user_attrs.get(ATTEMPTS, 1))
 
-    def _twin_of(self, trial: Trial) -> FrozenTrial | None:
-        for other in self._trials("COMPLETE", "PRUNED", "FAIL", "RUNNING"):
-            if other.number < trial.number and other.params == trial.params:
-                first = _repeats(other)
-                return other if first is None else self._frozen(first)
-        return None
-
-    def _copy_outcome(self, number: int, twin: FrozenTrial) -> None:
-        epochs = [EpochMetrics.model_validate(e) for e in twin.user_attrs.get(EPOCHS, [])]
-        self._keep(number, epochs, 0.0, twin.user_attrs.get(REASON, ""))
-        values = list(twin.values) if twin.values and twin.state.name == "COMPLETE" else None
-        self._study.tell(number, values, state=twin.state, skip_if_finished=True)
-
-    def _keep(
-        self, number: int, epochs: Sequence[EpochMetrics], seconds: float, reason: str
-    ) -> None:
-        with explained(self._storage):
-            trial = self._open_trial(number)
-            trial.set_user_attr(EPOCHS, [epoch.model_dump(mode="json") for epoch in epochs])
-            trial.set_user_attr(SECONDS, seconds)
-            trial.set_user_attr(REASON, reason)
+    def _record_of(self, trial: FrozenTrial) -> TrialRecord:
+        """A finished trial as it travels, its point in the order of the space."""
+        epochs = tuple(EpochMetrics.model_validate(e) for e in trial.user_attrs.get(EPOCHS, []))
+        return TrialRecord.model_validate(
+            {
+                "number": trial.number,
+                "state": FINISHED[trial.state.name],
+                "point": self._proposal(trial).point,
+                "auc": _best(epoch.validation_auc for epoch in epochs),
+                "r2": _best(epoch.validation_r2 for epoch in epochs),
+                "epochs": epochs,
+                "seconds": trial.user_attrs.get(SECONDS, 0.0),
+                "reason": trial.user_attrs.get(REASON, ""),
+                "attempts": trial.user_attrs.get(ATTEMPTS, 1),
+            }
+        )
 
     def _open_trial(self, number: int) -> Trial:
         from optuna.trial import Trial
@@ -259,47 +215,16 @@ class Study:
         return Trial(self._study, self._frozen(number)._trial_id)
 
     def _frozen(self, number: int) -> FrozenTrial:
+        return self._trials()[number]
+
+    def _trials(self) -> list[FrozenTrial]:
         with explained(self._storage):
-            found: FrozenTrial = self._study.get_trials(deepcopy=False)[number]
+            found: list[FrozenTrial] = self._study.get_trials(deepcopy=False)
         return found
-
-    def _trials(self, *states: str) -> list[FrozenTrial]:
-        from optuna.trial import TrialState
-
-        with explained(self._storage):
-            found: list[FrozenTrial] = self._study.get_trials(
-                deepcopy=False, states=[TrialState[state] for state in states]
-            )
-        return found
-
-
-def _repeats(trial: FrozenTrial) -> int | None:
-    number = trial.user_attrs.get(REPEATS)
-    return None if number is None else int(number)
 
 
 def _best(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def record_of(trial: FrozenTrial, fields: Sequence[str]) -> TrialRecord:
-    """A finished trial as it travels, its point in the order of `fields`."""
-    states = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
-    epochs = tuple(EpochMetrics.model_validate(e) for e in trial.user_attrs.get(EPOCHS, []))
-    return TrialRecord.model_validate(
-        {
-            "number": trial.number,
-            "state": states[trial.state.name],
-            "point": {name: trial.params[name] for name in fields},
-            "auc": _best(epoch.validation_auc for epoch in epochs),
-            "r2": _best(epoch.validation_r2 for epoch in epochs),
-            "epochs": epochs,
-            "seconds": trial.user_attrs.get(SECONDS, 0.0),
-            "reason": trial.user_attrs.get(REASON, ""),
-            "repeats": _repeats(trial),
-            "attempts": trial.user_attrs.get(ATTEMPTS, 1),
-        }
-    )
 
 
 def searched_fields(config: SearchConfig) -> tuple[SearchedField, ...]:
@@ -312,31 +237,40 @@ def searched_fields(config: SearchConfig) -> tuple[SearchedField, ...]:
     )
 
 
+def distribution_of(dimension: Dimension) -> BaseDistribution:
+    """A dimension of the space in Optuna's terms."""
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if isinstance(dimension, Choices):
+        return CategoricalDistribution(dimension.names())
+    if isinstance(dimension, FloatRange):
+        return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    return IntDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
 def sampler_of(config: SearchConfig, number: int) -> BaseSampler:
     """The sampler that chooses the point of trial `number`.
 
-    Seeded anew for every trial: one that lived through all of them would, in a search that is run
-    again, draw its first numbers a second time.
+    Seeded for every trial: one that lived through all of them would, in a search that is run again,
+    draw its first numbers a second time.
     """
     from optuna.samplers import RandomSampler, TPESampler
 
     seed = int(content_key(config.seed, number)[:8], 16)
     if config.sampler == "tpe":
         return TPESampler(n_startup_trials=RANDOM_TRIALS, seed=seed)
-    return RandomSampler(seed=seed)  # of a grid, whose points are given, nothing is drawn
+    return RandomSampler(seed=seed)
 
 
-def pruner_of(config: SearchConfig, max_epochs: int) -> BasePruner:
+def pruner_of(config: SearchConfig) -> BasePruner:
     """The rule that ends trials early; its steps are epochs, counted from 1."""
-    from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+    from optuna.pruners import MedianPruner, NopPruner
 
     if config.pruner == "median":
         # The first step that may end a trial is the one after the warm-up.
         return MedianPruner(n_startup_trials=WHOLE_TRIALS, n_warmup_steps=WARM_UP_EPOCHS + 1)
-    if config.pruner == "hyperband":
-        return HyperbandPruner(
-            min_resource=min(WARM_UP_EPOCHS, max_epochs),
-            max_resource=max_epochs,
-            reduction_factor=REDUCTION_FACTOR,
-        )
     return NopPruner()

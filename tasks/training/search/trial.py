@@ -80,7 +80,7 @@ def run_trial(order: TrialOrder, study: Study, work: Path, launch: Launch) -> No
     """Run a trial to its end and keep the outcome in the study.
 
     A trial whose outcome is kept already is not run again. One that was cut off goes on from its
-    newest checkpoint, since its folder is named by what it computes.
+    newest checkpoint, in a folder of its own.
 
     Args:
         order: what to do.
@@ -102,18 +102,19 @@ def run_trial(order: TrialOrder, study: Study, work: Path, launch: Launch) -> No
         if study.report(order.number, epoch):
             raise PrunedTrial
 
-    folder = work / order.study / content_key(order.point)
+    folder = work / order.study / f"trial-{order.number}"
     try:
         model = launch(configured(order.base, order.point), folder, report)
     except PrunedTrial:
         spent_s = _spent(epochs, started)
-        study.give_up(order.number, "PRUNED", epochs, spent_s, _why(order, epochs))
+        study.end(order.number, "PRUNED", epochs, spent_s, _why(order, epochs))
     except TrainingError as exc:
         LOGGER.warning("trial %d failed: %s", order.number, exc)
-        study.give_up(order.number, "FAIL", epochs, _spent(epochs, started), str(exc))
+        study.end(order.number, "FAIL", epochs, _spent(epochs, started), str(exc))
     else:
         # A model that was in the store already cost nothing now.
-        study.complete(order.number, model.epochs, model.seconds if epochs else 0.0)
+        seconds = model.seconds if epochs else 0.0
+        study.end(order.number, "COMPLETE", model.epochs, seconds)
     with refused_writes_explained(folder):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -58,7 +58,7 @@ def test_each_trial_is_one_run_under_that_of_the_study(location: RegistryLocatio
         trial(0),
         trial(1, "pruned", reason="rule median after epoch 3 of 8"),
         trial(2, "failed", auc=None, epochs=(), reason="the loss is nan", seconds=0.0),
-        trial(3, repeats=0, seconds=0.0),
+        trial(3, seconds=0.0),
     ]
     assert record_trials("s-1", trials[:2], CONFIG, location) == 2
     assert record_trials("s-1", trials, CONFIG, location) == 2
@@ -74,7 +74,6 @@ def test_each_trial_is_one_run_under_that_of_the_study(location: RegistryLocatio
         tags = found[number].data.tags
         assert tags["mlflow.parentRunId"] == found["whole"].info.run_id
     assert found["2"].data.tags["reason"] == "the loss is nan"
-    assert found["3"].data.tags["repeats_trial"] == "0"
     assert found["0"].data.params["hidden_sizes"] == "[64, 32]"
     history = client.get_metric_history(found["1"].info.run_id, "epoch_validation_auc")
     assert sorted(m.step for m in history) == [0, 1, 2]

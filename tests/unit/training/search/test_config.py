@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, TrainingError
 from tasks.training.search.config import SearchConfig
-from tasks.training.search.space import check_space, configured, grid_point, told
+from tasks.training.search.space import check_space, configured, described
 from tests.support.training.trials import BASE, SPACE, search
 
 
@@ -20,7 +20,7 @@ def test_a_point_changes_its_fields_alone() -> None:
     made = configured(BASE, point)
     assert (made.learning_rate, made.hidden_sizes, made.num_bins) == (0.03, (64, 32), 8)
     assert made.model_copy(update={name: getattr(BASE, name) for name in point}) == BASE
-    assert told(point) == "learning_rate=0.03, hidden_sizes=[64, 32], num_bins=8"
+    assert described(point) == "learning_rate=0.03, hidden_sizes=[64, 32], num_bins=8"
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,6 @@ def test_an_address_is_not_accepted_as_storage_and_not_shown() -> None:
         search(storage="postgresql://user:hunter2@db/search")
     assert "name of an environment variable" in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_grid_holds_every_combination_once_in_an_order_of_the_seed() -> None:
-    config = search(sampler="grid", seed=3)
-    assert config.num_grid_points == 3 * 3 * 4 * 2
-    points = [grid_point(config, k) for k in range(config.num_grid_points)]
-    assert len({tuple(p.items()) for p in points if p}) == config.num_grid_points
-    assert grid_point(config, config.num_grid_points) is None
-    assert points == [grid_point(config, k) for k in range(config.num_grid_points)]
-    other = search(sampler="grid", seed=4)
-    assert points != [grid_point(other, k) for k in range(config.num_grid_points)]
-    for point in points:
-        assert point is not None
-        configured(BASE, point)
-
-
-def test_a_logarithmic_axis_is_cut_by_factors() -> None:
-    axis = search(space={"learning_rate": SPACE["learning_rate"]}).space
-    assert axis["learning_rate"].grid() == pytest.approx([1e-4, 10**-2.5, 1e-1])
-
-
-def test_a_grid_beyond_measure_is_refused() -> None:
-    wide = {name: {"kind": "int", "low": 1, "high": 500} for name in ("max_epochs", "patience")}
-    with pytest.raises(ValidationError, match="250,000 points"):
-        search(space=wide, sampler="grid")
 
 
 def test_more_trials_go_on_with_the_same_study_and_another_space_begins_one() -> None:

@@ -38,17 +38,14 @@ def points(record: StudyRecord) -> list[dict[str, float | int | str]]:
     return [trial.point for trial in record.trials]
 
 
-SLOW_RULES = [pytest.param(rule, marks=pytest.mark.slow) for rule in ("random", "grid")]
-
-
-@pytest.mark.parametrize("rule", ["tpe", *SLOW_RULES])
+@pytest.mark.parametrize("rule", ["tpe", pytest.param("random", marks=pytest.mark.slow)])
 def test_a_search_runs_its_trials_and_names_the_best(tmp_path: Path, rule: str) -> None:
     trainer = Trainer()
     config = search(num_trials=12, sampler=rule, pruner="none")
     record = run_search(tmp_path, config, trainer)
     assert [t.number for t in record.trials] == list(range(12))
     assert {t.state for t in record.trials} == {"complete"}
-    assert len(trainer.trained) == 12 - sum(t.repeats is not None for t in record.trials)
+    assert len(trainer.trained) == 12
     best = max(record.trials, key=lambda t: (t.auc or 0, -t.number))
     assert record.best == best.number
     assert best.auc == max(auc_of(c, c.max_epochs - 1) for c in trainer.trained)
@@ -58,18 +55,17 @@ def test_a_search_runs_its_trials_and_names_the_best(tmp_path: Path, rule: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["median", "hyperband"])
-def test_bad_trials_end_early_and_the_best_one_never_does(tmp_path: Path, rule: str) -> None:
+def test_bad_trials_end_early_and_the_best_one_never_does(tmp_path: Path) -> None:
     trainer = Trainer()
-    config = search(num_trials=20, sampler="random", pruner=rule)
+    config = search(num_trials=20, sampler="random")
     record = run_search(tmp_path, config, trainer)
     states = Counter(t.state for t in record.trials)
     assert states["pruned"] >= 3
     assert states["complete"] >= 3
     for trial in record.trials:
         if trial.state == "pruned":
-            assert WARM_UP_EPOCHS < len(trial.epochs) < 8 or rule == "hyperband"
-            assert f"rule {rule} after epoch {len(trial.epochs)} of 8" in trial.reason
+            assert WARM_UP_EPOCHS < len(trial.epochs) < 8
+            assert f"rule median after epoch {len(trial.epochs)} of 8" in trial.reason
     whole = max(auc_of(c, 7) for c in trainer.trained)
     assert record.best is not None
     assert record.trials[record.best].auc == pytest.approx(whole, abs=0.05)
@@ -142,39 +138,6 @@ def test_parallel_trials_run_at_the_same_time_and_none_twice(tmp_path: Path) -> 
     assert len({t.point["learning_rate"] for t in record.trials}) == 9
 
 
-def test_a_point_that_was_tried_is_not_trained_again(tmp_path: Path) -> None:
-    trainer = Trainer()
-    config = search(
-        num_trials=10,
-        parallel_trials=2,
-        sampler="random",
-        pruner="none",
-        space={"hidden_sizes": SPACE["hidden_sizes"]},
-    )
-    record = run_search(tmp_path, config, trainer)
-    assert len(trainer.trained) == 2
-    assert len(record.trials) == 10
-    repeats = [t for t in record.trials if t.repeats is not None]
-    assert len(repeats) == 8
-    for trial in repeats:
-        first = record.trials[trial.repeats or 0]
-        assert (trial.point, trial.auc, trial.state) == (first.point, first.auc, first.state)
-        assert trial.seconds == 0
-
-
-@pytest.mark.slow
-def test_a_grid_ends_when_every_point_was_tried(tmp_path: Path) -> None:
-    config = search(
-        num_trials=100,
-        sampler="grid",
-        pruner="none",
-        space={"hidden_sizes": SPACE["hidden_sizes"], "num_bins": SPACE["num_bins"]},
-    )
-    record = run_search(tmp_path, config, Trainer())
-    assert len(record.trials) == len({str(t.point) for t in record.trials}) == 8
-    assert record.ended_because == "every one of the grid's 8 points was tried"
-
-
 @pytest.mark.slow
 def test_a_training_that_cannot_succeed_fails_its_trial_alone(tmp_path: Path) -> None:
     def stumble(config: TrainingConfig, epoch: int) -> None:
@@ -237,16 +200,12 @@ def test_no_trial_is_started_after_the_budget_is_spent(tmp_path: Path) -> None:
     assert "budget_s=20" in spent.ended_because
 
 
-@pytest.mark.slow
-def test_a_trial_cut_off_while_its_point_was_drawn_gets_the_same_point(tmp_path: Path) -> None:
+def test_a_trial_cut_off_while_its_point_was_drawn_is_left_out(tmp_path: Path) -> None:
     config = search(num_trials=3)
-    whole = run_search(tmp_path / "whole", config, Trainer())
-    study = open_study(tmp_path / "cut", config)
+    study = open_study(tmp_path, config)
     storage = study._study._storage
     storage.create_new_trial(study._study._study_id)  # begun, and nothing drawn
-    [taken_up] = study.running()
-    assert taken_up.point == whole.trials[0].point
-    assert run_search(tmp_path / "cut", config, Trainer()).trials == whole.trials
+    assert [t.number for t in run_search(tmp_path, config, Trainer()).trials] == [1, 2]
 
 
 def test_two_searches_do_not_drive_one_study(tmp_path: Path) -> None:
@@ -264,7 +223,7 @@ def test_two_searches_do_not_drive_one_study(tmp_path: Path) -> None:
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "studies.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StorageError, match=r"not a database.*Restore it"):
+    with pytest.raises(StorageError, match=r"not a database.*restore a damaged"):
         open_study(tmp_path, search())
 
 
@@ -326,8 +285,6 @@ def test_a_trial_reports_an_epoch_once(tmp_path: Path) -> None:
     assert proposal is not None
     for _ in range(2):  # a second report of a step would be a warning, hence an error
         study.report(proposal.number, metrics(0, 0.6))
-    study.give_up(proposal.number, "FAIL", (), 0.0, "no reason")
-    assert study.is_finished(proposal.number)
 
 
 def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path: Path) -> None:
@@ -348,8 +305,8 @@ def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path:
         assert running.stdout is not None
         assert running.stdout.readline() == "training\n"
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=120)  # not the 600 s of the trial
-    assert "KeyboardInterrupt" in said
+        _, errors = running.communicate(timeout=120)  # not the 600 s of the trial
+    assert "KeyboardInterrupt" in errors
     assert [p.number for p in open_study(tmp_path, search(num_trials=2)).running()] == [0]
 
 
