@@ -1,6 +1,6 @@
 """Judgement of a trained model on its test window, and scores of a registered one on any window.
 
-A smaller network beside the one it came from, and beside its twin that had no teacher.
+A smaller network beside the one it came from, and beside a control run without a teacher.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def judge_student(
     dataset: ValidatedDataset,
     config: EvaluationConfig,
 ) -> StudentReport:
-    """Judge a smaller network beside its parent, and the teacher by a twin without one.
+    """Judge a smaller network beside its parent, and the teacher by a control run without one.
 
     Safe to retry: it only reads artifacts.
 
