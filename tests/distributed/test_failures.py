@@ -106,12 +106,3 @@ def test_a_forced_stall_ends_with_an_error(tmp_path: Path) -> None:
         run_ranks(tmp_path, stalling, tmp_path / "none", "tests.support.ranks.stalling_worker")
     assert "rank 0: HorovodInternalError" in str(caught.value)
     assert "stalled for longer than 3 seconds" in (tmp_path / "run" / "training.log").read_text()
-
-
-@pytest.mark.slow
-def test_worker_imports_without_prefect() -> None:
-    program = (
-        "import sys; sys.modules['prefect'] = None\n"
-        "import tasks.training.launch.worker, tasks.training.launch.launcher"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)

@@ -110,15 +110,6 @@ def test_kill_9_of_the_fork_server_ends_its_ranks(tmp_path: Path) -> None:
         assert all_gone(*killed)
 
 
-def test_a_module_that_starts_a_thread_is_not_forked_from(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with group(tmp_path / "run", "end", module="tests.support.ranks.threaded") as ranks:
-        assert run_to_the_end(ranks) == []
-        assert ranks.exit_codes == {0: 1}
-    assert "importing tests.support.ranks.threaded has started 1 more" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("victim", ["driver", "guard"])
 def test_kill_9_of_the_driver_or_of_the_first_guard_leaves_no_process(
     tmp_path: Path, victim: str

@@ -6,15 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from falaj.__main__ import main
-from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger, Wanted
-from tasks.control.retraining.records import ClaimState, Outcome
+from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
@@ -76,29 +74,6 @@ def test_a_process_killed_at_the_start_of_a_run_leaves_one_run(
     assert claim.num_starts == 1
 
 
-@proves(Promise.ONE_RETRAINING, "two episodes: two runs; in a cool-down: none")
-def test_two_episodes_give_two_runs_and_a_cool_down_gives_one(url: str) -> None:
-    free = Controller(url)
-    for seen in (builders.stale(0), builders.stable(1), builders.stale(2)):
-        free.see(seen)
-    assert len(free.runs.by_key) == 2
-    cautious = Controller(url, RetrainingPolicy(cool_down_hours=6))
-    assert cautious.see(builders.stable(3)) == [Outcome.NOTHING_TO_DO]
-    assert cautious.see(builders.stale(4)) == [Outcome.COOL_DOWN]
-    assert Controller(url).sweep() == []  # deployed again: the cool-down holds
-    assert cautious.runs.by_key == {}
-
-
-def test_results_stored_at_once_are_all_answered(url: str) -> None:
-    controller = Controller(url)
-    with ThreadPoolExecutor(4) as pool:
-        names = list(pool.map(lambda n: controller.judge(builders.stale(n)), range(12)))
-    assert len(set(names)) == 12
-    controller.sweep()
-    assert len(controller.runs.by_key) == 1
-    assert all(controller.ledger.result(name).answered_at for name in names)
-
-
 def test_a_database_that_is_away_is_no_decision_and_names_no_password() -> None:
     address = f"postgresql://falaj:hunter2@127.0.0.1:{free_port()}/falaj"
     with pytest.raises(TransientError, match=r"falaj:\*\*\*@127.0.0.1") as refused:
@@ -126,10 +101,3 @@ def test_the_command_lists_decisions_and_prints_them_as_json(
     assert (made["outcome"], made["evidence"]["auc_change"]["value"]) == ("acts", -0.1)
     assert main(["decisions", "--since", "yesterday"]) == 2
     assert main(["decisions", "--limit", "0"]) == 2
-
-
-def test_a_database_that_may_only_be_read_shows_what_was_recorded(tmp_path: Path) -> None:
-    controller = Controller(f"sqlite:///{tmp_path / 'operation.db'}")
-    controller.see(builders.stale(0))
-    (tmp_path / "operation.db").chmod(0o400)
-    assert len(controller.ledger.decisions(Wanted())) == 1

@@ -25,7 +25,6 @@ from flows.pipeline import pipeline_flow
 from flows.recalibration import recalibration_flow
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
-from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Outcome
@@ -152,25 +151,6 @@ def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_ret
     assert PipelineConfig.model_validate(run.parameters["config"]) == config
     with get_client(sync_client=True) as client:
         client.delete_deployment(deployed)
-
-
-@pytest.mark.timeout(300)
-def test_two_use_cases_are_decided_apart_each_by_its_own_bounds(
-    deployment: UUID, ledger: Ledger, config: PipelineConfig
-) -> None:
-    beside = config.model_copy(update={"name": "neighbour"}).model_dump(mode="json")
-    with get_client(sync_client=True) as client:
-        flow_id = client.create_flow(pipeline_flow)
-    other = asyncio.run(_deploy(flow_id, {"config": beside}, "pipeline-neighbour"))
-    stale, never = builders.stale(0), RetrainingPolicy(max_runs_per_week=0)
-    held = decision_flow(ledger.store_result(MODEL, config.name, stale, never).result_id)
-    acted = decision_flow(ledger.store_result("other", "neighbour", stale, FREE).result_id)
-    assert [d.outcome for d in held.decisions] == [Outcome.BUDGET]
-    assert [d.outcome for d in acted.decisions] == [Outcome.ACTS]
-    retraining_sweep_flow()
-    (run,) = runs_of(ledger)
-    assert run.deployment_id == other
-    assert run.parameters["config"]["name"] == "neighbour"
 
 
 @pytest.mark.timeout(300)

@@ -12,17 +12,13 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from prefect import task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
-from prefect.client.schemas.responses import SetStateStatus
-from prefect.states import Cancelled, Crashed, Pending, Running, Scheduled, Suspended
+from prefect.states import Cancelled, Crashed, Running, Scheduled
 
 import infra.platform.api as api_module
 from flows.recovery import recovery_sweep_flow
 from infra.orchestration.retry import find_run
-from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.processes import (
@@ -188,56 +184,6 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
     assert found[str(never_begun)].action == "report"
 
 
-def test_a_run_that_is_started_again_has_its_slot_though_a_second_one_would_be_dropped(
-    client: SyncPrefectClient,
-) -> None:
-    deployment = client.create_deployment(
-        flow_id=client.create_flow(loop_flow),
-        name="one-at-most",
-        work_pool_name=COORDINATOR_POOL,
-        concurrency_limit=1,
-        concurrency_options=ConcurrencyOptions(
-            collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
-        ),
-    )
-    run = client.create_flow_run_from_deployment(deployment).id
-    client.update_flow_run_labels(run, {HOST: "another"})
-    for state in (Pending(), Running()):
-        assert client.set_flow_run_state(run, state).status == SetStateStatus.ACCEPT
-    client.set_flow_run_state(run, Crashed(), force=True)
-    assert str(run) in {
-        done.repair.run
-        for done in sweep_once(client, AT_ONCE).done
-        if done.repair.action == "retry"
-    }
-    assert client.set_flow_run_state(run, Pending()).status == SetStateStatus.ACCEPT
-    client.delete_flow_run(run)
-
-
-def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
-    client: SyncPrefectClient, prefect_api: PrefectApi
-) -> None:
-    @task
-    def standing_for() -> None:
-        """Never run here."""
-
-    outer = client.create_flow_run_from_deployment(
-        client.read_deployment_by_name("routed-loop/routed-loop").id,
-        parameters={"config": {"folder": "unused"}},
-    )
-    client.update_flow_run_labels(outer.id, {WORKER_LABEL: "killed-worker"})
-    client.set_flow_run_state(outer.id, Running(), force=True)
-    step = client.create_task_run(standing_for, outer.id, "0", state=Running())
-    inner = client.create_flow_run(
-        first_flow, parameters={}, state=Running(), parent_task_run_id=step.id
-    )
-    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
-    cut = end_cut_off(api, {COORDINATOR_POOL: "killed-worker"}, "a test")
-    assert {run.id for run in cut} == {str(outer.id), str(inner.id)}
-    assert client.read_flow_run(inner.id).state_name == "Crashed"
-    assert find_run(client, inner.name).id == outer.id, "a part cannot go on alone"
-
-
 def test_a_run_that_no_worker_can_take_is_told(
     client: SyncPrefectClient, prefect_api: PrefectApi
 ) -> None:
@@ -254,13 +200,6 @@ def test_a_run_that_no_worker_can_take_is_told(
     assert f"prefect worker start --pool {pool}" in said
     client.delete_flow_run(run.id)
     assert waiting_for_workers(api, [pool]) == []
-
-
-def test_a_suspended_run_is_left_alone(client: SyncPrefectClient) -> None:
-    run = client.create_flow_run(loop_flow, parameters={}, state=Suspended())
-    client.update_flow_run_labels(run.id, {HOST: "another"})
-    assert str(run.id) not in {done.repair.run for done in sweep_once(client, AT_ONCE).done}
-    assert client.read_flow_run(run.id).state_name == "Suspended"
 
 
 def test_a_slot_that_nobody_holds_is_freed(client: SyncPrefectClient) -> None:

@@ -1,8 +1,8 @@
 """Processes that lease devices, work on them and give them back, for tests to kill.
 
-    python -m tests.support.platform.lease_farm ORDERS.json
+    python -m tests.support.platform.lease_farm FOLDER
 
-A worker that holds devices locks a file for each part of them. The kernel lets go of the locks of a
+A worker that holds devices locks a file for each of them. The kernel lets go of the locks of a
 process that dies, so a lock that cannot be had at once is a device that two hold: the oracle.
 """
 
@@ -18,9 +18,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tasks.control.leases.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
@@ -30,110 +29,62 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 
-
-@dataclass(frozen=True)
-class Orders:
-    """What a farm is to do; plain values, to travel as JSON."""
-
-    folder: str
-    num_workers: int
-    devices: dict[str, Any]
-    requests: list[dict[str, Any]]
-    hold_s: float
-    rounds: int = 1_000_000
-    """Leases that each worker takes before it ends."""
-
-    @classmethod
-    def read(cls, path: str) -> Self:
-        return cls(**json.loads(Path(path).read_text()))
+ORDERS: dict[str, Any] = {
+    "num_workers": 6,
+    "devices": host(cores=3, gpus=2).model_dump(mode="json"),
+    "requests": [{"cores": 1}, {"cores": 2}, {"gpus": 1}, {"cores": 1, "gpus": 1}, {"gpus": 2}],
+    "hold_s": 0.1,
+}
 
 
-def main(arguments: list[str]) -> None:
-    """Keep as many workers alive as ordered, until the file `stop` appears or all have ended."""
-    orders = Orders.read(arguments[0])
-    folder = Path(orders.folder)
-    running: dict[int, int] = {}
-    seats = list(range(orders.num_workers))
+def main(folder: Path) -> None:
+    """Keep as many workers alive as ordered, until the file `stop` appears."""
+    orders = json.loads((folder / "orders.json").read_text())
+    running: set[int] = set()
     while True:
-        while seats and not (folder / "stop").exists():
-            seat = seats.pop()
+        while len(running) < orders["num_workers"] and not (folder / "stop").exists():
             pid = os.fork()
             if pid == 0:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                _work(orders, seat)
+                _work(folder, orders)
                 os._exit(0)
-            running[pid] = seat
+            running.add(pid)
         if not running:
             return
-        pid, status = os.wait()
-        seat = running.pop(pid)
-        if os.WIFSIGNALED(status):  # was killed: another takes its seat
-            seats.append(seat)
+        running.remove(os.wait()[0])  # one that was killed: another takes its place
 
 
-def _work(orders: Orders, seat: int) -> None:
-    folder, chance = Path(orders.folder), random.Random(os.getpid())
-    devices = HostDevices.model_validate(orders.devices)
-    repository = LeaseRepository(folder / "leases")
-    for _ in range(orders.rounds):
-        if (folder / "stop").exists():
-            return
-        request = LeaseRequest.model_validate(chance.choice(orders.requests))
+def _work(folder: Path, orders: dict[str, Any]) -> None:
+    chance, leases = random.Random(os.getpid()), LeaseRepository(folder / "leases")
+    devices = HostDevices.model_validate(orders["devices"])
+    while not (folder / "stop").exists():
+        request = LeaseRequest.model_validate(chance.choice(orders["requests"]))
         priority = chance.randint(1, 5)
         with (
-            acquire(
-                repository, request, f"seat {seat}", priority=priority, devices=devices
-            ) as lease,
+            acquire(leases, request, "a worker", priority=priority, devices=devices) as lease,
             ExitStack() as locks,
         ):
             for unit in (*lease.grant.cores, *lease.grant.gpus):
-                _lock(folder / f"{unit}.lock", locks)
-            _note(folder / "journal", f"{lease.lease_id} {os.getpid()}")
-            time.sleep(chance.uniform(0, orders.hold_s))
-
-
-def _lock(file: Path, locks: ExitStack) -> None:
-    stream = locks.enter_context(file.open("a"))
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _note(file.parent / "violations", f"{os.getpid()} and another hold {file.name}")
+                stream = locks.enter_context((folder / f"{unit}.lock").open("a"))
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    _note(folder / "violations", f"{os.getpid()} and another hold {unit}")
+            _note(folder / "journal", lease.lease_id)
+            time.sleep(chance.uniform(0, orders["hold_s"]))
 
 
 def _note(file: Path, line: str) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, f"{line}\n".encode())
-    os.close(descriptor)
-
-
-def _start(folder: Path, **changes: Any) -> subprocess.Popen[bytes]:
-    folder.mkdir(exist_ok=True)
-    orders = Orders(
-        **{
-            "folder": str(folder),
-            "num_workers": 6,
-            "devices": host(cores=3, gpus=2).model_dump(mode="json"),
-            "requests": [
-                {"cores": 1},
-                {"cores": 2},
-                {"gpus": 1},
-                {"cores": 1, "gpus": 1},
-                {"gpus": 2},
-            ],
-            "hold_s": 0.1,
-            **changes,
-        }
-    )
-    file = folder / "orders.json"
-    file.write_text(json.dumps(asdict(orders)))
-    line = [sys.executable, "-m", "tests.support.platform.lease_farm", str(file)]
-    return subprocess.Popen(line, cwd=PROJECT_ROOT)
+    with file.open("a") as stream:
+        stream.write(f"{line}\n")
 
 
 @contextmanager
 def farm(folder: Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A farm whose files lie in `folder`; all its processes are gone when the block is left."""
-    process = _start(folder, **changes)
+    """A farm whose files are in `folder`; all its processes are gone when the block is left."""
+    folder.mkdir(exist_ok=True)
+    (folder / "orders.json").write_text(json.dumps({**ORDERS, **changes}))
+    line = [sys.executable, "-m", "tests.support.platform.lease_farm", str(folder)]
+    process = subprocess.Popen(line, cwd=PROJECT_ROOT)
     try:
         yield process
     finally:
@@ -155,24 +106,21 @@ def lines_of(file: Path) -> list[str]:
 
 def kill_at_random(folder: Path, num_kills: int) -> None:
     """Kill workers at random moments; at the end nothing is held, and nothing ever was by two."""
-    chance = random.Random(5)
+    chance, journal = random.Random(5), folder / "journal"
     with farm(folder) as process:
-        wait_until(lambda: lines_of(folder / "journal"), "a first lease", 240)
+        wait_until(lambda: lines_of(journal), "a first lease", 240)
         for _ in range(num_kills):
-            served = len(lines_of(folder / "journal"))
+            served = len(lines_of(journal))
             time.sleep(chance.uniform(0, 0.05))
             if workers := children_of(process.pid):
                 os.kill(chance.choice(workers), signal.SIGKILL)
-            wait_until(
-                lambda: len(lines_of(folder / "journal")) > served,  # noqa: B023
-                "a lease after a kill",
-                120,
-            )
+            wait_until(lambda: len(lines_of(journal)) > served, "a lease after a kill", 120)  # noqa: B023
         (folder / "stop").touch()
         process.wait(120)
     assert not lines_of(folder / "violations")
     assert LeaseRepository(folder / "leases").claims() == []
+    assert len(lines_of(journal)) == len(set(lines_of(journal)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]))

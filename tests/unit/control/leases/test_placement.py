@@ -98,30 +98,12 @@ def check_nobody_was_passed_by(waiting: list[Claim], held: list[Claim]) -> None:
         assert not (first.request.gpus and later.request.gpus)
 
 
-def test_priority_decides_among_those_who_came_together() -> None:
-    devices = host(cores=1)
-    waiting = [
-        claim(1, LeaseRequest(cores=1), devices, priority=3),
-        claim(2, LeaseRequest(cores=1), devices, priority=1),
-    ]
-    assert "1" not in grants_for(waiting, Taken())
-    assert "2" in grants_for(waiting, Taken())
-
-
 def test_waiting_for_the_ageing_time_weighs_as_much_as_a_level_of_priority() -> None:
     devices = host(cores=1)
     patient = claim(1, LeaseRequest(cores=1), devices, asked_s=0, priority=4)
     urgent = claim(2, LeaseRequest(cores=1), devices, asked_s=3 * AGEING_S + 1, priority=1)
     assert "1" in grants_for([patient, urgent], Taken())
     assert "2" not in grants_for([patient, urgent], Taken())
-
-
-def test_small_requests_do_not_pass_a_large_one_by() -> None:
-    devices = host(cores=4)
-    running = claim(1, LeaseRequest(cores=1), devices, grant=Grant(cores=(0,)))
-    large = claim(2, LeaseRequest(cores=4), devices, asked_s=1)
-    small = claim(3, LeaseRequest(cores=1), devices, asked_s=2)
-    assert "3" not in grants_for([large, small], Taken.by([running]))
 
 
 SHARED = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))

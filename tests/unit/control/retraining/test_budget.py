@@ -97,12 +97,6 @@ def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(
     ) == (Action.RETRAIN, None)  # fmt: skip
 
 
-def test_a_budget_of_nothing_never_retrains() -> None:
-    refusal = why_not_now(Action.RETRAIN, NOW, [], RetrainingPolicy(max_runs_per_week=0))
-    assert refusal is not None
-    assert refusal.outcome is Outcome.BUDGET
-
-
 def test_a_roll_back_waits_for_nothing() -> None:
     assert why_not_now(Action.ROLL_BACK, NOW, [spent(0.1)], CONFIG) is None
 

@@ -7,11 +7,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
-from tasks.control.retraining.budget import KINDS
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import (
     Action,
@@ -57,10 +55,6 @@ def test_a_regression_that_went_stale_is_retrained() -> None:
     choice = decide(evidence(r2_change=metric(-0.2), num_labelled=500), CONFIG)
     assert (choice.rule, choice.action) == (5, Action.RETRAIN)
     assert "R² changed by -0.2000" in choice.reason
-
-
-def test_each_action_that_the_rule_can_choose_has_a_way_to_be_carried_out() -> None:
-    assert {*KINDS, Action.ROLL_BACK} == set(Action) - {Action.NOTHING}
 
 
 def test_drift_without_labels_ends_no_trouble_but_that_of_the_feed() -> None:
@@ -175,10 +169,3 @@ def test_a_number_that_could_not_be_computed_is_not_known() -> None:
     seen = gather(report, builders.reference(1), None, comparison(lost), builders.FIRST_DAY)
     assert (seen.auc_change, seen.former_difference) == (None, None)
     assert seen.prediction_effect_low == 0.0
-
-
-def test_impossible_bounds_are_refused() -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        RetrainingPolicy(cool_down_hours=-1)
-    with pytest.raises(ValidationError, match="Extra inputs"):
-        RetrainingPolicy.model_validate({"cooldown": 3})

@@ -12,20 +12,17 @@ from tasks.control.retraining.acting import LOST, note_ends, start_claimed
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.incidents import Here, answer
-from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.ledger import Wanted
 from tasks.control.retraining.records import (
-    MEANING,
     ClaimState,
     Order,
     Outcome,
     RunEnd,
     StartedAction,
 )
-from tasks.control.retraining.task import decision_rows
-from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError, TransientError
+from tasks.kernel.errors import DataContractError, TransientError
 from tasks.metadata import database as database_module
 from tests.support.control import builders
-from tests.support.control.builders import FREE
 from tests.support.control.controller import Controller, Runs
 from tests.support.suite.promises import Promise, proves
 
@@ -161,12 +158,6 @@ def test_trouble_that_waited_for_a_person_goes_on_after_a_refusal_and_ends_with_
     assert controller.see(builders.stale(0)) == [Outcome.APPROVAL]
     controller.asked_about, controller.champion = None, champion
     assert controller.sweep() == made
-
-
-def test_a_roll_back_waits_for_no_person(controller: Controller) -> None:
-    controller.champion, controller.asked_about = 2, 3
-    assert controller.see(builders.hurt(0)) == [Outcome.ACTS]
-    assert controller.latest()[0] is Action.ROLL_BACK
 
 
 def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
@@ -339,13 +330,6 @@ def test_the_record_is_listed_by_model_action_outcome_and_time(controller: Contr
     assert controller.ledger.decisions(Wanted(since=newest.decided_at + timedelta(hours=1))) == []
 
 
-def test_models_do_not_hold_each_other_up(controller: Controller) -> None:
-    controller.see(builders.stale(0))
-    other = controller.ledger.store_result("fares", "taxis", builders.stale(0), FREE)
-    assert controller.ask(other.result_id) == [Outcome.ACTS]
-    assert len(controller.runs.by_key) == 2
-
-
 def test_what_another_release_wrote_is_read_as_far_as_it_goes(
     controller: Controller, database: Path
 ) -> None:
@@ -365,34 +349,9 @@ def test_what_another_release_wrote_is_read_as_far_as_it_goes(
         controller.ask(result_id)
 
 
-def test_each_outcome_has_a_meaning_for_people(controller: Controller) -> None:
-    controller.see(builders.stale(0))
-    (row,) = decision_rows(tuple(controller.ledger.decisions(Wanted())))
-    assert row["which means"] == "the action was claimed and is carried out"
-    assert set(MEANING) == set(Outcome)
-
-
 def test_an_unknown_result_is_refused_with_what_to_check(controller: Controller) -> None:
     with pytest.raises(DataContractError, match="same FALAJ_DATABASE_URL or state folder"):
         controller.ask("f" * 32)
-
-
-def test_addresses_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="of mysql"):
-        Ledger("mysql://user:secret@host/database")
-    with pytest.raises(ConfigurationError, match="no database address") as refused:
-        Ledger("hunter2")
-    assert "hunter2" not in str(refused.value)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError):
-        Ledger(f"sqlite:///{tmp_path / 'file' / 'operation.db'}")
-
-
-def test_a_file_that_is_no_database_says_so(database: Path) -> None:
-    database.parent.mkdir()
-    database.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(StorageError, match="not a database"):
-        Ledger(f"sqlite:///{database}")
 
 
 def set_back_claims(database: Path, hours: float) -> None:

@@ -8,18 +8,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.control.routing.choice import Place, choose
-from tasks.control.routing.config import RoutingConfig, StageRouting
+from tasks.control.routing.config import StageRouting
 from tests.support.suite.promises import Promise, proves
 
 
 def place(name: str, *, workers: int = 1, fault: str | None = None) -> Place:
     return Place(f"training/{name}", name, name, workers, fault)
-
-
-def test_the_wanted_class_is_taken_while_it_has_a_worker() -> None:
-    choice = choose(StageRouting(), place("cpu"), [], 0)
-    assert choice.place == place("cpu")
-    assert (choice.rule, choice.wait, choice.refused) == ("wanted class", False, ())
 
 
 def test_without_a_worker_a_stage_waits_as_long_as_it_may_and_says_so() -> None:
@@ -88,9 +82,3 @@ def test_no_run_is_sent_where_it_cannot_run(
 def test_a_class_named_twice_is_refused(fall_back: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError, match="name each other class once"):
         StageRouting.model_validate({"hardware_class": "gpu", "fall_back": fall_back})
-
-
-def test_every_stage_has_a_rule() -> None:
-    routing = RoutingConfig(training=StageRouting(hardware_class="gpu"))
-    assert routing.of("training").hardware_class == "gpu"
-    assert routing.of("feature refresh").hardware_class == "cpu"

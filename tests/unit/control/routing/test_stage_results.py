@@ -48,17 +48,6 @@ def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> Non
         read_plain(completed(tmp_path / "absent", JSONSerializer()))
 
 
-def test_a_run_without_a_result_says_what_its_flow_lacks() -> None:
-    run = FlowRun.model_construct(name="green-hare", state=Completed())
-    with pytest.raises(StageError, match="persist_result=True"):
-        read_plain(run)
-
-
-def test_a_result_of_other_code_is_refused() -> None:
-    with pytest.raises(StageError, match="its worker runs other code"):
-        as_returned({"value": "many"}, first_flow)
-
-
 def test_no_class_that_a_result_names_is_imported() -> None:
     told = {"__class__": "os.system", "data": {"value": 2, "digits": []}}
     assert as_returned(unmarked(told), first_flow) == Number(value=2, digits=())

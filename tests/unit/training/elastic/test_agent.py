@@ -71,16 +71,6 @@ def test_the_rank_has_the_given_environment_and_little_else(
     assert str(tmp_path) in printed
 
 
-def test_a_closed_session_ends_a_rank_that_does_not_listen(tmp_path: Path) -> None:
-    with started(tmp_path, SLEEPER) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"up\n"
-        process.stdin.close()
-        assert process.wait(30) == agent.EXIT_CUT_OFF
-    await_no_rank(tmp_path)
-
-
 def test_silence_ends_the_rank(tmp_path: Path) -> None:
     with started(tmp_path, SLEEPER, silence_limit_s=0.5) as process:
         assert process.wait(30) == agent.EXIT_CUT_OFF

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tasks.training.elastic import commits as module
-from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup, copy_of
+from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup
 from tasks.training.elastic.link import FromRank, Pulse
 from tasks.training.strategies.base import State
 from tests.support.training.thread_ranks import Room, ThreadCommunicator, on_threads
@@ -29,17 +29,6 @@ class FakeSession:
 
     def checkpoint(self, state: State) -> None:
         self.checkpoints.append(state)
-
-
-def test_a_copy_shares_nothing() -> None:
-    state = {"network": {"w": torch.ones(2)}, "history": [{"epoch": 1}], "pair": (1, torch.ones(1))}
-    copied = copy_of(state)
-    state["network"]["w"].zero_()
-    state["history"][0]["epoch"] = 2
-    state["pair"][1].zero_()
-    assert copied["network"]["w"].tolist() == [1, 1]
-    assert copied["history"] == [{"epoch": 1}]
-    assert copied["pair"][1].tolist() == [1]
 
 
 def test_all_ranks_have_rank_0s_commit_and_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,6 @@ def source(kind: str, place: str, **fields: object) -> Discovery:
     )
 
 
-def test_this_machine_has_as_many_slots_as_it_is_given() -> None:
-    assert discovery_of(ElasticConfig(slots_per_host=3))() == {"localhost": 3}
-
-
 def test_a_hosts_file_is_read_again_and_hosts_that_do_not_answer_are_left_out(
     tmp_path: Path,
 ) -> None:
@@ -191,13 +187,6 @@ def test_a_place_rests_longer_with_each_failure_and_long_use_is_forgiven() -> No
     rests = [cooldown.punish("h2-0", 0.0) for _ in range(3000)]
     assert rests[:8] == [5, 10, 20, 40, 80, 160, 300, 300]
     assert rests[-1] == LONGEST_REST_S
-
-
-def test_a_clean_leave_is_held_against_nobody() -> None:
-    cooldown = Cooldown(5)
-    cooldown.rest("h1", 25, 0.0)
-    assert cooldown.is_resting("h1", 24.0)
-    assert cooldown.punish("h1", 26.0) == 5
 
 
 REMOTE = {

@@ -87,18 +87,6 @@ def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(
         looked(monitor, ranks)
 
 
-def test_a_rank_that_waits_for_a_busy_one_is_let_alone(
-    run: RunDirectory, ranks: FakeRanks, clock: Clock
-) -> None:
-    monitor = monitor_of(run)
-    run.write_progress(1, RankProgress(doing="fitting the preprocessing"))
-    for step in range(5):
-        clock.now += 50
-        run.write_progress(0, RankProgress(doing="reading rows", step=step))
-        looked(monitor, ranks)
-    assert ranks.num_stops == 0
-
-
 def test_the_ranks_left_behind_by_a_failed_one_are_stopped_after_a_while(
     run: RunDirectory, ranks: FakeRanks, clock: Clock
 ) -> None:
@@ -142,13 +130,6 @@ def test_the_rank_furthest_behind_tells_how_long_it_will_take(
             run.write_progress(1, RankProgress(doing="training", epoch=0, step=step))
             looked(monitor, ranks)
     assert "epoch 1 of 8, step 40 of 100, 1000 rows/s, about 12.7 min left" in caplog.text
-
-
-def test_another_attempt_adds_to_the_file(tmp_path: Path) -> None:
-    for attempt in range(2):
-        with RankLog(tmp_path / "training.log") as log:
-            log.note(f"attempt {attempt}")
-    assert (tmp_path / "training.log").read_text() == "attempt 0\nattempt 1\n"
 
 
 @pytest.mark.parametrize(

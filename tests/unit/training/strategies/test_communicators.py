@@ -41,12 +41,6 @@ def test_a_rank_reads_what_the_launcher_wrote(joined: dict[str, Any]) -> None:
     assert variables["GLOO_SOCKET_IFNAME"] == variables["NCCL_SOCKET_IFNAME"] == "lo"
 
 
-def test_ranks_of_several_hosts_meet_as_torchrun_defines(joined: dict[str, Any]) -> None:
-    numbers = {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    TorchCommunicator.join({**numbers, "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "2900"}, "cpu")
-    assert joined["init_method"] == "tcp://10.0.0.5:2900"
-
-
 @pytest.mark.parametrize(
     "change", [{"RANK": "first"}, {"TORCH_EXCHANGE_TIMEOUT_S": "soon"}, {"TORCH_STORE_FILE": None}]
 )

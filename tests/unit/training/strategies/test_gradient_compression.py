@@ -136,24 +136,6 @@ def test_half_precision_keeps_11_bits_and_never_overflows(
         assert given_bytes == 100
 
 
-@examples(20)
-@given(rows=st.integers(2, 12), columns=st.integers(2, 12), rank=st.integers(1, 3))
-def test_power_sgd_is_exact_for_matrices_of_its_rank(rows: int, columns: int, rank: int) -> None:
-    def part(ranks: ThreadCommunicator) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(ranks.rank)
-        # All ranks' matrices have the same columns, so that their sum has the rank too.
-        columns_of_all = torch.randn(rank, columns, generator=torch.Generator().manual_seed(99))
-        matrix = torch.randn(rows, rank, generator=generator) @ columns_of_all
-        gradients = gradients_of({"matrix": matrix})
-        PowerSgdSum(ranks, rank=rank).sum_(gradients)
-        return gradients.views["matrix"], matrix
-
-    results = on_threads(2, part)
-    expected = results[0][1] + results[1][1]
-    for summed, _ in results:
-        torch.testing.assert_close(summed, expected, rtol=1e-3, atol=1e-3)
-
-
 def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_was() -> None:
     """Power iteration on an unchanging matrix: its error falls to that of the cut-off SVD."""
     generator = torch.Generator().manual_seed(5)

@@ -72,18 +72,6 @@ def weights(strategy: Any) -> Tensor:
     return nn.utils.parameters_to_vector(strategy.network.parameters()).detach().clone()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_one_local_step_of_sgd_is_synchronous_training(size: int) -> None:
-    def part(exchange: ThreadCommunicator) -> tuple[Tensor, Tensor]:
-        both = [build(kind, exchange, 1) for kind in ("synchronous", "local")]
-        for strategy in both:
-            train(strategy, range(12))
-        return weights(both[0]), weights(both[1])
-
-    for synchronous, local in on_threads(size, part):
-        torch.testing.assert_close(local, synchronous, rtol=0, atol=2e-6)
-
-
 class Oracle:
     """Local SGD of all ranks in plain PyTorch, one after the other."""
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.optimizer import (
     FlatGradients,
     LossScale,
@@ -25,21 +24,6 @@ def test_backward_writes_all_gradients_into_one_tensor() -> None:
     assert torch.equal(gradients.flat, torch.cat(expected))
     gradients.flat.fill_(2.0)
     assert all((p.grad == 2.0).all() for p in network.parameters() if p.grad is not None)
-
-
-def test_frozen_parameters_have_no_part_in_the_exchange() -> None:
-    network = SmallNetwork()
-    network.entry.requires_grad_(False)
-    gradients = FlatGradients(network.named_parameters())
-    assert network.entry.weight.grad is None
-    assert not any(name.startswith("entry") for name in gradients.views)
-    assert gradients.flat.numel() == sum(p.numel() for p in network.parameters() if p.requires_grad)
-
-
-def test_a_network_with_nothing_to_train_is_refused_with_a_sentence() -> None:
-    network = nn.Linear(2, 1).requires_grad_(False)
-    with pytest.raises(TrainingError, match="no parameter to train"):
-        FlatGradients(network.named_parameters())
 
 
 def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:
@@ -91,16 +75,6 @@ def test_state_is_known_by_name_and_holds_copies() -> None:
     second.load(state)
     trained(network, second, 1)
     assert torch.equal(state["entry.weight/exp_avg"], kept)
-
-
-def test_a_state_without_some_parameters_leaves_those_new() -> None:
-    network = SmallNetwork()
-    optimizer = NamedOptimizer(adamw, network.named_parameters())
-    trained(network, optimizer, 2)
-    part = {k: v for k, v in optimizer.state().items() if k.startswith("entry")}
-    fresh = NamedOptimizer(adamw, network.named_parameters())
-    fresh.load(part)
-    assert fresh.state().keys() == part.keys()
 
 
 @given(st.lists(st.booleans(), max_size=60))

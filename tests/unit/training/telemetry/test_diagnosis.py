@@ -125,18 +125,6 @@ def test_swapping_is_short_memory() -> None:
     assert "3000 MB came back from swap" in finding.evidence
 
 
-def test_page_faults_without_swap_and_with_free_memory_are_no_finding() -> None:
-    """A file that is read through a memory map faults too."""
-    assert diagnose([rank(0, major_faults=90_000), rank(1)], HOST, JOB).findings == ()
-
-
-def test_a_run_of_few_steps_is_not_judged() -> None:
-    diagnosis = diagnose([rank(0, num_steps=4)], HOST, JOB)
-    assert diagnosis.findings == ()
-    assert "Too short" in diagnosis.summary
-    assert "Too short" in diagnose([], HOST, JOB).summary
-
-
 def test_a_rank_that_joined_for_a_few_steps_is_compared_by_step() -> None:
     steady = rank(0)
     late = rank(1, num_steps=13, num_rows=13_312)

@@ -121,24 +121,6 @@ def test_what_earlier_attempts_took_is_added(tmp_path: Path) -> None:
     assert result.energy.estimated
 
 
-def test_energy_is_unknown_where_an_attempt_did_not_measure_it(tmp_path: Path) -> None:
-    with sampled(tmp_path):
-        pass
-    with sampled(tmp_path, config=TelemetryConfig(watts_per_core=10)) as sampler:
-        pass
-    assert sampler.result().energy.joules is None
-
-
-def test_a_damaged_note_of_earlier_attempts_is_said_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / SPENT).write_text('{"seconds": ')
-    with sampled(tmp_path) as sampler:
-        pass
-    assert sampler.result().num_attempts == 1
-    assert "is damaged" in caplog.text
-
-
 def test_files_of_an_earlier_attempt_are_not_taken_for_this_ones(tmp_path: Path) -> None:
     write_clock(tmp_path, 5, os.getpid())
     (tmp_path / "trace-00005.json.gz").write_text("")
