@@ -152,7 +152,7 @@ class FlowStarter:
         if deployment is None:
             return self._run_here(order)
         place = f"{_flow_for(order)}/{deployment.name} {deployment.id}"
-        if not self._ledger.reserve(order.episode_id, place):
+        if not self._ledger.reserve(order.incident_id, place):
             return None
         return StartedAction(
             kind="deployment", run_id=str(_run_there(order, deployment)), place=place
@@ -178,12 +178,12 @@ class FlowStarter:
         here = _this_process()
         state, trouble = "completed", None
         try:
-            roll_back(order.model, order.version, order.reason, order.episode_id)
+            roll_back(order.model, order.version, order.reason, order.incident_id)
         except RegistryError as exc:
             state, trouble = "refused", str(exc)
             get_run_logger().error("%s", exc)
-        self._ledger.mark_started(order.episode_id, here)
-        self._ledger.mark_ended(order.episode_id, RunEnd(state=state, seconds=None), trouble)
+        self._ledger.mark_started(order.incident_id, here)
+        self._ledger.mark_ended(order.incident_id, RunEnd(state=state, seconds=None), trouble)
         return here
 
     def _run_here(self, order: Order) -> StartedAction | None:
@@ -197,7 +197,7 @@ class FlowStarter:
                 "stays"
             )
         here = _this_process()
-        if not self._ledger.mark_started(order.episode_id, here):
+        if not self._ledger.mark_started(order.incident_id, here):
             return None  # another process took it in between
         began = time.monotonic()
         flow: Flow[..., Any] = load_flow_from_entrypoint(
@@ -205,7 +205,7 @@ class FlowStarter:
         )
         state = cast(State[Any], flow(**_parameters(order, config), return_state=True))
         end = RunEnd(state=state.type.value.lower(), seconds=time.monotonic() - began)
-        self._ledger.mark_ended(order.episode_id, end, state.message)
+        self._ledger.mark_ended(order.incident_id, end, state.message)
         return here
 
 
@@ -226,9 +226,9 @@ def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
     run = start_run(
         deployment,
         {n: v.model_dump(mode="json") for n, v in _parameters(order, config).items()},
-        key=order.episode_id,
+        key=order.incident_id,
         queue=QUEUE if deployment.work_pool_name else None,
-        tags=[TAG, f"falaj:episode:{order.episode_id[:12]}"],
+        tags=[TAG, f"falaj:episode:{order.incident_id[:12]}"],
     )
     return run.id
 

@@ -271,7 +271,9 @@ class Rollback(Contract):
     restored: ModelVersionRef
     replaced: ModelVersionRef
     reason: str
-    order_id: str = Field(description="The episode that asked for it; repeating it changes nothing")
+    order_id: str = Field(
+        description="The incident that asked for it; repeating it changes nothing"
+    )
     at: datetime
 
 

@@ -11,7 +11,13 @@ import pytest
 from tasks.control.retraining.config import RetrainingPolicy
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control import builders
-from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.control.platforms import (
+    ControlledPlatform,
+    acting,
+    controlled_platform,
+    num_unanswered,
+    outcomes,
+)
 from tests.support.host.processes import wait_patiently
 from tests.support.suite.promises import Promise, proves
 
@@ -22,7 +28,7 @@ CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
 
 @proves(Promise.LOST_EVENT, "no event anywhere; the scheduled sweep starts one run")
 def test_a_result_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
-    with governed(tmp_path, works=False) as platform:
+    with controlled_platform(tmp_path, works=False) as platform:
         judging = subprocess.Popen(
             [sys.executable, "-m", "tests.support.control.judging", str(tmp_path)],
             cwd=PROJECT_ROOT,
@@ -35,7 +41,7 @@ def test_a_result_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path
     finally:
         judging.kill()
         judging.wait()
-    with governed(tmp_path) as platform:
+    with controlled_platform(tmp_path) as platform:
         wait_patiently(platform.retrainings, "the sweep starts a run")
         wait_for_sweeps(platform, 2)
         assert platform.num_events() == 0
@@ -43,24 +49,26 @@ def test_a_result_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path
         assert outcomes(platform) == ["acts"]
 
 
-@proves(Promise.REDEPLOY, "one run; the second episode waits out its cool-down, then one more")
+@proves(Promise.REDEPLOY, "one run; the second incident waits out its cool-down, then one more")
 def test_a_cool_down_outlives_deploys_and_restarts(tmp_path: Path) -> None:
-    with governed(tmp_path) as platform:
+    with controlled_platform(tmp_path) as platform:
         first = platform.judge(builders.stale(0), CAUTIOUS)
-        platform.tell([first])
+        platform.emit([first])
         wait_patiently(platform.retrainings, "the first retraining")
         platform.judge(builders.stable(1), CAUTIOUS)
         again = platform.judge(builders.stale(2), CAUTIOUS)
-        platform.tell([again])
+        platform.emit([again])
         wait_patiently(lambda: "cool_down" in outcomes(platform), "it has to wait")
         before = automations(platform)
         for _ in range(2):
             assert " 0 written, 0 differences" in platform.deploy_by_command()
         assert automations(platform) == before
-        platform.tell([again, first] * 10)
+        platform.emit([again, first] * 10)
         wait_for_sweeps(platform, 2)
-    with governed(tmp_path) as platform:  # server and worker anew, and deployed once more
-        platform.tell([again, first] * 10)
+    with controlled_platform(
+        tmp_path
+    ) as platform:  # server and worker anew, and deployed once more
+        platform.emit([again, first] * 10)
         wait_for_sweeps(platform, 2)
         assert len(platform.retrainings()) == len(acting(platform)) == 1
         assert outcomes(platform) == ["acts", "nothing_to_do", "cool_down"]
@@ -72,17 +80,17 @@ def test_a_cool_down_outlives_deploys_and_restarts(tmp_path: Path) -> None:
         assert len(acting(platform)) == 2
 
 
-def automations(platform: Governed) -> list[object]:
+def automations(platform: ControlledPlatform) -> list[object]:
     """All automations as they are stored: with their ids, and when they were last changed."""
     return platform.prefect("SELECT * FROM automation ORDER BY id")
 
 
-def wait_for_sweeps(platform: Governed, number: int) -> None:
+def wait_for_sweeps(platform: ControlledPlatform, number: int) -> None:
     """Until the schedule has started so many more sweeps, and they were completed."""
     before = platform.num_sweeps()
     wait_patiently(lambda: platform.num_sweeps() >= before + number, "sweeps by schedule")
 
 
-def let_hours_pass(platform: Governed, hours: int) -> None:
+def let_hours_pass(platform: ControlledPlatform, hours: int) -> None:
     """Make all claims so much older, as if time had gone by."""
     platform.operation(f"UPDATE falaj_claims SET uptime_s = uptime_s - {hours * 3600}")

@@ -1,4 +1,4 @@
-"""Ten thousand events of one result start one retraining, those of two episodes start two.
+"""Ten thousand events of one result start one retraining, those of two incidents start two.
 
 `FALAJ_DRIFT_EVENTS` (default 10,000) says how many events there are. The server keeps its events in
 SQLite: one that is busy with such a storm may refuse a run (503), and Prefect does not ask again.
@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.control import builders
-from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.control.platforms import (
+    ControlledPlatform,
+    acting,
+    controlled_platform,
+    num_unanswered,
+    outcomes,
+)
 from tests.support.host.processes import wait_patiently
 from tests.support.platform.deploys import redeploy
 from tests.support.suite.promises import Promise, proves
@@ -32,25 +38,25 @@ QUIET_S = 60
 NUM_EVENTS = int(os.environ.get("FALAJ_DRIFT_EVENTS", "10000"))
 
 
-@proves(Promise.DRIFT_BURST, "10,000 events: one run; those of two episodes: two, by plain SQL")
-@proves(Promise.ONE_RETRAINING, "10,000 events: one run; those of two episodes: two, by plain SQL")
-def test_a_storm_of_one_result_starts_one_retraining_and_two_episodes_start_two(
+@proves(Promise.DRIFT_BURST, "10,000 events: one run; those of two incidents: two, by plain SQL")
+@proves(Promise.ONE_RETRAINING, "10,000 events: one run; those of two incidents: two, by plain SQL")
+def test_a_storm_of_one_result_starts_one_retraining_and_two_incidents_start_two(
     tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     record_property("trials", NUM_EVENTS)
-    with governed(tmp_path) as platform:
+    with controlled_platform(tmp_path) as platform:
         begun = time.monotonic()
         first = platform.judge(builders.stale(0))
-        platform.tell([first] * (NUM_EVENTS // 2))
+        platform.emit([first] * (NUM_EVENTS // 2))
         wait_patiently(platform.retrainings, "the first retraining")
         started_s = time.monotonic() - begun
         redeploy(platform.plan)  # in the middle of the storm
-        platform.tell([first] * (NUM_EVENTS // 4))
+        platform.emit([first] * (NUM_EVENTS // 4))
         assert len(platform.retrainings()) == 1
 
         platform.judge(builders.stable(1))
         second = platform.judge(builders.stale(2))
-        platform.tell(list(islice(cycle([first, second]), NUM_EVENTS // 4)))
+        platform.emit(list(islice(cycle([first, second]), NUM_EVENTS // 4)))
         num_known = wait_until_quiet(platform)
         known_s = time.monotonic() - begun
         wait_patiently(
@@ -60,17 +66,17 @@ def test_a_storm_of_one_result_starts_one_retraining_and_two_episodes_start_two(
         sweeps = platform.num_sweeps()
         wait_patiently(lambda: platform.num_sweeps() > sweeps + 1, "two more sweeps")
 
-        episodes = acting(platform)
-        assert sorted(key for key, _ in platform.retrainings()) == sorted(episodes)
-        assert len(set(episodes)) == 2
+        incidents = acting(platform)
+        assert sorted(key for key, _ in platform.retrainings()) == sorted(incidents)
+        assert len(set(incidents)) == 2
         assert outcomes(platform) == ["acts", "nothing_to_do", "acts"]
         sys.stdout.write(
             f"{NUM_EVENTS:,} events, {num_known:,} of them kept, quiet after {known_s:.0f} s: "
-            f"{len(episodes)} retrainings, the first {started_s:.1f} s after its result\n"
+            f"{len(incidents)} retrainings, the first {started_s:.1f} s after its result\n"
         )
 
 
-def wait_until_quiet(platform: Governed) -> int:
+def wait_until_quiet(platform: ControlledPlatform) -> int:
     """Until the server has taken in what it will; a busy one loses some. Returns how many."""
     known = -1
     while (now_known := platform.num_events()) != known:

@@ -3,7 +3,7 @@
     claimed -> reserved (platform) -> started (run id) -> ended (state, seconds)
 
 A process killed between two of these leaves the earlier one in the table, and the sweep goes on
-from there. Starting again is safe on one platform: the episode is the key under which it gives the
+from there. Starting again is safe on one platform: the incident is the key under which it gives the
 same run. Another platform on the same database knows nothing of that key, so whoever starts a run
 reserves its claim first.
 """
@@ -57,14 +57,14 @@ def start_claimed(ledger: Ledger, orders: Sequence[Order], starter: Starter) -> 
         try:
             run = starter.start(order)
         except FalajError as exc:
-            ledger.mark_trouble(order.episode_id, f"{type(exc).__name__}: {exc}")
+            ledger.mark_trouble(order.incident_id, f"{type(exc).__name__}: {exc}")
             logger.warning("%s of %s could not be started: %s", order.action, order.model, exc)
             failures.append(exc)
             continue
         if run is None:
             logger.info("%s of %s is started elsewhere", order.action, order.model)
             continue
-        ledger.mark_started(order.episode_id, run)
+        ledger.mark_started(order.incident_id, run)
         logger.info("%s of %s runs as %s in %s", order.action, order.model, run.run_id, run.place)
         started.append(run)
     if failures:
@@ -83,9 +83,9 @@ def note_ends(ledger: Ledger, starter: Starter) -> int:
             continue
         end = starter.end(claim.order, claim.started)
         if end is not None and end.state == LOST:
-            ledger.take_up(claim.order.episode_id, claim.started.run_id)
+            ledger.take_up(claim.order.incident_id, claim.started.run_id)
             logger.warning("the process of run %s is gone; taken up again", claim.started.run_id)
-        elif end is not None and ledger.mark_ended(claim.order.episode_id, end):
+        elif end is not None and ledger.mark_ended(claim.order.incident_id, end):
             num_ended += 1
             logger.info("run %s of %s: %s", claim.started.run_id, claim.order.model, end.state)
     return num_ended

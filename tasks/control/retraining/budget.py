@@ -90,7 +90,7 @@ def why_not_now(
 ) -> Refusal | None:
     """The first bound that an action would break; None where it may be done.
 
-    Rolling back trains nothing and ends harm, so no bound but "once an episode" holds it. A
+    Rolling back trains nothing and ends harm, so no bound but "once an incident" holds it. A
     recalibration waits for the cool-down of both kinds, a retraining only for that of its own: it
     may follow a recalibration that did not help. Each kind has its own number of runs a week, and
     the hours of both count.

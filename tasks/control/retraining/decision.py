@@ -38,7 +38,7 @@ class Action(StrEnum):
 
 
 class Cause(StrEnum):
-    """What is broken; an episode is of one cause."""
+    """What is broken; an incident is of one cause."""
 
     FEED = "feed"
     RELEASE = "release"
@@ -95,7 +95,7 @@ def promotion_hurts(evidence: Evidence, config: RetrainingPolicy) -> bool:
 
 
 def healed(evidence: Evidence, choice: Choice) -> frozenset[Cause]:
-    """Causes whose open episodes this evidence ends.
+    """Causes whose open incidents this evidence ends.
 
     Rows without a fault end that of the feed. A stable window ends all, and so does one whose
     labels show that the model holds. Drift without labels ends nothing else: it does not show that

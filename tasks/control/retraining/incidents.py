@@ -132,7 +132,7 @@ def _answer_trouble(
         return incidents.write(result.result_id, choice, Outcome.ALERTS, choice.reason, incident)
     if incident.is_claimed:
         reason = f"incident {incident.incident_id[:12]} has had its run; {choice.reason}"
-        return incidents.write(result.result_id, choice, Outcome.SAME_EPISODE, reason, incident)
+        return incidents.write(result.result_id, choice, Outcome.SAME_INCIDENT, reason, incident)
     return _act(incidents, result, choice, incident, here)
 
 

@@ -53,6 +53,8 @@ from tasks.metadata import database, tables
 RESERVED_FOR = timedelta(minutes=15)
 """A claim that its platform has reserved and not started since is free for another one: three of
 its sweeps have failed, so it is away."""
+COLUMNS = {"incident_id": "episode_id"}
+"""Fields of values, and the columns that had another name before them."""
 Value = TypeVar("Value", bound=BaseModel)
 _results, _incidents, _actions = tables.drift_results, tables.incidents, tables.actions
 
@@ -167,24 +169,24 @@ class Ledger:
             query = query.where(_actions.c.model == model)
         return [_read_claim(row) for row in self._rows(query)]
 
-    def reserve(self, episode_id: str, place: str) -> bool:
+    def reserve(self, incident_id: str, place: str) -> bool:
         """Keep a claim for one platform, which is about to start it.
 
         Args:
-            episode_id: of the claim.
+            incident_id: of the claim.
             place: names the platform, the same for all its processes.
 
         Returns:
             False where another one has reserved it, or it was started.
         """
         now = self._now()
-        return self._change(_may_be_started(episode_id, place, now), place=place, started_at=now)
+        return self._change(_may_be_started(incident_id, place, now), place=place, started_at=now)
 
-    def mark_started(self, episode_id: str, started: StartedAction) -> bool:
+    def mark_started(self, incident_id: str, started: StartedAction) -> bool:
         """Note what carries an action out; False where somebody else did so, or will."""
         now = self._now()
         return self._change(
-            _may_be_started(episode_id, started.place, now),
+            _may_be_started(incident_id, started.place, now),
             state=ClaimState.STARTED.value,
             **started.model_dump(),
             started_at=now,
@@ -192,27 +194,27 @@ class Ledger:
             trouble=None,
         )
 
-    def mark_trouble(self, episode_id: str, trouble: str) -> None:
+    def mark_trouble(self, incident_id: str, trouble: str) -> None:
         """Note why a start failed; the claim stays, and the sweep tries it again."""
         self._change(
-            _in_state(episode_id, ClaimState.CLAIMED),
+            _in_state(incident_id, ClaimState.CLAIMED),
             trouble=trouble,
             num_starts=_actions.c.num_starts + 1,
         )
 
-    def take_up(self, episode_id: str, run_id: str) -> bool:
+    def take_up(self, incident_id: str, run_id: str) -> bool:
         """Make a run that was lost a claim again; False where somebody else has done so."""
         return self._change(
-            _in_state(episode_id, ClaimState.STARTED) & (_actions.c.run_id == run_id),
+            _in_state(incident_id, ClaimState.STARTED) & (_actions.c.run_id == run_id),
             state=ClaimState.CLAIMED.value,
             **dict.fromkeys(("kind", "place", "run_id", "started_at")),
             trouble=f"run {run_id} was lost",
         )
 
-    def mark_ended(self, episode_id: str, end: RunEnd, trouble: str | None = None) -> bool:
+    def mark_ended(self, incident_id: str, end: RunEnd, trouble: str | None = None) -> bool:
         """Note how the run of an action ended; False where that is known already."""
         return self._change(
-            _in_state(episode_id, ClaimState.STARTED),
+            _in_state(incident_id, ClaimState.STARTED),
             state=ClaimState.ENDED.value,
             ended_at=self._now(),
             run_state=end.state,
@@ -469,11 +471,11 @@ def _of(table: Table, model: str, use_case: str) -> ColumnElement[bool]:
     return and_(table.c.model == model, table.c.use_case == use_case)
 
 
-def _in_state(episode_id: str, state: ClaimState) -> ColumnElement[bool]:
-    return and_(_actions.c.episode_id == episode_id, _actions.c.state == state.value)
+def _in_state(incident_id: str, state: ClaimState) -> ColumnElement[bool]:
+    return and_(_actions.c.episode_id == incident_id, _actions.c.state == state.value)
 
 
-def _may_be_started(episode_id: str, place: str, now: datetime) -> ColumnElement[bool]:
+def _may_be_started(incident_id: str, place: str, now: datetime) -> ColumnElement[bool]:
     """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
     free = or_(
         _actions.c.place.is_(None),
@@ -481,7 +483,7 @@ def _may_be_started(episode_id: str, place: str, now: datetime) -> ColumnElement
         _actions.c.started_at < now - RESERVED_FOR,
         _actions.c.started_at > now + RESERVED_FOR,  # the clock was set back
     )
-    return _in_state(episode_id, ClaimState.CLAIMED) & free
+    return _in_state(incident_id, ClaimState.CLAIMED) & free
 
 
 def _lock(connection: Connection, model: str) -> None:
@@ -508,7 +510,8 @@ def _with_runs() -> Select[Any]:
 
 def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
     """The columns of a row that are fields of a value, those of JSON read."""
-    fields = {name: row[name] for name in kind.model_fields if name in row}
+    columns = {name: COLUMNS.get(name, name) for name in kind.model_fields}
+    fields = {name: row[column] for name, column in columns.items() if column in row}
     for name, inner in (("evidence", Evidence), ("policy", RetrainingPolicy)):
         if name in fields:
             fields[name] = _read_stored(inner, fields[name])

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import RESULT_ID, Contract
 from tasks.control.retraining.config import RetrainingPolicy
@@ -14,6 +14,8 @@ from tasks.control.retraining.decision import Action, Cause
 from tasks.control.retraining.evidence import Evidence
 
 Mode = Literal["act", "decide_only"]
+INCIDENT_ID = AliasChoices("incident_id", "episode_id")
+"""Name of fields, and the one that values stored before 2026-11-25 have."""
 
 
 class Outcome(StrEnum):
@@ -22,7 +24,7 @@ class Outcome(StrEnum):
     ACTS = "acts"
     NOTHING_TO_DO = "nothing_to_do"
     ALERTS = "alerts"
-    SAME_EPISODE = "same_episode"
+    SAME_INCIDENT = "same_episode"
     COOL_DOWN = "cool_down"
     BUDGET = "budget"
     APPROVAL = "approval"
@@ -34,8 +36,8 @@ class Outcome(StrEnum):
 MEANING = {
     Outcome.ACTS: "the action was claimed and is carried out",
     Outcome.NOTHING_TO_DO: "the evidence asks for nothing",
-    Outcome.ALERTS: "people are told; a machine must not act",
-    Outcome.SAME_EPISODE: "refused: this episode has had its run",
+    Outcome.ALERTS: "people are notified; a machine must not act",
+    Outcome.SAME_INCIDENT: "refused: this incident has had its run",
     Outcome.COOL_DOWN: "refused for now: too soon after a retraining; the sweep asks again",
     Outcome.BUDGET: "refused for now: the week's budget is spent; the sweep asks again",
     Outcome.APPROVAL: "refused for now: a person is asked about a version; the sweep asks again",
@@ -70,7 +72,10 @@ class StoredResult(Contract):
 class Order(Contract):
     """An action that was claimed and is to be carried out, once."""
 
-    episode_id: str = Field(description="Also the key under which a second start is the same run.")
+    incident_id: str = Field(
+        validation_alias=INCIDENT_ID,
+        description="Also the key under which a second start is the same run.",
+    )
     model: str
     use_case: str
     action: Action = Field(description="What is carried out.")
@@ -96,7 +101,7 @@ class RunEnd(Contract):
 
 
 class Claim(Contract):
-    """The one run of an episode, and how far it has come."""
+    """The one run of an incident, and how far it has come."""
 
     order: Order
     state: ClaimState
@@ -116,7 +121,7 @@ class Decision(Contract):
     use_case: str
     version: PositiveInt
     result_id: str = Field(validation_alias=RESULT_ID)
-    episode_id: str | None
+    incident_id: str | None = Field(validation_alias=INCIDENT_ID)
     cause: Cause | None
     action: Action = Field(description="What the rule chose.")
     carried_out_as: Action | None = Field(description="What was claimed; None where nothing was.")
@@ -124,7 +129,7 @@ class Decision(Contract):
     outcome: Outcome
     reason: str
     actor: str = Field(description="Who asked: a flow run, the sweep, a person.")
-    run_id: str | None = Field(description="Run of the episode's action, once it was started.")
+    run_id: str | None = Field(description="Run of the incident's action, once it was started.")
     run_state: str | None = Field(description="`claimed`, `started`, or how the run ended.")
     evidence: Evidence
 

@@ -1,4 +1,4 @@
-"""Prefect tasks of the controller: store a drift result and tell of it, answer results, note ends.
+"""Prefect tasks of the controller: store a drift result, emit its event, answer results, note ends.
 
 None is cached: what they change is in the database, which keeps each result and each answer once.
 """
@@ -163,7 +163,7 @@ def decision_rows(decisions: tuple[Decision, ...]) -> list[dict[str, str]]:
             "which means": MEANING[made.outcome],
             "reason": made.reason,
             "run": made.run_id or "",
-            "episode": (made.episode_id or "")[:12],
+            "incident": (made.incident_id or "")[:12],
         }
         for made in decisions
     ]
@@ -194,7 +194,7 @@ def _reported(answered: Answer) -> Answer:
                 "action": made.action.value,
                 "outcome": made.outcome.value,
                 "reason": made.reason,
-                "episode_id": made.episode_id,
+                "episode_id": made.incident_id,
             },
         )
     return answered

@@ -79,7 +79,7 @@ class ElasticSession(Protocol):
     def checkpoint(self, state: State) -> None:
         """Write a committed state so that it survives all ranks; returns when it is whole.
 
-        Called when a rank has been told that it will be ended soon.
+        Called when a rank is to be ended soon.
         """
 
 

@@ -1,8 +1,8 @@
 """A rank's end of the connection to the driver, and the sockets of the group that it is in.
 
 Gloo notices a lost rank only on the connection that it waits on: a rank that waits for another one,
-which has noticed and left, does so until Gloo's time-out. A rank that has noticed, or was told by
-the driver, therefore breaks all its connections of the group; the others then notice at once.
+which has noticed and left, waits until Gloo's time-out. A rank that has noticed, or hears of it
+from the driver, therefore breaks all its connections of the group; the others then notice at once.
 
 What the driver and one rank send each other: JSON lines over the rank's stdin and stdout.
 

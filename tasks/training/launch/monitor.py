@@ -219,7 +219,7 @@ def _unreported(
     reported: Sequence[RankError],
     stopped: Set[int],
 ) -> FalajError:
-    """No rank names a cause: tell of the ranks that ended without a word."""
+    """No rank names a cause: name those that ended without a report."""
     silent = {
         rank: code
         for rank, code in failed.items()

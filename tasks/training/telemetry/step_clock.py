@@ -39,7 +39,7 @@ WARM_UP_STEPS = 3
 """First steps build what later ones reuse (optimizer state, compiled code, connections)."""
 
 KEPT_STEPS = 2000
-"""Newest steps of which quantiles are told."""
+"""Newest steps, of which quantiles are computed."""
 
 
 class ClockReading(Contract):
@@ -227,7 +227,7 @@ class StepClock:
             self._refused = exc
 
     def _write(self) -> None:
-        """Not flushed to disk: after a power cut there is no run to tell of."""
+        """Not flushed to disk: after a power cut there is no run to report."""
         write_atomically(self._path, self.reading().model_dump_json(), durable=False)
 
 

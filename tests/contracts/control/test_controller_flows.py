@@ -38,14 +38,14 @@ from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.slow
 
-POOL, DEPLOYMENT = "governed", "pipeline-governed"
+POOL, DEPLOYMENT = "controlled", "pipeline-controlled"
 
 
 @pytest.fixture(scope="module")
 def config() -> PipelineConfig:
     """A use case that no other test deploys."""
     used = read_pipeline_config(Settings.from_environment({}).feature_repo)
-    return used.model_copy(update={"name": "governed"})
+    return used.model_copy(update={"name": "controlled"})
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,9 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 
 def runs_of(ledger: Ledger) -> list[FlowRun]:
-    """Runs of the platform that this test's episodes are the keys of."""
+    """Runs of the platform that this test's incidents are the keys of."""
     states = (ClaimState.CLAIMED, ClaimState.STARTED, ClaimState.ENDED)
-    keys = [claim.order.episode_id for state in states for claim in ledger.claims(state)]
+    keys = [claim.order.incident_id for state in states for claim in ledger.claims(state)]
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(
             flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys))
@@ -140,7 +140,7 @@ def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_ret
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow(recalibration_flow)
     parameters = {"window": None, "config": config.model_dump(mode="json")}
-    deployed = asyncio.run(_deploy(flow_id, parameters, "cpu-governed", recalibration_flow))
+    deployed = asyncio.run(_deploy(flow_id, parameters, "cpu-controlled", recalibration_flow))
     seen = builders.shifted(1, version=5)
     result = ledger.store_result("other", config.name, seen, FREE)
     (made,) = decision_flow(result.result_id).decisions
@@ -158,7 +158,7 @@ def test_a_use_case_that_nothing_retrains_keeps_its_claim_and_says_what_to_do(
     deployment: UUID, ledger: Ledger
 ) -> None:
     result = ledger.store_result(MODEL, "unheard-of", builders.stale(0), FREE)
-    with pytest.raises(ConfigurationError, match=r"pipeline-governed \(governed\)"):
+    with pytest.raises(ConfigurationError, match=r"pipeline-controlled \(governed\)"):
         decision_flow(result.result_id)
     (claim,) = ledger.claims(ClaimState.CLAIMED)
     assert claim.trouble is not None

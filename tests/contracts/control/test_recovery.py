@@ -184,7 +184,7 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
     assert found[str(never_begun)].action == "report"
 
 
-def test_a_run_that_no_worker_can_take_is_told(
+def test_a_run_that_no_worker_can_take_is_reported(
     client: SyncPrefectClient, prefect_api: PrefectApi
 ) -> None:
     pool = f"empty-{uuid4()}"

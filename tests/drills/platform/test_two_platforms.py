@@ -11,7 +11,13 @@ from prefect.client.orchestration import get_client
 from prefect.states import Cancelled
 
 from tests.support.control import builders
-from tests.support.control.governed import Governed, acting, governed, num_unanswered, outcomes
+from tests.support.control.platforms import (
+    ControlledPlatform,
+    acting,
+    controlled_platform,
+    num_unanswered,
+    outcomes,
+)
 from tests.support.services.servers import postgres_server
 from tests.support.suite.promises import Promise, proves
 
@@ -28,20 +34,20 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Governed]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ControlledPlatform]]:
     """Two platforms without workers, so that only what is called here asks the controller."""
     folder = tmp_path_factory.mktemp("platforms")
     with (
-        governed(folder / "north", works=False) as north,
-        governed(folder / "south", works=False) as south,
+        controlled_platform(folder / "north", works=False) as north,
+        controlled_platform(folder / "south", works=False) as south,
     ):
         yield [north, south]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def platforms(
-    request: pytest.FixtureRequest, servers: list[Governed], tmp_path: Path
-) -> list[Governed]:
+    request: pytest.FixtureRequest, servers: list[ControlledPlatform], tmp_path: Path
+) -> list[ControlledPlatform]:
     """The two, on a database that is new."""
     url = f"sqlite:///{tmp_path / 'operation.db'}"
     if request.param == "postgresql":
@@ -49,16 +55,16 @@ def platforms(
         with psycopg.connect(server) as connection:
             connection.execute("CREATE SCHEMA IF NOT EXISTS shared")
         url = f"{server}&options=-csearch_path%3Dshared"
-    return [Governed(one.folder, url, one.api) for one in servers]
+    return [ControlledPlatform(one.folder, url, one.api) for one in servers]
 
 
-def runs_of(platforms: list[Governed]) -> list[str]:
-    """Keys of this database's episodes under which either server has a run."""
-    episodes = set(acting(platforms[0]))
-    return sorted(key for one in platforms for key, _ in one.retrainings() if key in episodes)
+def runs_of(platforms: list[ControlledPlatform]) -> list[str]:
+    """Keys of this database's incidents under which either server has a run."""
+    incidents = set(acting(platforms[0]))
+    return sorted(key for one in platforms for key, _ in one.retrainings() if key in incidents)
 
 
-def ask_all(platforms: list[Governed], result: str) -> None:
+def ask_all(platforms: list[ControlledPlatform], result: str) -> None:
     """Let both answer the same result at once, several times."""
     asked = [one.decide(result) for _ in range(ASKED) for one in platforms]
     for process in asked:
@@ -66,17 +72,17 @@ def ask_all(platforms: list[Governed], result: str) -> None:
         assert process.returncode == 0, said
 
 
-def sweep_all(platforms: list[Governed]) -> None:
+def sweep_all(platforms: list[ControlledPlatform]) -> None:
     for platform in platforms:
         platform.sweep()
 
 
 @proves(Promise.TWO_PLATFORMS, "one result stored by both: one run on one of them")
-def test_one_result_on_two_platforms_starts_one_retraining_and_the_next_episode_another(
-    platforms: list[Governed], record_property: pytest.RecordProperty
+def test_one_result_on_two_platforms_starts_one_retraining_and_the_next_incident_another(
+    platforms: list[ControlledPlatform], record_property: pytest.RecordProperty
 ) -> None:
     record_property("trials", 2 * ASKED * len(platforms))
-    # The servers have seen the runs of the other database: its episodes have other keys.
+    # The servers have seen the runs of the other database: its incidents have other keys.
     week = 10 if platforms[0].url.startswith("postgresql") else 0
     first = {platform.judge(builders.stale(week)) for platform in platforms}
     assert len(first) == 1
@@ -100,7 +106,7 @@ def test_one_result_on_two_platforms_starts_one_retraining_and_the_next_episode_
     assert states(platforms[0]) == ["cancelled", "cancelled"], "its own platform notes the end"
 
 
-def states(platform: Governed) -> list[str]:
+def states(platform: ControlledPlatform) -> list[str]:
     """How far each claim has come, or how its run ended."""
     found = platform.operation(
         "SELECT coalesce(run_state, state) FROM falaj_claims ORDER BY claimed_at"
@@ -108,7 +114,7 @@ def states(platform: Governed) -> list[str]:
     return [state for (state,) in found]
 
 
-def cancel_all(platforms: list[Governed]) -> None:
+def cancel_all(platforms: list[ControlledPlatform]) -> None:
     """Cancel every run of the loop on its own server."""
     for platform in platforms:
         runs = platform.prefect(

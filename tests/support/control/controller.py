@@ -30,10 +30,10 @@ class Runs:
         self.ledger, self.name = ledger, name
 
     def start(self, order: Order) -> StartedAction | None:
-        if self.ledger and not self.ledger.reserve(order.episode_id, self.name):
+        if self.ledger and not self.ledger.reserve(order.incident_id, self.name):
             return None
         self.num_calls += 1
-        run_id = self.by_key.setdefault(order.episode_id, f"run-{len(self.by_key)}")
+        run_id = self.by_key.setdefault(order.incident_id, f"run-{len(self.by_key)}")
         return StartedAction(kind="deployment", run_id=run_id, place="pipeline/pipeline")
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:

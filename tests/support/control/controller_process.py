@@ -29,10 +29,10 @@ class FileRuns:
     def start(self, order: Order) -> StartedAction:
         if self.die == "die-before":
             os.kill(os.getpid(), signal.SIGKILL)
-        (self.folder / order.episode_id).touch()
+        (self.folder / order.incident_id).touch()
         if self.die == "die-after":
             os.kill(os.getpid(), signal.SIGKILL)
-        return StartedAction(kind="deployment", run_id=order.episode_id, place="a file")
+        return StartedAction(kind="deployment", run_id=order.incident_id, place="a file")
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
         return None

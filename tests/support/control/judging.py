@@ -15,7 +15,7 @@ from prefect import flow
 
 from tasks.control.retraining.task import store_drift_result
 from tests.support.control import builders
-from tests.support.control.governed import USE_CASE
+from tests.support.control.platforms import USE_CASE
 
 
 @flow

@@ -63,7 +63,7 @@ def test_recalibrations_have_a_budget_of_their_own_and_the_cool_down_of_both() -
 
 
 @pytest.mark.parametrize(
-    ("changes", "earlier", "recalibrates", "told"),
+    ("changes", "earlier", "recalibrates", "reason"),
     [
         ({}, [], True, None),
         ({}, [], False, "no deployment of the flow recalibration"),
@@ -80,7 +80,7 @@ def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(
     changes: dict[str, float],
     earlier: list[tuple[float, int, bool]],
     recalibrates: bool,
-    told: str | None,
+    reason: str | None,
 ) -> None:
     before = [
         replace(spent(hours), action=Action.RECALIBRATE, version=version, has_ended=ended)
@@ -90,8 +90,8 @@ def test_a_recalibration_becomes_a_retraining_by_a_stated_rule(
         Action.RECALIBRATE, 7, NOW, before, CONFIG.model_copy(update=changes),
         recalibrates=recalibrates,
     )  # fmt: skip
-    assert action is (Action.RETRAIN if told else Action.RECALIBRATE)
-    assert (told or "") in (why or "")
+    assert action is (Action.RETRAIN if reason else Action.RECALIBRATE)
+    assert (reason or "") in (why or "")
     assert carried_out_as(
         Action.RETRAIN, 7, NOW, before, CONFIG, recalibrates=recalibrates
     ) == (Action.RETRAIN, None)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Any order of events, kills and sweeps: one run an episode, and the same ones each time."""
+"""Any order of events, kills and sweeps: one run an incident, and the same ones each time."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class KillingRuns(Runs):
         return started
 
 
-def episodes_of(results: list[str]) -> int:
+def incidents_of(results: list[str]) -> int:
     """Oracle: in the order of the results, stretches of a cause until a stable one.
 
     Exact while no recalibration ends.
     """
-    num_episodes, under_way = 0, set[Cause]()
+    num_incidents, under_way = 0, set[Cause]()
     for kind in results:
         if kind == "stable":
             under_way.clear()
         elif (cause := CAUSES.get(kind)) and cause not in under_way:
             under_way.add(cause)
-            num_episodes += 1
-    return num_episodes
+            num_incidents += 1
+    return num_incidents
 
 
 class EventOrders(RuleBasedStateMachine):
@@ -73,7 +73,7 @@ class EventOrders(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.controller.sweep()
         self.folder.cleanup()
-        assert len(self.runs.by_key) == episodes_of(self.kinds)
+        assert len(self.runs.by_key) == incidents_of(self.kinds)
 
     @rule(kind=st.sampled_from(sorted(KINDS)))
     def judge(self, kind: str) -> None:
@@ -95,18 +95,18 @@ class EventOrders(RuleBasedStateMachine):
     @rule()
     def the_sweep_comes_by(self) -> None:
         assert len(self.controller.sweep()) <= len(self.names)
-        assert len(self.runs.by_key) == episodes_of(self.kinds)
+        assert len(self.runs.by_key) == incidents_of(self.kinds)
         assert self.controller.sweep() == []
 
-    # A recalibration that has ended and did not help has another episode follow: see test_episodes.
+    # A recalibration that has ended and did not help has another incident: see test_incidents.
     @precondition(lambda self: "shifted" not in self.kinds)
     @rule()
     def runs_end(self) -> None:
         self.controller.end_runs()
 
     @invariant()
-    def no_more_runs_than_episodes(self) -> None:
-        assert len(self.runs.by_key) <= episodes_of(self.kinds)
+    def no_more_runs_than_incidents(self) -> None:
+        assert len(self.runs.by_key) <= incidents_of(self.kinds)
 
 
 EventOrders.TestCase.settings = settings(examples(20), stateful_step_count=12)

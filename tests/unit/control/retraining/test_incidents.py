@@ -37,15 +37,15 @@ def controller(database: Path) -> Controller:
     return Controller(f"sqlite:///{database}")
 
 
-def test_an_episode_has_one_run_however_long_it_lasts(controller: Controller) -> None:
+def test_an_incident_has_one_run_however_long_it_lasts(controller: Controller) -> None:
     assert controller.see(builders.stale(0)) == [Outcome.ACTS]
     controller.end_runs()
     for number in range(1, 5):
-        assert controller.see(builders.stale(number)) == [Outcome.SAME_EPISODE]
+        assert controller.see(builders.stale(number)) == [Outcome.SAME_INCIDENT]
     assert len(controller.runs.by_key) == 1
 
 
-def test_trouble_that_comes_back_is_another_episode(controller: Controller) -> None:
+def test_trouble_that_comes_back_is_another_incident(controller: Controller) -> None:
     controller.see(builders.stale(0))
     controller.end_runs()
     assert controller.see(builders.stable(1)) == [Outcome.NOTHING_TO_DO]
@@ -53,7 +53,7 @@ def test_trouble_that_comes_back_is_another_episode(controller: Controller) -> N
     assert len(controller.runs.by_key) == 2
 
 
-def test_a_promotion_ends_an_episode(controller: Controller) -> None:
+def test_a_promotion_ends_an_incident(controller: Controller) -> None:
     controller.see(builders.stale(0))
     controller.end_runs()
     controller.champion = 2
@@ -95,7 +95,7 @@ def test_events_out_of_order_are_answered_in_the_order_of_the_results(
 ) -> None:
     seen = [builders.stale(0), builders.stable(1), builders.stale(2), builders.stale(3)]
     names = [controller.judge(e) for e in seen]
-    order = [Outcome.ACTS, Outcome.NOTHING_TO_DO, Outcome.ACTS, Outcome.SAME_EPISODE]
+    order = [Outcome.ACTS, Outcome.NOTHING_TO_DO, Outcome.ACTS, Outcome.SAME_INCIDENT]
     assert controller.ask(names[3]) == order
     assert controller.ask(names[0]) == [Outcome.ACTS]
     assert len(controller.runs.by_key) == 2
@@ -127,13 +127,13 @@ def test_a_recalibration_that_did_not_help_is_followed_by_a_retraining(
 ) -> None:
     assert controller.see(builders.shifted(0)) == [Outcome.ACTS]
     assert controller.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
-    assert controller.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]  # it is running
+    assert controller.see(builders.shifted(1)) == [Outcome.SAME_INCIDENT]  # it is running
     controller.end_runs()
     assert controller.see(builders.shifted(2)) == [Outcome.ACTS]
     assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
     assert "has ended, and version 1 is the champion still" in controller.reason()
     controller.end_runs()
-    assert controller.see(builders.shifted(3)) == [Outcome.SAME_EPISODE]
+    assert controller.see(builders.shifted(3)) == [Outcome.SAME_INCIDENT]
     assert len(controller.runs.by_key) == 2
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_trained_while_a_person_is_asked_about_a_new_version(
     controller.see(builders.shifted(0))
     controller.end_runs()
     controller.asked_about = 2  # by the recalibration: it may have helped
-    assert controller.see(builders.shifted(1)) == [Outcome.SAME_EPISODE]
+    assert controller.see(builders.shifted(1)) == [Outcome.SAME_INCIDENT]
     assert controller.see(builders.stale(2)) == [Outcome.APPROVAL]
     assert "version 2 waits for a person's approval" in controller.reason()
     assert controller.sweep() == []
@@ -277,20 +277,20 @@ def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> 
     north, south = two_platforms(database)
     answered = answer(north.ledger, north.judge(builders.stale(0)), "a test", Here(1))
     (order,) = answered.orders
-    assert north.ledger.reserve(order.episode_id, "n")  # and now it takes its time
+    assert north.ledger.reserve(order.incident_id, "n")  # and now it takes its time
     assert south.see(builders.stale(0)) == [Outcome.ACTS]
     assert south.sweep() == []
     assert south.runs.by_key == {}
     start_claimed(north.ledger, answered.orders, north.runs)
     start_claimed(south.ledger, answered.orders, south.runs)
     assert (len(north.runs.by_key), south.runs.num_calls) == (1, 0)
-    assert not south.ledger.reserve(order.episode_id, "s")
+    assert not south.ledger.reserve(order.incident_id, "s")
 
 
 def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: Path) -> None:
     north, south = two_platforms(database)
     (order,) = answer(north.ledger, north.judge(builders.stale(0)), "a test", Here(1)).orders
-    assert north.ledger.reserve(order.episode_id, "n")
+    assert north.ledger.reserve(order.incident_id, "n")
     south.sweep()
     assert south.runs.by_key == {}
     for shift in ("-16 minutes", "+32 minutes"):  # it was long ago; or the clock was set back
@@ -300,8 +300,8 @@ def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: 
                 (shift,),
             )
         connection.close()
-        assert south.ledger.reserve(order.episode_id, "s")
-        assert not north.ledger.reserve(order.episode_id, "n")
+        assert south.ledger.reserve(order.incident_id, "s")
+        assert not north.ledger.reserve(order.incident_id, "n")
         north, south = south, north
         north.ledger, south.ledger = south.ledger, north.ledger
 

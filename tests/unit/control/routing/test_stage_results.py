@@ -49,8 +49,8 @@ def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> Non
 
 
 def test_no_class_that_a_result_names_is_imported() -> None:
-    told = {"__class__": "os.system", "data": {"value": 2, "digits": []}}
-    assert as_returned(unmarked(told), first_flow) == Number(value=2, digits=())
+    marked = {"__class__": "os.system", "data": {"value": 2, "digits": []}}
+    assert as_returned(unmarked(marked), first_flow) == Number(value=2, digits=())
 
 
 @given(st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))

@@ -61,7 +61,7 @@ def test_a_rank_that_was_stopped_is_not_called_killed(run: RunDirectory) -> None
     assert "killed" not in str(failure)
 
 
-def test_other_ends_without_a_word_are_told(run: RunDirectory) -> None:
+def test_other_ends_without_a_report_are_named(run: RunDirectory) -> None:
     assert failure_of(run, {0: 0, 1: 0}, set()) is None
     failure = failure_of(run, {0: 139, 1: 7, 2: 137}, set())
     assert isinstance(failure, TransientError)

@@ -36,7 +36,7 @@ LIMIT_S = 900
 
 
 @dataclass
-class Governed:
+class ControlledPlatform:
     """A server, what is deployed on it, and the controller's database.
 
     Attributes:
@@ -51,7 +51,7 @@ class Governed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its flows are told beside the address of the server."""
+        """What its flows have in their environment beside the address of the server."""
         named = {"FALAJ_HOME": str(self.folder / "home"), "FALAJ_FEATURE_REPO": REPO}
         return {**named, "FALAJ_DATABASE_URL": self.url}
 
@@ -85,13 +85,13 @@ class Governed:
         return self._run([sys.executable, "-c", call])
 
     def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:
-        """Store a result, as a drift check does, and tell nobody."""
+        """Store a result, as a drift check does, and emit no event."""
         return Ledger(self.url).store_result(MODEL, USE_CASE, seen, policy).result_id
 
-    def tell(self, results: Sequence[str]) -> None:
+    def emit(self, results: Sequence[str]) -> None:
         """Emit the event of each."""
-        told = [{"verdict_id": result, "model": MODEL} for result in results]
-        send([(JUDGED, f"falaj.model.{MODEL}", payload) for payload in told])
+        payloads = [{"verdict_id": result, "model": MODEL} for result in results]
+        send([(JUDGED, f"falaj.model.{MODEL}", payload) for payload in payloads])
 
     def retrainings(self) -> list[tuple[str, str]]:
         """Key and state of each run of the loop that the server has."""
@@ -101,7 +101,7 @@ class Governed:
         )
 
     def num_events(self) -> int:
-        """Drift results that the server has been told of."""
+        """Drift results that the server knows of."""
         ((number,),) = self.prefect(f"SELECT count(*) FROM events WHERE event = '{JUDGED}'")
         return int(number)
 
@@ -147,7 +147,9 @@ class Governed:
 
 
 @contextmanager
-def governed(folder: Path, url: str = "", *, works: bool = True) -> Iterator[Governed]:
+def controlled_platform(
+    folder: Path, url: str = "", *, works: bool = True
+) -> Iterator[ControlledPlatform]:
     """A platform on a new or an earlier state folder; clients of this process use it.
 
     Args:
@@ -159,7 +161,7 @@ def governed(folder: Path, url: str = "", *, works: bool = True) -> Iterator[Gov
     own = f"sqlite:///{folder / 'home' / 'operation' / 'operation.db'}"
     with ExitStack() as stack:
         api = stack.enter_context(prefect_api_server(folder / "prefect"))
-        platform = Governed(folder, url or own, api)
+        platform = ControlledPlatform(folder, url or own, api)
         Ledger(platform.url)
         with api.in_process():
             redeploy(platform.plan)
@@ -169,13 +171,13 @@ def governed(folder: Path, url: str = "", *, works: bool = True) -> Iterator[Gov
         yield platform
 
 
-def acting(platform: Governed) -> list[str]:
-    """Episodes whose one run was claimed."""
+def acting(platform: ControlledPlatform) -> list[str]:
+    """Incidents whose one run was claimed."""
     found = platform.operation("SELECT episode_id FROM falaj_claims ORDER BY claimed_at")
-    return [episode for (episode,) in found]
+    return [incident for (incident,) in found]
 
 
-def num_unanswered(platform: Governed) -> int:
+def num_unanswered(platform: ControlledPlatform) -> int:
     """Results that nobody has answered."""
     ((number,),) = platform.operation(
         "SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL"
@@ -183,7 +185,7 @@ def num_unanswered(platform: Governed) -> int:
     return int(number)
 
 
-def outcomes(platform: Governed) -> list[str]:
+def outcomes(platform: ControlledPlatform) -> list[str]:
     """What the decisions came to, in their order."""
     found = platform.operation("SELECT outcome FROM falaj_decisions ORDER BY number")
     return [outcome for (outcome,) in found]
