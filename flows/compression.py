@@ -40,8 +40,6 @@ from tasks.validation.task import validate_training_set
 @flow(
     name="model-compression",
     flow_run_name="compress-{config.registry.model_name}-{config.compression.method}",
-    persist_result=True,
-    result_serializer="json",
     **RECORDED,
 )
 def model_compression_flow(config: PipelineConfig, version: int | None = None) -> CompressionResult:
