@@ -1,17 +1,12 @@
-"""Servers in the benches and what stands before them: Envoy, and requests with a token."""
+"""Envoy before a server of a bench, and requests with a token."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
-import ssl
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +16,13 @@ import psutil
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from infra.bench.serving.processes import running
 from infra.gateway.config import GatewayFiles, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
-from tasks.kernel.settings import PROJECT_ROOT
 
 AUDIENCE, ISSUER = "falaj", "https://issuer.test"
 PLENTY = {"per_s": 1e6, "burst": 1_000_000}
-START_LIMIT_S = 180
 HEALTHY = r"cluster\.http-(stable|candidate)\.membership_healthy"
 
 
@@ -36,7 +30,7 @@ HEALTHY = r"cluster\.http-(stable|candidate)\.membership_healthy"
 class Signer:
     """An issuer that signs tokens with ES256; its public keys are those in `published`."""
 
-    issuer: str
+    issuer: str = ISSUER
     kid: str = "one"
     key: Any = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
     published: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +75,7 @@ def write_settings(home: Path, model: str, signer: Signer, ports: Mapping[str, i
     (home / "edge").mkdir(parents=True)
     (home / "serving").mkdir()
     (home / "serving" / "keys.json").write_text(signer.keys())
-    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": "keys.json"}
+    issuer = {"issuer": signer.issuer, "audience": AUDIENCE, "keys": "keys.json"}
     security = {"issuers": [issuer], "limits": {"client": PLENTY}}
     edge = {
         "models": {model: {}},
@@ -101,88 +95,28 @@ def write_settings(home: Path, model: str, signer: Signer, ports: Mapping[str, i
 @contextmanager
 def envoy(home: Path, log: Path) -> Iterator[psutil.Process]:
     """Envoy, once it is ready and has found its server well."""
-    command = [sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"]
     admin = Admin(GatewayFiles(home).folder)
 
-    def is_well(_: psutil.Process) -> bool:
+    def is_well() -> bool:
         found = admin.stats(HEALTHY) if admin.is_ready() else {}
         return bool(found) and all(found.values())
 
-    with running(command, log, is_well) as process:
-        (child,) = process.children()
-        yield child
+    command = [sys.executable, "-m", "falaj", "--home", str(home), "gateway", "run"]
+    with running(command, log, is_well) as guard:
+        (found,) = [one for one in guard.children(recursive=True) if "envoy" in one.name()]
+        yield found
 
 
-@contextmanager
-def running(
-    command: list[str],
-    log: Path,
-    is_ready: Callable[[psutil.Process], bool],
-    environment: Mapping[str, str] | None = None,
-    folder: Path = PROJECT_ROOT,
-) -> Iterator[psutil.Process]:
-    """A process, once it is ready; it and all that it has started end with the block.
-
-    Raises:
-        RuntimeError: it ended before, or took too long; with what it wrote last.
-    """
-    environment = {**os.environ, **(environment or {})}
-    with log.open("ab") as output:
-        started = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        process, deadline = psutil.Process(started.pid), time.monotonic() + START_LIMIT_S
-        while not is_ready(process):
-            if started.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{command} did not start: {log.read_text()[-3000:]}")
-            time.sleep(0.05)
-        yield process
-    finally:
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(started.pid, how)
-            with suppress(subprocess.TimeoutExpired):
-                started.wait(20)
-
-
-def request(model: str, signer: Signer, body: bytes, **claims: Any) -> bytes:
-    """A request for a model, as it goes over the wire."""
-    head = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\n"
-        f"authorization: Bearer {signer.token(f'infer:{model}', **claims)}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A TLS connection to a port of the loopback device; no certificate is checked."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return await asyncio.open_connection("127.0.0.1", port, ssl=context)
-
-
-async def read_answer(reader: asyncio.StreamReader) -> bytes:
-    """Read one answer; its head in lower case.
-
-    Raises:
-        RuntimeError: it is not a 200.
-    """
-    head = await reader.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"expected 200, got {head[:200]!r}")
-    head = head.lower()
-    if b"transfer-encoding: chunked" in head:
-        while size := int(await reader.readuntil(b"\r\n"), 16):
-            await reader.readexactly(size + 2)
-        await reader.readexactly(2)
-        return head
-    length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
-    await reader.readexactly(int(length))
-    return head
+def request(model: str, body: bytes, signer: Signer | None = None, **claims: Any) -> bytes:
+    """A request for a model, as it goes over the wire with the headers of usual clients."""
+    token = signer.token(f"infer:{model}", **claims) if signer else ""
+    lines = [
+        f"POST /v2/models/{model}/infer HTTP/1.1",
+        "host: localhost",
+        "user-agent: falaj-bench",
+        "accept: */*",
+        *([f"authorization: Bearer {token}"] if token else []),
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body

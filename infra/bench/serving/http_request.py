@@ -10,13 +10,13 @@ environments are (`.venv-mlserver`, `.venv-kserve`).
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,14 +25,15 @@ import psutil
 
 from infra.bench.figures import Figure, LeftOut, Measured, at_most
 from infra.bench.parts import Bench
-from infra.bench.serving.gateway import running
-from infra.bench.serving.session_engine import (
+from infra.bench.serving.gateway import request
+from infra.bench.serving.onnx_server import (
     CATEGORICAL,
     MODEL,
     NUMERIC,
     open_session,
     write_program,
 )
+from infra.bench.serving.processes import cpu_us, load, running
 from infra.orchestration.embedded import free_port
 from tasks.kernel.settings import PROJECT_ROOT, tool_python
 
@@ -41,7 +42,6 @@ SECONDS = 1.2
 CONNECTIONS = (1, 64)
 BOUNDS = {1: 4.5, 64: 2.2}
 BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.20}
-PATH = f"/v2/models/{MODEL}/infer"
 _DTYPES = {"INT32": np.int32, "FP32": np.float32}
 
 
@@ -92,19 +92,10 @@ def model_alone(file: Path, body: bytes) -> Callable[[], bytes]:
     return call
 
 
-def tree_cpu_ns(pid: int) -> int:
-    """CPU time of a process and all below it, every thread, in nanoseconds."""
-    total = 0
-    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        for task in Path(f"/proc/{process.pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-    return total
-
-
 def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | None:
     """What starts a server in its folder; None where it has no environment."""
     if name == "ours":
-        program = "infra.bench.serving.session_engine"
+        program = "infra.bench.serving.onnx_server"
         return [sys.executable, "-m", program, str(model), str(folder), str(port)]
     python = tool_python(name)
     if python is None:
@@ -133,27 +124,12 @@ def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | Non
     return [str(python.parent / "mlserver"), "start", "."]
 
 
-def _is_ready(port: int) -> Callable[[object], bool]:
-    def answers(_: object) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
-
-    return answers
-
-
-def _load(port: int, connections: int, body: Path, seconds: float) -> int:
-    """Ask for a while; how many requests were answered."""
-    client = [sys.executable, "-m", "infra.bench.serving.load_client"]
-    words = [str(word) for word in (port, PATH, connections, seconds, body)]
-    done = subprocess.run(
-        [*client, *words], cwd=PROJECT_ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"port {port}, {connections} connections: {done.stderr}")
-    return int(done.stdout)
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def _alone_us(call: Callable[[], bytes], seconds: float) -> float:
@@ -170,36 +146,35 @@ def _alone_us(call: Callable[[], bytes], seconds: float) -> float:
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]:
     """CPU microseconds of a request, by server and connections, one for each turn."""
     found: dict[str, list[float]] = {}
-    with ExitStack() as running:
-        model = write_program(folder / "model.onnx")
-        body = folder / "body.json"
-        body.write_bytes(one_row())
-        alone = model_alone(model, body.read_bytes())
-        servers = dict(_servers(folder, model, running))
+    with ExitStack() as stack:
+        model, body = write_program(folder / "model.onnx"), one_row()
+        alone, asked = model_alone(model, body), request(MODEL, body)
+        servers = dict(_servers(folder, model, stack))
         for port, connections in ((p, c) for _, p in servers.values() for c in CONNECTIONS):
-            _load(port, connections, body, seconds)  # not counted
+            load(port, asked, connections, seconds)  # not counted
         for _ in range(rounds):
             found.setdefault("alone", []).append(_alone_us(alone, seconds))
             for connections in CONNECTIONS:
-                for name, (pid, port) in servers.items():
-                    before = tree_cpu_ns(pid)
-                    answered = _load(port, connections, body, seconds)
-                    cost = (tree_cpu_ns(pid) - before) / answered / 1e3
-                    found.setdefault(f"{name} {connections}", []).append(cost)
+                for name, (process, port) in servers.items():
+                    cost = cpu_us([process], port, asked, connections, seconds)
+                    found.setdefault(f"{name} {connections}", []).extend(cost)
     return found
 
 
-def _servers(folder: Path, model: Path, stack: ExitStack) -> Iterator[tuple[str, tuple[int, int]]]:
+def _servers(
+    folder: Path, model: Path, stack: ExitStack
+) -> Iterator[tuple[str, tuple[psutil.Process, int]]]:
     """Process and port of each server that can be had here, by name."""
     for name in ("ours", *BOUND_BESIDE):
-        place, port = folder / name, free_port()
-        place.mkdir()
-        command = _command(name, model, place, port)
+        own, port = folder / name, free_port()
+        own.mkdir()
+        command = _command(name, model, own, port)
         if command is not None:
             one_thread = {"OMP_NUM_THREADS": "1", "OTEL_SDK_DISABLED": "true"}
-            log, cwd = place / "log.txt", PROJECT_ROOT if name == "ours" else place
-            server = running(command, log, _is_ready(port), one_thread, cwd)
-            yield name, (stack.enter_context(server).pid, port)
+            cwd = PROJECT_ROOT if name == "ours" else own
+            ready = partial(_is_ready, port)
+            server = running(command, own / "log.txt", ready, one_thread, cwd)
+            yield name, (stack.enter_context(server), port)
 
 
 def figures(bench: Bench) -> Measured:

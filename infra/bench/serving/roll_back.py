@@ -27,16 +27,8 @@ import yaml
 from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, wait_until
-from infra.bench.serving.gateway import (
-    ISSUER,
-    Signer,
-    connected,
-    envoy,
-    read_answer,
-    request,
-    running,
-    write_settings,
-)
+from infra.bench.serving.gateway import Signer, envoy, request, write_settings
+from infra.bench.serving.processes import ask, running
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
 from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses
@@ -144,28 +136,18 @@ class Load:
         return max(moment for moment, of in self.answers if of == version)
 
     def _run(self) -> None:
-        async def all_clients() -> None:
-            await asyncio.gather(*(self._client(number) for number in range(NUM_CLIENTS)))
+        made = self._installation
+        requests = [request(MODEL, BODY, made.signer, sub=f"c{n}") for n in range(NUM_CLIENTS)]
 
-        try:
-            asyncio.run(all_clients())
-        except Exception as exc:  # told where answers are waited for
-            self._failure = exc
-
-    async def _client(self, number: int) -> None:
-        pause_s = NUM_CLIENTS / PER_S
-        signer = self._installation.signer
-        content = request(MODEL, signer, BODY, sub=f"client-{number}")
-        await asyncio.sleep(pause_s * number / NUM_CLIENTS)
-        reader, writer = await connected(self._installation.port)
-        while not self._stopping.is_set():
-            sent = time.monotonic()
-            writer.write(content)
-            head = await read_answer(reader)
+        def next_in(head: bytes) -> float | None:
             version = head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
             self.answers.append((time.time(), version))
-            await asyncio.sleep(max(0.0, sent + pause_s - time.monotonic()))
-        writer.close()
+            return None if self._stopping.is_set() else NUM_CLIENTS / PER_S
+
+        try:
+            asyncio.run(ask(requests, made.port, next_in, tls=True))
+        except (OSError, RuntimeError) as exc:
+            self._failure = exc
 
 
 def figures(bench: Bench) -> Measured:
@@ -199,7 +181,7 @@ def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]
     followed = {"name": MODEL, "on_move": "offer"}
     serving = {"models": [followed], "security": {"edge": True}, "poll_s": 0.3}
     (repo / "serving.yaml").write_text(yaml.safe_dump(serving))
-    signer, world = Signer(ISSUER), BenchHome.at(home)
+    signer, world = Signer(), BenchHome.at(home)
     write_settings(home, MODEL, signer, ports)
     environment = {"FALAJ_HOME": str(home), "FALAJ_FEATURE_REPO": str(repo)}
     made = Installation(world, signer, ports["edge"], environment)
@@ -211,7 +193,7 @@ def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]
             running(
                 command,
                 folder / "serving.log",
-                lambda _: read_addresses(home) is not None,
+                lambda: read_addresses(home) is not None,
                 environment,
             )
         )

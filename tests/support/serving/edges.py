@@ -17,7 +17,6 @@ from unittest.mock import patch
 import httpx
 import yaml
 
-from infra.bench.serving.v2_server import Upstream
 from infra.gateway.config import GatewayPlan, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import GatewayTraffic, prepare
@@ -26,6 +25,7 @@ from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
 from tests.support.services.signing import AUDIENCE, Signer, published
+from tests.support.serving.upstream import Upstream
 
 MODEL, OTHERS = "flight-delay", "acme-churn"
 BODY_LIMIT = 64 * 1024

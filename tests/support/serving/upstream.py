@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,7 +21,7 @@ from infra.bench.parts import wait_until
 from serving.errors import ServingError
 from serving.interfaces import Action
 from serving.protocol.answers import refusal_headers
-from serving.security.config import SecurityConfig, read_security
+from serving.security.config import SecurityConfig
 from serving.security.guard import SecurityGuard
 from serving.security.tls import grpc_credentials, server_context
 
@@ -144,13 +142,3 @@ class Upstream:
         else:
             self._grpc.add_secure_port(address, grpc_credentials(tls))
         self._grpc.start()
-
-
-def main(security: str, http_port: str, grpc_port: str) -> None:
-    """Serve until the process is ended."""
-    Upstream(int(http_port), int(grpc_port), read_security(Path(security))).start()
-    threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,0 +1,163 @@
+"""A serving process around one ONNX file, to measure the protocol and the engine in front of it.
+
+python -m infra.bench.serving.onnx_server MODEL_FILE STATE_FOLDER PORT [SECURITY_FILE]
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import uvloop
+from onnx import TensorProto, helper, numpy_helper
+
+from serving.assembly import Components, ServingProcess
+from serving.config import ServingConfig, checked_config
+from serving.engine.config import ServedModel
+from serving.engine.engine import ModelEngine
+from serving.engine.versions import Backend, LoadedVersion, VersionKey
+from serving.observability.metrics import Counting
+from serving.security.config import read_security
+from serving.security.guard import SecurityGuard
+from serving.security.tls import only_tls_1_3, server_context
+from tasks.contracts.conversion import MOST_ROWS, Signature
+
+MODEL = "tabular"
+CATEGORICAL, NUMERIC = 7, 72
+_CODES, _WIDTH, _HIDDEN = 512, 16, (256, 128)
+
+SIGNATURE = Signature.model_validate(
+    {
+        "inputs": [
+            {"name": "categorical", "dtype": "int32", "shape": ("batch", CATEGORICAL)},
+            {"name": "numeric", "dtype": "float32", "shape": ("batch", NUMERIC)},
+        ],
+        "output": {"name": "score", "dtype": "float32", "shape": ("batch",)},
+        "largest": {"batch": MOST_ROWS},
+    }
+)
+
+
+def write_program(path: Path) -> Path:
+    """Embeddings, missing numbers as zero, two hidden layers, a sigmoid; weights are seeded."""
+    rng = np.random.default_rng(7)
+    weights: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
+    nodes = [
+        helper.make_node("IsNaN", ["numeric"], ["absent"]),
+        helper.make_node("Where", ["absent", "zero", "numeric"], ["numbers"]),
+        helper.make_node("Cast", ["absent"], ["flags"], to=TensorProto.FLOAT),
+    ]
+    columns = ["numbers", "flags"]
+    for column in range(CATEGORICAL):
+        weights[f"table{column}"] = rng.normal(size=(_CODES, _WIDTH)).astype(np.float32)
+        nodes += [
+            helper.make_node("Gather", ["categorical", f"at{column}"], [f"code{column}"], axis=1),
+            helper.make_node("Gather", [f"table{column}", f"code{column}"], [f"column{column}"]),
+        ]
+        columns.append(f"column{column}")
+    nodes.append(helper.make_node("Concat", columns, ["x0"], axis=1))
+    width = 2 * NUMERIC + CATEGORICAL * _WIDTH
+    for layer, hidden in enumerate((*_HIDDEN, 1)):
+        scale = np.float32(1 / np.sqrt(width))
+        weights[f"w{layer}"] = rng.normal(size=(width, hidden)).astype(np.float32) * scale
+        weights[f"b{layer}"] = np.zeros(hidden, np.float32)
+        nodes.append(
+            helper.make_node("Gemm", [f"x{layer}", f"w{layer}", f"b{layer}"], [f"y{layer}"])
+        )
+        kind = "Relu" if layer < len(_HIDDEN) else "Sigmoid"
+        nodes.append(helper.make_node(kind, [f"y{layer}"], [f"x{layer + 1}"]))
+        width = hidden
+    nodes.append(helper.make_node("Squeeze", [f"x{len(_HIDDEN) + 1}", "one"], ["score"]))
+    constants = [
+        numpy_helper.from_array(np.float32(0), "zero"),
+        numpy_helper.from_array(np.array([1], np.int64), "one"),
+        *(numpy_helper.from_array(np.int64(at), f"at{at}") for at in range(CATEGORICAL)),
+        *(numpy_helper.from_array(array, name) for name, array in weights.items()),
+    ]
+    described = [
+        ("categorical", TensorProto.INT32, ["batch", CATEGORICAL]),
+        ("numeric", TensorProto.FLOAT, ["batch", NUMERIC]),
+        ("score", TensorProto.FLOAT, ["batch"]),
+    ]
+    inputs = [helper.make_tensor_value_info(*one) for one in described]
+    graph = helper.make_graph(nodes, "tabular", inputs[:2], inputs[2:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def open_session(file: Path) -> onnxruntime.InferenceSession:
+    """A session on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """A catalogue of one version, whose answers are those of an ONNX file."""
+
+    file: Path
+
+    def by_alias(self, model: str, alias: str) -> VersionKey | None:
+        """The version, whatever it is asked for."""
+        return VersionKey(model, "1")
+
+    def by_number(self, model: str, version: str) -> VersionKey:
+        """The same."""
+        return VersionKey(model, "1")
+
+    def open(self, key: VersionKey) -> LoadedVersion:
+        """Open the session."""
+        session = open_session(self.file)
+        backend = Backend(
+            hardware="cpu",
+            variant="onnx-fp32",
+            platform="onnxruntime_onnx",
+            score=lambda arrays: session.run(None, arrays)[0],
+            signature=SIGNATURE,
+            probe={
+                "categorical": np.zeros((1, CATEGORICAL), np.int32),
+                "numeric": np.zeros((1, NUMERIC), np.float32),
+            },
+        )
+        backend.measure([backend.probe])
+        return LoadedVersion(key, SIGNATURE, (backend,))
+
+    def has_changed(self) -> bool:
+        """It never does."""
+        return False
+
+
+def main(file: str, home: str, port: str, security: str = "") -> None:
+    """Serve until the process is ended."""
+    off = {"http": {"port": int(port)}, "grpc": {"enabled": False}, "admin": {"port": 0}}
+
+    def components_of(config: ServingConfig, home: Path) -> Components:
+        models = (ServedModel(name=MODEL),)
+        engine = ModelEngine(config.engine, models, OneFile(Path(file)))
+        counting = Counting(lambda model: model == MODEL)
+        engine.observers.append(counting)
+        clients = read_security(Path(security)) if security else None
+        return Components(
+            engine,
+            observers=(counting,),
+            guard=SecurityGuard(clients) if clients else None,
+            tls=server_context(clients.tls) if clients and clients.tls else None,
+            start=engine.start,
+            stops=(engine.stop,),
+        )
+
+    process = ServingProcess(checked_config(off, "the bench"), Path(home), components_of)
+    uvloop.run(process.run())
+
+
+if __name__ == "__main__":
+    only_tls_1_3()
+    main(*sys.argv[1:])
