@@ -123,10 +123,8 @@ def shares(
 
 @app.command
 def settings() -> None:
-    """List all settings of edge/edge.yaml with their defaults and what they mean."""
-    from serving.described import lines_of
-
-    print("\n".join(lines_of("edge/edge.yaml, in the state folder", GatewayConfig)))
+    """Show all settings of edge/edge.yaml with their defaults and what they mean: a JSON schema."""
+    print(json.dumps(GatewayConfig.model_json_schema(), indent=1))
 
 
 @app.command

@@ -3,7 +3,7 @@
     python -m serving [serve]      serve until SIGTERM; the addresses are printed
     python -m serving status       what serves from the state folder; exit code 1 where nothing does
     python -m serving stop         end it, its requests answered
-    python -m serving settings     all settings with their defaults and what they mean
+    python -m serving settings     JSON schemas of its two files: defaults and meanings
 
 The state folder is `FALAJ_HOME` or `--home`, the feature repository `FALAJ_FEATURE_REPO`, whose
 `serving.yaml` configures the process. Exit code 2 where something cannot be as it was asked.
@@ -34,9 +34,16 @@ from serving.assembly import (
     is_locked,
     read_addresses,
 )
-from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
+from serving.config import (
+    SERVING_FILE,
+    ServingConfig,
+    checked_config,
+    read_serving_config,
+    registered_model,
+)
 from serving.observability.config import LogConfig
 from serving.observability.logs import Log
+from serving.security.config import SECURITY_FILE, SecurityConfig
 from serving.security.tls import only_tls_1_3
 from tasks.features.access.feast_import import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
@@ -55,9 +62,11 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
     """Do what the command line says; 0 where it was done, 1 where nothing serves, 2 on a fault."""
     asked = _parser().parse_args(argv)
     if asked.command == "settings":
-        from serving.described import all_settings  # Feast is imported first, without PyTorch
-
-        sys.stdout.write("\n".join(all_settings()) + "\n")
+        schemas = {
+            SERVING_FILE: ServingConfig.model_json_schema(),
+            str(SECURITY_FILE): SecurityConfig.model_json_schema(),
+        }
+        sys.stdout.write(json.dumps(schemas, indent=1) + "\n")
         return 0
     settings = Settings.from_environment()
     if asked.home is not None:

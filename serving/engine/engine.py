@@ -53,7 +53,9 @@ class ModelEngine:
         self._limits = limits or Limits()
         self._models: dict[str, ServedVersions] = {}
         self._configured = {model.name: model for model in models}
-        self._follower: Follower | None = None
+        self._seen: dict[str, VersionKey] = {}
+        self._ask_again = True
+        self._following: asyncio.Task[None] | None = None
         self._dispatcher: Dispatcher
         self._loop: asyncio.AbstractEventLoop
         self._loader: ThreadPoolExecutor
@@ -96,9 +98,8 @@ class ModelEngine:
         )
         for name in self._configured:
             self.served(name)
-        models = list(self._configured.values())
-        self._follower = Follower(models, self._catalogue, self, self._limits.poll_s)
-        await self._follower.start()
+        await self.look()
+        self._following = self._loop.create_task(self._follow())
         gc.collect()
         gc.freeze()
 
@@ -109,8 +110,9 @@ class ModelEngine:
             drain_s: for so long at most; what still waits then is refused.
         """
         self._stopping = True
-        if self._follower is not None:
-            await self._follower.stop()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         deadline = time.monotonic() + drain_s
         while not self._dispatcher.is_idle and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -237,21 +239,6 @@ class ModelEngine:
         finally:
             state.num_pointing -= 1
 
-    async def follow(self, state: ServedVersions, key: VersionKey, track: Track) -> None:
-        """Load what an alias names and point a track at it; for `Follower`.
-
-        Args:
-            state: of the model.
-            key: of the version.
-            track: that is to mean it.
-
-        Raises:
-            UnknownModelError, NotReadyError: as `load`; no track was changed.
-        """
-        async with state.lock:
-            loaded = await self._loaded(state, key)
-            state.apply({track: loaded})
-
     def served(self, model: str) -> ServedVersions:
         """Versions of a model, known from now on."""
         found = self._models.get(model)
@@ -352,64 +339,30 @@ class ModelEngine:
         if not self._stopping:
             self._loader.submit(backends.clear)
 
-
-class Follower:
-    """Looks at the aliases of all configured models every few seconds.
-
-    It acts on moves alone: an alias that names something else than the stable track does so because
-    a person or a release changed the track, and that stands until the alias moves again.
-
-    Args:
-        models: that are configured.
-        catalogue: is asked on a thread of its own; only where something changed.
-        engine: takes what moved.
-        poll_s: between two looks.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[ServedModel],
-        catalogue: Catalogue,
-        engine: ModelEngine,
-        poll_s: float,
-    ) -> None:
-        self._configured = models
-        self._catalogue = catalogue
-        self._engine = engine
-        self._poll_s = poll_s
-        self._seen: dict[str, VersionKey] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._ask_again = True
-
-    async def start(self) -> None:
-        """Look once, then go on in the background."""
-        await self.look()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
-
-    async def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+    # The alias
 
     async def look(self) -> None:
-        """Look at all aliases where the registry may have changed, or a load is due again."""
+        """Look at all aliases where the registry may have changed, or a load is due again.
+
+        Moves alone count: an alias that names something else than the stable track does so because
+        a person or a release changed the track, and that stands until the alias moves again.
+        """
         changed = await asyncio.to_thread(self._catalogue.has_changed)
         if not (changed or self._ask_again or self._is_due()):
             return
         self._ask_again = False
-        for model in self._configured:
+        for model in self._configured.values():
             try:
                 key = await asyncio.to_thread(self._catalogue.by_alias, model.name, model.alias)
             except ServingError as exc:
                 self._ask_again = True
-                self._engine.served(model.name).notes["alias"] = str(exc)
+                self.served(model.name).notes["alias"] = str(exc)
                 continue
             await self._see(model, key)
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._limits.poll_s)
             try:
                 await self.look()
             except Exception:
@@ -418,38 +371,35 @@ class Follower:
                 logger.exception("the registry was not looked at")
 
     async def _see(self, model: ServedModel, key: VersionKey | None) -> None:
-        state = self._engine.served(model.name)
+        state = self.served(model.name)
         if key is None:
             state.notes["alias"] = (
                 f"no version has the alias {model.alias!r}; train and promote one"
             )
             return
         state.notes.pop("alias", None)
-        former = self._seen.get(model.name)
-        if key == former or not self._may_try(state, key):
+        former, failure = self._seen.get(model.name), state.failures.get(key.version)
+        if key == former or (
+            failure and failure.digest == key.digest and time.monotonic() < failure.retry_at
+        ):
             return
         track = _track(model, state.tracks()["stable"], key, is_first=former is None)
         if track is not None:
             try:
-                await self._engine.follow(state, key, track)
+                async with state.lock:
+                    state.apply({track: await self._loaded(state, key)})
             except ServingError as exc:
                 logger.warning("%s stays as it is: %s", model.name, exc)
                 return
             logger.info("%s: %s is version %s now", model.name, track, key.version)
         self._seen[model.name] = key
 
-    def _may_try(self, state: ServedVersions, key: VersionKey) -> bool:
-        failure = state.failures.get(key.version)
-        if failure is None or failure.digest != key.digest:
-            return True
-        return time.monotonic() >= failure.retry_at
-
     def _is_due(self) -> bool:
         now = time.monotonic()
         return any(
             failure.retry_at <= now
-            for model in self._configured
-            for failure in self._engine.served(model.name).failures.values()
+            for name in self._configured
+            for failure in self.served(name).failures.values()
         )
 
 

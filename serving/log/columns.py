@@ -123,16 +123,16 @@ class Layout:
         return values
 
     def _subject(self, subjects: pa.Array) -> Columns:
-        told = self._hide(SUBJECT, subjects)
-        return {} if told is None else {SUBJECT: told}
+        shown = self._hide(SUBJECT, subjects)
+        return {} if shown is None else {SUBJECT: shown}
 
     def _features(self, batches: Sequence[ServedBatch]) -> Columns:
         columns: Columns = {}
         for spec in self._inputs:
             for name, values in zip(spec.columns, _by_column(batches, spec), strict=True):
-                told = self._hide(name, pa.array(values))
-                if told is not None:
-                    columns[FEATURE + name] = told
+                shown = self._hide(name, pa.array(values))
+                if shown is not None:
+                    columns[FEATURE + name] = shown
         return columns
 
     def _scores(self, batches: Sequence[ServedBatch]) -> Columns:
@@ -149,16 +149,17 @@ class Layout:
 
     def _entities(self, calls: Sequence[Call]) -> Columns:
         """Keys, ages and states of the calls that named entities; null for the others."""
-        parts = [(_entity_columns(call), call.num_rows) for call in calls]
+        given = [(_entity_columns(call), call.num_rows) for call in calls]
         columns: Columns = {}
-        for name in dict.fromkeys(name for part, _ in parts for name in part):
+        for name in dict.fromkeys(name for some, _ in given for name in some):
             values: list[Any] = []
-            for part, num_rows in parts:
-                values.extend(part.get(name) or [None] * num_rows)
+            for some, num_rows in given:
+                values.extend(some.get(name) or [None] * num_rows)
             made = pa.array(values, typed(name), from_pandas=True)  # NaN is null: nothing stored
-            told = self._hide(name.removeprefix(ENTITY), made) if name.startswith(ENTITY) else made
-            if told is not None:
-                columns[name] = told
+            is_key = name.startswith(ENTITY)
+            shown = self._hide(name.removeprefix(ENTITY), made) if is_key else made
+            if shown is not None:
+                columns[name] = shown
         return columns
 
 

@@ -3,7 +3,7 @@
     loop: served(batch) --deque, bounded--> thread: columns, a few times a second --> Parquet
 
 The loop only appends what it was given. The thread turns batches into Arrow tables soon, so that
-the calls themselves are let go of, and writes tables as parts when enough rows or seconds are
+the calls themselves are let go of, and writes tables as segments when enough rows or seconds are
 together. What finds no place is dropped and counted, with the reason.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Bucket:
 
 
 Key = tuple[str, str, date]
-"""Model, version and UTC day: the rows of one part."""
+"""Model, version and UTC day: the rows of one segment."""
 logger = logging.getLogger(__name__)
 
 LOOK_S, DRAIN_S, DRAIN_ROWS = 0.05, 0.5, 2000
@@ -80,7 +80,8 @@ LOOK_S, DRAIN_S, DRAIN_ROWS = 0.05, 0.5, 2000
 A table costs half a millisecond beside its rows, and holds the interpreter while it is made: so
 neither for each few rows, nor for very many at one time.
 """
-RETRY_S = (1.0, 5.0, 15.0, 60.0)
+RETRY_S = 5.0
+"""After a refusal of the disk."""
 CALL_BYTES = 1200
 """About what a call and its request take in memory beside their rows."""
 
@@ -122,7 +123,7 @@ class PredictionLog:
         self._refusals: deque[Refusal] = deque()
         self._limit_rows = config.queue_rows
         # Each number has one writer, the loop or the thread, so that none needs a lock.
-        self._rows_in = self._rows_out = self._bytes_in = self._bytes_out = 0
+        self._rows_in = self._rows_out = self._bytes_in = self._bytes_drained = 0
         self._dropped_by_loop: Counter[str] = Counter()
         self._dropped_by_thread: Counter[str] = Counter()
         self._version_of = version_of
@@ -135,7 +136,6 @@ class PredictionLog:
         self._pending_since = 0.0
         self._written_rows = self._written_parts = self._written_bytes = self._failures = 0
         self._trouble = ""
-        self._failed_in_a_row = 0
         self._retry_at = 0.0
         self._stopping = threading.Event()
         self._cut_off = False
@@ -214,7 +214,7 @@ class PredictionLog:
                 num_bytes += 2 * values.nbytes
             if (
                 self._rows_in - self._rows_out + rows > self._limit_rows
-                or self._bytes_in - self._bytes_out + num_bytes > QUEUE_BYTES
+                or self._bytes_in - self._bytes_drained + num_bytes > QUEUE_BYTES
             ):
                 self._dropped_by_loop[self._trouble or "queue_full"] += rows
                 return
@@ -351,41 +351,38 @@ class PredictionLog:
     def _drain(self) -> None:
         """Turn queued batches into tables."""
         groups: dict[tuple[str, str], list[ServedBatch]] = {}
-        rows = num_bytes = 0
         while self._queue:
-            batch, batch_rows, batch_bytes = self._queue.popleft()
+            batch, rows, num_bytes = self._queue.popleft()
             groups.setdefault((batch.served.model, batch.served.version), []).append(batch)
-            rows += batch_rows
-            num_bytes += batch_bytes
+            self._rows_drained += rows
+            self._bytes_drained += num_bytes
         now = self._drained_at = time.monotonic()
-        self._rows_drained += rows
-        kept_bytes = 0
         for key, batches in groups.items():
-            kept_bytes += self._take(key, batches, now)
-        self._bytes_out += num_bytes - kept_bytes
+            self._take(key, batches, now)
         if self._refusals:
             self._take_refusals(now)
 
-    def _take(self, key: tuple[str, str], batches: list[ServedBatch], now: float) -> int:
-        """Keep a version's rows as a table; its bytes. A batch that is no table costs itself."""
+    def _take(self, key: tuple[str, str], batches: list[ServedBatch], now: float) -> None:
+        """Keep a version's rows as a table. A batch that is no table costs itself."""
         try:
             table = self._layouts[key].table(batches)
         except EXPECTED_ERRORS as exc:
             if len(batches) > 1:
-                return sum(self._take(key, [batch], now) for batch in batches)
-            rows = len(next(iter(batches[0].outputs.values())))
-            self._drop(rows, "error")
+                for batch in batches:
+                    self._take(key, [batch], now)
+                return
+            self._drop(len(next(iter(batches[0].outputs.values()))), "error")
             logger.error("a batch of %s version %s cannot be logged: %s", *key, exc)
-            return 0
-        return self._keep(*key, table, now)
+            return
+        self._keep(*key, table, now)
 
-    def _keep(self, model: str, version: str, table: pa.Table, now: float) -> int:
+    def _keep(self, model: str, version: str, table: pa.Table, now: float) -> None:
         if not self._pending:
             self._pending_since = now
-        parts = _by_day(table)
-        for day, part in parts:
-            self._pending.setdefault((model, version, day), []).append(part)
-        return sum(part.nbytes for _, part in parts)
+        days = pc.floor_temporal(table.column(EVENT_TIME), unit="day")
+        for day in (found := pc.unique(days)):
+            rows = table if len(found) == 1 else table.filter(pc.equal(days, day))
+            self._pending.setdefault((model, version, day.as_py().date()), []).append(rows)
 
     def _take_refusals(self, now: float) -> None:
         by_model: dict[str, list[Refusal]] = {}
@@ -394,7 +391,7 @@ class PredictionLog:
             by_model.setdefault(refusal.model, []).append(refusal)
         for model, refusals in by_model.items():
             self._rows_out -= len(refusals)  # the loop did not count them in, and they wait now
-            self._bytes_out -= self._keep(model, "", self._plain.refused(refusals), now)
+            self._keep(model, "", self._plain.refused(refusals), now)
 
     def _drop(self, rows: int, reason: str) -> None:
         self._dropped_by_thread[reason] += rows
@@ -417,10 +414,10 @@ class PredictionLog:
                 self._rows_out += rows
                 self._written_rows += rows
                 self._written_parts += 1
-            self._bytes_out += sum(table.nbytes for table in self._pending.pop(key))
+            del self._pending[key]
         if self._trouble:
             logger.warning("the prediction log is written again")
-        self._trouble, self._failed_in_a_row = "", 0
+        self._trouble = ""
         return True
 
     def _write(self, key: Key, tables: list[pa.Table]) -> None:
@@ -452,28 +449,8 @@ class PredictionLog:
                 *(exc, self._config.queue_rows),
             )
         self._trouble = "disk"
-        delay = RETRY_S[min(self._failed_in_a_row, len(RETRY_S) - 1)]
-        self._retry_at = now + delay
-        self._failed_in_a_row += 1
+        self._retry_at = now + RETRY_S
 
 
 def _rows_of(tables: Iterable[pa.Table]) -> int:
     return sum(table.num_rows for table in tables)
-
-
-def _by_day(table: pa.Table) -> list[tuple[date, pa.Table]]:
-    """A table's rows by the UTC day of their moment; mostly one day, and then the same table."""
-    ends = pc.min_max(table.column(EVENT_TIME)).as_py()
-    first, last = ends["min"].date(), ends["max"].date()
-    if first == last:
-        return [(first, table)]
-    parts = []
-    moments = table.column(EVENT_TIME)
-    for number in range((last - first).days + 1):
-        day = first + timedelta(days=number)
-        start = pa.scalar(datetime.combine(day, datetime.min.time(), UTC), moments.type)
-        end = pa.scalar(start.as_py() + timedelta(days=1), moments.type)
-        some = table.filter(pc.and_(pc.greater_equal(moments, start), pc.less(moments, end)))
-        if some.num_rows:
-            parts.append((day, some))
-    return parts

@@ -163,18 +163,6 @@ def test_shifted_rows_have_drifted_and_the_controller_gets_the_window_of_the_log
     assert f"{len(rows):,} of them with a label" in result.evidence.sentences[-1]
 
 
-def test_too_few_rows_are_no_result(serving: Served) -> None:
-    assert isinstance(serving.check(), TooFewPredictions)  # before anything was served
-    few = rows_of(WINDOW).head(100)
-    serving.log(few)
-    outcome = serving.check()
-    assert isinstance(outcome, TooFewPredictions)
-    assert outcome.num_rows == 100
-    assert "a result needs 300 rows on 7 days" in outcome.reason
-    ledger = Ledger(serving.settings.metadata_url)
-    assert ledger.newest_result(serving.config.registry.model_name, serving.config.name) is None
-
-
 @flow(name="looking-at-what-was-served")
 def look(config: PipelineConfig) -> str | None:
     """What each refresh of the newest hours does when it has finished."""

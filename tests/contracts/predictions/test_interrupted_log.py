@@ -104,16 +104,6 @@ def test_a_full_disk_costs_no_row_that_memory_can_hold(tmp_path: Path) -> None:
         assert len(rows_of(home, WANTED)) == 992
 
 
-def test_rows_that_cannot_be_written_until_the_end_are_counted(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    with small_disk(home, 3_000_000) as disk:
-        with open_log(home) as log, disk.filled():
-            log.served(batch("r", 0))
-            log.stop(0.5)
-        assert log.counters()["dropped_rows"]["stopped"] == 16
-
-
 def test_a_damaged_part_is_named_set_aside_and_costs_no_other(tmp_path: Path) -> None:
     for number in range(3):
         with open_log(tmp_path) as log:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -71,19 +70,6 @@ def test_curl_gets_an_answer_and_what_served_it(
     }
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("javac") is None, reason="no Java development kit is here")
-def test_javas_own_client_which_offers_http_2_gets_its_answers(server: Process) -> None:
-    source = PROJECT_ROOT / "tests" / "support" / "services" / "JavaClient.java"
-    url = f"{server.addresses['http']}{INFER}"
-    command = ["java", str(source), url, json.dumps(request())]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
-    lines = told.stdout.splitlines()
-    assert [line.partition("{")[0] for line in lines] == ["HTTP_1_1 200 "] * 3
-    assert all(score(line.partition(" 200 ")[2].encode()) == [9.5] for line in lines)
-
-
 def test_binary_tensors_go_in_and_out(server: Process) -> None:
     categorical, numeric = np.array([[1, 2]], "<i4"), np.array([[1.5, np.nan, 3]], "<f4")
     parts = [categorical.tobytes(), numeric.tobytes()]
@@ -132,39 +118,6 @@ def test_every_path_answers_with_its_status(
     assert server.ask(method, path, body if method == "POST" else None)[0] == status
 
 
-@pytest.mark.parametrize(("coding", "status"), [("Identity", 200), ("gzip", 415)])
-def test_a_body_as_it_is_may_be_called_so_in_any_case(
-    server: Process, coding: str, status: int
-) -> None:
-    body = json.dumps(request()).encode()
-    assert server.ask("POST", INFER, body, Content_Encoding=coding)[0] == status
-
-
-def test_head_has_no_body_and_a_wrong_method_tells_the_right_one(server: Process) -> None:
-    status, headers, body = server.ask("HEAD", "/v2")
-    assert (status, body) == (200, b"")
-    assert int(headers["content-length"]) > 0
-    assert server.ask("GET", INFER)[1]["allow"] == "POST"
-
-
-def test_metadata_tells_tensors(server: Process) -> None:
-    told = json.loads(server.ask("GET", "/v2/models/sums")[2])
-    assert told["versions"] == ["1"]
-    assert told["inputs"][0] == {"name": "categorical", "datatype": "INT32", "shape": [-1, 2]}
-
-
-def test_ten_pipelined_requests_keep_their_order(server: Process) -> None:
-    with server.socket() as connection:
-        page = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        sent = [raw(request(number=float(n))) if n % 3 else page for n in range(10)]
-        sent[4] = raw({"inputs": []})
-        connection.sendall(b"".join(sent))
-        answers = read_answers(connection, 10)
-    assert [status for status, _ in answers] == [200] * 4 + [400] + [200] * 5
-    found = [score(body)[0] if b"outputs" in body else None for _, body in answers]
-    assert found == [None, 9, 10, None, None, 13, None, 15, 16, None]
-
-
 def test_a_client_that_waits_for_100_is_told_to_go_on(server: Process) -> None:
     body = json.dumps(request()).encode()
     with server.socket() as connection:
@@ -186,32 +139,6 @@ def test_a_large_body_is_refused_with_413_which_the_client_can_read(
         for _ in range(4):
             connection.sendall(chunk)
         assert read_answers(connection, 1)[0][0] == 413
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 40_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"y" * 40_000, 431),
-        (b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(120)) + b"\r\n", 431),
-        (b"no HTTP at all\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-        (b"GET * HTTP/1.1\r\n\r\n", 400),
-        (b"CONNECT a.b:80 HTTP/1.1\r\n\r\n", 400),
-        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-        (raw(b"{}", "Content-Length: 5"), 400),
-        (raw(b"{}", "Transfer-Encoding: chunked"), 400),
-        (b"POST " + INFER.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
-    ],
-)
-def test_broken_http_gets_a_sentence_and_the_connection_ends(
-    server: Process, sent: bytes, status: int
-) -> None:
-    with server.socket() as connection:
-        connection.sendall(sent)
-        ((seen, body),) = read_answers(connection, 2)
-    assert seen == status
-    assert json.loads(body)["error"]
 
 
 def test_half_a_request_gets_408_and_an_idle_connection_is_closed(server: Process) -> None:
@@ -280,14 +207,6 @@ def _cut(connection: socket.socket) -> bool:
     return False
 
 
-def test_tracks_are_followed_and_an_empty_one_says_so(server: Process) -> None:
-    status, headers, body = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
-    assert status == 503
-    assert headers["retry-after"] == "1"
-    assert "candidate" in json.loads(body)["error"]
-    assert server.ask("POST", INFER, request(), x_falaj_slot="wrong")[0] == 400
-
-
 def test_requests_by_entities_get_features_and_a_report(server: Process) -> None:
     told = {
         "inputs": [
@@ -332,13 +251,6 @@ def test_tracks_move_through_the_admin_interface(server: Process) -> None:
     for body, status in (({}, 400), ({"other": "1"}, 400), ({"stable": "9"}, 404), (b"x", 400)):
         assert server.ask("POST", f"{path}/slots", body, **bearer)[0] == status  # type: ignore[arg-type]
     assert server.ask("GET", "/metrics", **bearer)[2].startswith(b"calls ")  # type: ignore[arg-type]
-
-
-def test_a_page_of_another_site_may_not_use_an_open_server(server: Process) -> None:
-    load = "/v2/repository/models/sums/load"
-    assert server.ask("POST", load, {}, Origin="https://evil.example")[0] == 403
-    assert server.ask("POST", INFER, request(), Origin="https://evil.example")[0] == 403
-    assert server.ask("POST", load, {}, Origin="http://localhost:3000")[0] == 200
 
 
 def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:

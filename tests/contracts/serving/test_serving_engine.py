@@ -140,33 +140,6 @@ async def test_sequences_of_any_length_are_served(world: ServedHome) -> None:
         assert engine.is_ready(ENCODER)
 
 
-async def test_the_other_backend_answers_when_one_dies_and_it_comes_back(world: ServedHome) -> None:
-    rows = flight_rows(3)
-    expected = world.expected(ref(world, 1), rows)
-
-    async with serving(world, hardware=BOTH) as engine:
-        version = engine.served(FLIGHTS).versions["1"]
-        cpu, gpu = version.backends
-        works = cpu.score
-
-        def dead(arrays: dict[str, Array]) -> Array:
-            raise RuntimeError("the device is gone")
-
-        cpu.score = dead
-        for _ in range(3):  # the one that fails, and those after it
-            answer = await ask(engine, FLIGHTS, rows)
-            np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
-            told = answer.served
-            assert (told.hardware, told.variant) == ("gpu", "openvino-fp32")
-            assert told.fell_over_from == "cpu"
-        cpu.score = works
-        await until(lambda: cpu.circuit.closed)
-        gpu.score = dead
-        answer = await ask(engine, FLIGHTS, rows)
-        np.testing.assert_allclose(scores(answer), expected, atol=1e-5)
-        assert (answer.served.hardware, answer.served.fell_over_from) == ("cpu", "")
-
-
 async def test_a_version_without_variants_is_not_served(world: ServedHome) -> None:
     async with serving(world) as engine:
         with pytest.raises(NotReadyError, match="no variant was kept for hardware class 'cpu'"):

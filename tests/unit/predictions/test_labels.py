@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +148,6 @@ def test_a_table_that_holds_no_labels_is_refused(
 ) -> None:
     with pytest.raises(DataContractError, match=f"{sentence}.*Nothing was imported"):
         give(tmp_path, **columns)
-
-
-def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("request_id,label\na,1\n")
-    with pytest.raises(DataContractError, match=r"labels.csv cannot be read as Parquet"):
-        import_labels(tmp_path, MODEL, tmp_path / "labels.csv", datetime.now(UTC))
 
 
 def test_a_label_of_more_keys_holds_and_one_of_a_key_that_is_not_logged_meets_no_row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from falaj.predictions import app
 from serving.errors import OverloadedError
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.audit import AuditTrail
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.labels import import_labels
@@ -73,22 +72,6 @@ def test_a_window_of_a_version_is_read_and_nothing_else_is_opened(tmp_path: Path
     assert rows_of(tmp_path, model="other").empty
 
 
-def test_rows_are_read_in_tables_of_bounded_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.predictions.reading.BATCH_ROWS", 30)
-    log(tmp_path, batch_of(FRAME, [f"{n}" for n in range(100)]))
-    sizes = [t.num_rows for t in read_rows(tmp_path, LogQuery(MODEL))]
-    assert sum(sizes) == 100
-    assert max(sizes) <= 30
-
-
-def test_a_column_that_no_part_has_is_a_sentence(tmp_path: Path) -> None:
-    log(tmp_path, batch_of(FRAME.head(1), ["a"]))
-    with pytest.raises(DataContractError, match="has no column f:made_up"):
-        list(read_rows(tmp_path, LogQuery(MODEL), ["f:made_up"]))
-
-
 def test_counts_tell_versions_and_refusals_apart(tmp_path: Path) -> None:
     three_days(tmp_path)
     with open_log(tmp_path) as opened:
@@ -112,22 +95,6 @@ def test_finished_days_become_one_part_and_old_ones_go(tmp_path: Path) -> None:
     days = {part.parent.name for part in parts(tmp_path)}
     assert days == {f"day={(NOW + n * DAY).date()}" for n in (1, 2)}
     assert not list(log_root(tmp_path).rglob(".old-*"))
-
-
-def test_labels_and_damaged_parts_go_with_the_retention(tmp_path: Path) -> None:
-    root = log_root(tmp_path)
-    old = [root / "damaged" / "a.parquet", root / "labels" / "model=m" / "request-1.parquet"]
-    new = [file.with_name("new.parquet") for file in old]
-    for file in (*old, *new):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    for file in old:
-        os.utime(file, ((NOW - 100 * DAY).timestamp(),) * 2)
-    for file in new:
-        os.utime(file, ((NOW - 80 * DAY).timestamp(),) * 2)
-    upkeep(tmp_path, now=NOW)
-    assert not any(file.exists() for file in old)
-    assert all(file.exists() for file in new)
 
 
 def test_the_present_day_is_merged_only_when_it_has_many_parts(

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from infra.gateway.config import GatewayConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
-from serving.described import all_settings, lines_of
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
+from serving.security.config import SecurityConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 
@@ -43,24 +43,6 @@ def test_what_cannot_be_is_told_with_its_place(tmp_path: Path, text: str, says: 
         read_serving_config(tmp_path)
 
 
-def test_what_cannot_be_read_is_told_too(tmp_path: Path) -> None:
-    file = tmp_path / "serving.yaml"
-    file.write_bytes(b"host: \xff")
-    with pytest.raises(ConfigurationError, match="is no YAML"):
-        read_serving_config(tmp_path)
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_serving_config(tmp_path)
-
-
-def test_ports_of_0_may_repeat_and_a_listener_that_is_off_has_none() -> None:
-    zero = {"port": 0}
-    assert checked_config({"http": zero, "grpc": zero, "admin": zero}, "x").http.port == 0
-    off = {"grpc": {"enabled": False, "port": 8000}}
-    assert not checked_config(off, "x").grpc.enabled
-
-
 def test_the_admin_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
     token = admin_token(tmp_path)
     assert token == admin_token(tmp_path)
@@ -71,22 +53,13 @@ def test_the_admin_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) ->
         admin_token(tmp_path)
 
 
-def test_every_setting_is_told_with_its_default_and_meaning() -> None:
-    lines = all_settings() + lines_of("edge", GatewayConfig)
-    text = "\n".join(lines)
-    for expected in (
-        "http.port: 8000",
-        "models[].on_move: swap\n    swap | offer. What a moved",
-        "log.retention_days: 90",
-        "limits.client.burst: 400",
-        "issuers[].issuer: (has to be given)",
-        "address_limit.per_s: 1000",
-    ):
-        assert expected in text
-    shown = [line for line in lines if line and not line.startswith("=")]
-    for line, after in pairwise([*shown, "end"]):
-        is_setting = ": " in line and not line.startswith(" ")
-        assert not is_setting or after.startswith("    "), f"{line} says nothing of its meaning"
+@pytest.mark.parametrize("kind", [ServingConfig, SecurityConfig, GatewayConfig])
+def test_every_setting_says_what_it_means(kind: type[BaseModel]) -> None:
+    schema = kind.model_json_schema()
+    for described in (schema, *schema.get("$defs", {}).values()):
+        for name, field in described.get("properties", {}).items():
+            is_section = "$ref" in field or name in described.get("description", "")
+            assert is_section or field.get("description"), f"{described['title']}.{name}"
 
 
 def test_former_names_are_still_read() -> None:

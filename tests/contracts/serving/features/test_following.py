@@ -17,7 +17,6 @@ from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.conversion import tabular_signature
-from tasks.contracts.data import DatasetSchema
 from tasks.features.access.store import apply_definitions, open_store
 from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
 
@@ -67,20 +66,6 @@ async def test_a_model_without_feature_views_takes_no_entities(on_sqlite: Servin
     assert reader.keys_of(MODEL) is None
     with pytest.raises(UnknownModelError, match="was not trained on feature views"):
         await asked(reader, on_sqlite)
-    await reader.stop()
-
-
-async def test_a_view_that_lost_a_column_is_refused(on_sqlite: Serving) -> None:
-    columns = on_sqlite.origin.columns
-    assert columns is not None
-    more = (*columns.numeric, "weather__snow")
-    wider = DatasetSchema(**{**columns.model_dump(), "numeric": more})
-    origin = on_sqlite.origin.model_copy(update={"columns": wider})
-
-    reader = reader_of(on_sqlite, origin)
-    await reader.start()
-    with pytest.raises(NotReadyError, match="no column weather__snow"):
-        reader.keys_of(MODEL)
     await reader.stop()
 
 

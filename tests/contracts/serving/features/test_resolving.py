@@ -18,7 +18,6 @@ from serving.errors import (
     NotReadyError,
     OverloadedError,
     TooLargeError,
-    UnknownModelError,
 )
 from serving.features.config import EntityConfig
 from serving.features.reader import FeastEntityReader
@@ -26,7 +25,6 @@ from tasks.contracts.clock import ClockConfig
 from tasks.contracts.conversion import tabular_signature
 from tasks.features.config import OnlineConfig, ViewPolicy
 from tests.support.serving.entity_stores import (
-    KEYS,
     MODEL,
     WATERMARK,
     Serving,
@@ -118,15 +116,6 @@ def test_the_answer_says_which_values_versions_and_ages_were_used(serving: Servi
     assert weather["state"] == ["fresh", "fresh"]
     assert report["given"]["origin"] == rows["origin"].tolist()[:2]
     assert report["features"]["weather__temp"] == pytest.approx(rows["weather__temp"].tolist()[:2])
-
-
-def test_the_keys_of_a_served_model_are_known(serving: Serving) -> None:
-    async def question(reader: FeastEntityReader) -> Any:
-        with pytest.raises(UnknownModelError, match="'other' is not served here"):
-            reader.keys_of("other")
-        return reader.keys_of(MODEL)
-
-    assert ask(serving, question) == set(KEYS)
 
 
 def test_stale_features_follow_their_policy(

@@ -186,13 +186,3 @@ def test_the_page_follows_what_happens_and_says_when_it_cannot(
             page.wait_for_text("overloaded")
             assert page.console == []
         page.wait_for_text("not answered since")
-
-
-@pytest.mark.slow
-@needs_browser
-def test_a_process_without_models_says_so(tmp_path: Path) -> None:
-    made = observability([])
-    with served(made.pages) as url, browser(tmp_path) as page:
-        page.open(f"{url}/status")
-        page.wait_for_text("No model is loaded")
-        assert page.console == []

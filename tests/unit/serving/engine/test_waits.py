@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from typing import Any
 
 import pytest
 
 from serving.engine.config import ServedModel
-from serving.engine.queues import PACE_HOLDS_S, Limits, RequestQueue
-from serving.engine.versions import Backend, VersionKey
+from serving.engine.versions import Backend
 from serving.errors import OverloadedError
-from serving.interfaces import Array
-from tests.support.serving.standins import Desk, Shelf, made_call, serving, until
+from tests.support.serving.standins import Desk, Shelf, serving, until
 
 pytestmark = pytest.mark.anyio
 
@@ -88,42 +84,3 @@ async def test_turns_that_take_long_count_more_than_what_the_model_takes(num_row
         assert error.retry_after_s == pytest.approx(0.5)
         shelf.behaviours["1", "cpu"].gate.set()
         await desk.settled()
-
-
-def test_the_pace_is_measured_while_calls_wait_and_soon_forgotten() -> None:
-    queue = RequestQueue(Shelf().open(VersionKey("m", "1")), "stable", Limits(requests=8))
-    queue.note_taken(1, 10.0)  # nothing waits behind it: the next one may come at any time
-    queue.note_taken(1, 17.0)
-    assert queue.pace_ms(17.0) == 0
-    assert queue.together == 8
-    queue.entries.append((made_call("r", 1.0, 1), lambda call, outcome: None))
-    for number in range(40):
-        queue.note_taken(2, 20 + number * 0.03)
-    last = 20 + 39 * 0.03
-    assert queue.pace_ms(last) == pytest.approx(30)
-    assert queue.together == pytest.approx(2, abs=0.01)
-    assert queue.pace_ms(last + PACE_HOLDS_S) == 0
-
-
-@pytest.mark.parametrize("is_slow", [False, True])
-async def test_a_short_batch_leaves_its_thread_where_the_loop_is_slow_to_come_back(
-    is_slow: bool,
-) -> None:
-    shelf = Shelf(seconds=0.002)  # more than `inline_ms`, less than a turn
-    async with serving(shelf, batch_rows=1) as desk:
-        backend, threads = first_backend(desk), set()
-        score = backend.score
-
-        def noted(arrays: dict[str, Array]) -> Any:
-            threads.add(threading.current_thread() is threading.main_thread())
-            return score(arrays)
-
-        backend.score = noted
-        desk.ask()
-        if is_slow:  # another one waits, and the last turns took long
-            desk.ask()
-            queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
-            queue.note_taken(1, now - 0.5)
-            queue.note_taken(1, now)
-        await desk.settled()
-        assert (True in threads) == is_slow

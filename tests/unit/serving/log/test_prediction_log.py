@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.errors import BackendError, DeadlineError, NotReadyError, OverloadedError
+from serving.errors import BackendError, DeadlineError, OverloadedError
 from serving.interfaces import Call, Served, ServedBatch
 from serving.log.columns import STATES
 from serving.log.prediction_log import PredictionLog
-from tasks.contracts.conversion import Signature
 from tasks.contracts.data import category_code
 from tasks.features.online.answer import LABELS
 from tasks.kernel.errors import ConfigurationError
@@ -68,14 +67,6 @@ def test_a_batch_of_single_rows_is_logged_as_it_was_served(tmp_path: Path) -> No
     assert found["event_timestamp"].dt.tz is not None
     assert abs((found["event_timestamp"] - NOW).dt.total_seconds()).max() < 0.001
     assert list(found.columns[: len(FIXED.names)]) == FIXED.names
-
-
-def test_rows_of_one_request_are_numbered(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        log.served(batch_of(FRAME.head(6), ["a", "b"], rows_each=3))
-    found = rows_of(tmp_path)
-    assert found["request_id"].tolist() == ["a"] * 3 + ["b"] * 3
-    assert found["request_row"].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_part_lies_below_its_model_and_utc_day_and_nobody_else_may_look(tmp_path: Path) -> None:
@@ -212,30 +203,6 @@ def test_a_misspelt_field_to_hide_is_refused_at_start(tmp_path: Path) -> None:
         log.check_names({MODEL: SIGNATURE}, {MODEL: ["tailnum"]})
 
 
-def test_what_finds_no_place_is_dropped_and_counted(tmp_path: Path) -> None:
-    with open_log(tmp_path, queue_rows=100, flush_s=3600) as log:
-        for number in range(30):
-            log.served(batch_of(FRAME.head(10), [f"{number}-{n}" for n in range(10)]))
-    counters = log.counters()
-    assert counters["logged_rows"] + counters["dropped_rows"]["queue_full"] == 300
-    assert counters["dropped_rows"]["queue_full"] > 0
-    assert counters["queued_rows"] == 0
-    assert len(rows_of(tmp_path)) == counters["logged_rows"]
-
-
-def test_refusals_that_find_no_place_are_dropped_and_counted_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.log.prediction_log.FAULTS_PER_S", 10_000)
-    with open_log(tmp_path, queue_rows=50, flush_s=3600) as log:
-        for number in range(1000):
-            log.refused(call(1, f"r{number}"), BackendError("it fell"))
-    counters = log.counters()
-    assert counters["dropped_rows"]["queue_full"] > 0
-    assert counters["logged_rows"] + counters["dropped_rows"]["queue_full"] == 1000
-    assert counters["queued_rows"] == 0
-
-
 def test_a_batch_that_cannot_be_logged_costs_only_itself(tmp_path: Path) -> None:
     good = batch_of(FRAME.head(2), ["a", "b"])
     lacks = ServedBatch(good.calls, {}, good.outputs, good.served, 1.0, 2.0, NOW.timestamp())
@@ -245,19 +212,6 @@ def test_a_batch_that_cannot_be_logged_costs_only_itself(tmp_path: Path) -> None
             log.served(batch)
     assert log.counters()["dropped_rows"]["error"] == 4
     assert len(rows_of(tmp_path)) == 4
-
-
-def test_a_version_whose_signature_is_gone_is_logged_without_features(tmp_path: Path) -> None:
-    def gone(model: str, version: str) -> Signature:
-        raise NotReadyError("unloaded")
-
-    log = PredictionLog(PredictionLogConfig(), tmp_path, gone)
-    log.start()
-    log.served(batch_of(FRAME.head(2), ["a", "b"]))
-    log.stop()
-    found = rows_of(tmp_path)
-    assert len(found) == 2
-    assert not [name for name in found if name.startswith("f:")]
 
 
 def test_nothing_is_written_where_the_log_is_off(tmp_path: Path) -> None:

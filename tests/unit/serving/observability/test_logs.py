@@ -71,11 +71,6 @@ def test_what_looks_like_a_token_is_taken_out(secret: str) -> None:
     assert cleaned.endswith("for good")
 
 
-def test_ordinary_sentences_stay_as_they_are() -> None:
-    text = "model flight-delay version 3: the tokens of 5 rows, and basic checks, are whole"
-    assert without_tokens(text) == text
-
-
 def test_lines_that_cannot_be_written_in_time_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

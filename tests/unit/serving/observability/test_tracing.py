@@ -136,10 +136,3 @@ def test_a_collector_that_is_away_ends_nothing() -> None:
     tracing = traced(TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1))
     tracing.served(batch(call()))
     tracing.stop()
-
-
-def test_where_tracing_is_off_nothing_is_kept() -> None:
-    tracing = traced(TraceConfig(ratio=1.0))
-    tracing.served(batch(call(trace=TRACE)))
-    tracing.refused(call(trace=TRACE), OverloadedError("full"))
-    tracing.stop()
