@@ -207,48 +207,45 @@ class PredictionLog:
 
     def served(self, batch: ServedBatch) -> None:
         """Queue a batch; on the loop's thread, a microsecond."""
-        try:
-            rows = len(next(iter(batch.outputs.values())))
-            num_bytes = CALL_BYTES * len(batch.calls)
-            for values in batch.inputs.values():
-                num_bytes += 2 * values.nbytes
-            if (
-                self._rows_in - self._rows_out + rows > self._limit_rows
-                or self._bytes_in - self._bytes_drained + num_bytes > QUEUE_BYTES
-            ):
-                self._dropped_by_loop[self._trouble or "queue_full"] += rows
-                return
-            if self._thread is None or self._stopping.is_set():
-                self._not_running(rows)
-                return
-            key = (batch.served.model, batch.served.version)
-            if key not in self._layouts:
-                self._meet(*key)
-            self._rows_in += rows
-            self._bytes_in += num_bytes
-            self._queue.append((batch, rows, num_bytes))
-        except Exception:  # the seam: an observer never raises, whatever it was handed
-            self._dropped_by_loop["error"] += sum(call.num_rows for call in batch.calls)
-            logger.exception("a batch could not be queued for the prediction log")
+        rows = sum([call.num_rows for call in batch.calls])
+        if not self._is_open(rows):
+            return
+        num_bytes = CALL_BYTES * len(batch.calls)
+        for values in batch.inputs.values():
+            num_bytes += 2 * values.nbytes
+        if (
+            self._rows_in - self._rows_out + rows > self._limit_rows
+            or self._bytes_in - self._bytes_drained + num_bytes > QUEUE_BYTES
+        ):
+            self._dropped_by_loop[self._trouble or "queue_full"] += rows
+            return
+        key = (batch.served.model, batch.served.version)
+        if key not in self._layouts:
+            self._meet(*key)
+        self._rows_in += rows
+        self._bytes_in += num_bytes
+        self._queue.append((batch, rows, num_bytes))
 
     def refused(self, call: Call, error: ServingError) -> None:
         """Queue a refusal where the rate allows it; on the loop's thread."""
         self._refused += 1
-        if self._thread is None or self._stopping.is_set():
-            self._not_running(1)
+        if not self._is_open(1):
             return
-        try:
-            judged = self._judged(call, error)
-        except Exception:  # the seam: an observer never raises, whatever it was handed
-            self._dropped_by_loop["error"] += 1
-            logger.exception("a refusal could not be queued for the prediction log")
-            return
+        judged = self._judged(call, error)
         if isinstance(judged, str):
             self._dropped_by_loop[judged] += 1
         elif self.queued_rows + len(self._refusals) >= self._limit_rows:
             self._dropped_by_loop[self._trouble or "queue_full"] += 1
         else:
             self._refusals.append(judged)
+
+    def _is_open(self, rows: int) -> bool:
+        """Whether rows can be logged; else they are counted, where anybody asked for them."""
+        if self._thread is not None and not self._stopping.is_set():
+            return True
+        if self._config.enabled:
+            self._dropped_by_loop["not_running"] += rows
+        return False
 
     def _judged(self, call: Call, error: ServingError) -> Refusal | str:
         """What is to be written of a call, or why nothing is; a flood is only counted."""
@@ -273,10 +270,6 @@ class PredictionLog:
     def unchecked(self, rows: int) -> None:
         """Count rows that were not handed over: a hidden field may be named wrongly."""
         self._dropped_by_loop["unchecked"] += rows
-
-    def _not_running(self, rows: int) -> None:
-        if self._config.enabled:  # what nobody asked for is not missed
-            self._dropped_by_loop["not_running"] += rows
 
     @property
     def queued_rows(self) -> int:
@@ -371,7 +364,7 @@ class PredictionLog:
                 for batch in batches:
                     self._take(key, [batch], now)
                 return
-            self._drop(len(next(iter(batches[0].outputs.values()))), "error")
+            self._drop(sum(call.num_rows for call in batches[0].calls), "error")
             logger.error("a batch of %s version %s cannot be logged: %s", *key, exc)
             return
         self._keep(*key, table, now)

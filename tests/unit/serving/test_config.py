@@ -8,7 +8,6 @@ from pydantic import BaseModel
 from infra.gateway.config import GatewayConfig
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
-from serving.security.config import SecurityConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 
@@ -53,7 +52,7 @@ def test_the_admin_token_is_made_once_and_is_its_owners_alone(tmp_path: Path) ->
         admin_token(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [ServingConfig, SecurityConfig, GatewayConfig])
+@pytest.mark.parametrize("kind", [ServingConfig, GatewayConfig])
 def test_every_setting_says_what_it_means(kind: type[BaseModel]) -> None:
     schema = kind.model_json_schema()
     for described in (schema, *schema.get("$defs", {}).values()):
