@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -68,8 +69,10 @@ def up(
     }
     kept = {} if reset else kept_options(files)
     full = read_config(Path(chosen) if chosen else None, given, kept)
+    # The supervisor outlives this command, and with it the command's folder of temporary files.
+    environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
     try:
-        bring_up(files, full, dict(os.environ))
+        bring_up(files, full, environment)
     except KeyboardInterrupt as exc:
         raise KeyboardInterrupt(
             str(exc)

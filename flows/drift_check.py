@@ -90,7 +90,16 @@ def drift_check_log_flow(
     champion = find_champion(config.registry)
     if champion is None:
         return None
-    reference = validated_rows(config)
+    return check_served(champion, validated_rows(config), window, config)
+
+
+def check_served(
+    champion: RegisteredProgram,
+    reference: ValidatedDataset,
+    window: TimeWindow,
+    config: PipelineConfig,
+) -> DriftReport | TooFewPredictions:
+    """Compare what the champion answered in a window with its reference; inside a flow."""
     served = take_served_window(
         champion,
         reference,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,15 @@ from infra.orchestration.embedded import disk_with_space, only_run
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import processes_of
+from tests.support.host.processes import processes_of, wait_until
 
 SECRET = "marker-of-a-secret-90ce"
 RUN_A_FLOW = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from infra.orchestration.embedded import client_environment, free_port, prefect_server
 from infra.orchestration.embedded import wait_for_server
-home, then = Path(sys.argv[1]), sys.argv[2]
-port = free_port()
+home, port = Path(sys.argv[1]), free_port()
 with prefect_server(home, port) as server:
     os.environ.update(client_environment(home, port))
     from prefect import flow, task
@@ -39,51 +36,38 @@ with prefect_server(home, port) as server:
         return double(21)
 
     print("result", doubling(), flush=True)
-    if then == "hang":
-        import time
-        time.sleep(120)
+    time.sleep(float(sys.argv[2]))
 """
-
-
-def start(home: Path, then: str) -> subprocess.Popen[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN_A_FLOW, str(home), then],
-        cwd=PROJECT_ROOT,
-        env={
-            **environment,
-            "PYTHONPATH": str(PROJECT_ROOT),
-            "FALAJ_DATABASE_PASSWORD": SECRET,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_flow_runs_on_it_and_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
-    with start(tmp_path, "end") as ended:
-        said, _ = ended.communicate(timeout=200)
-    assert said.startswith("result 42")
-    assert ended.returncode == 0
-    assert processes_of(tmp_path) == []
-
-    with start(tmp_path, "hang") as killed:
-        assert killed.stdout
-        assert killed.stdout.readline().startswith("result 42")
-        servers = [p for p in processes_of(tmp_path) if p.pid != killed.pid]
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_flow_runs_on_it_and_an_ended_or_killed_run_leaves_no_process(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    more = {"PYTHONPATH": str(PROJECT_ROOT), "FALAJ_DATABASE_PASSWORD": SECRET}
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN_A_FLOW, str(tmp_path), "120" if is_killed else "3"],
+        cwd=PROJECT_ROOT,
+        env=inherited | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as run:
+        assert run.stdout
+        assert run.stdout.readline().startswith("result 42")
+        servers = [p for p in processes_of(tmp_path) if p.pid != run.pid]
         assert servers
         for server in servers:
             assert SECRET not in server.environ().values()
             # Ctrl-C reaches a terminal's whole group: the flow needs its server to end in order.
-            assert os.getpgid(server.pid) != os.getpgid(killed.pid)
-        killed.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while processes_of(tmp_path):
-        assert time.monotonic() < deadline, processes_of(tmp_path)
-        time.sleep(0.1)
+            assert os.getpgid(server.pid) != os.getpgid(run.pid)
+        if is_killed:
+            run.kill()
+        run.wait(200)
+    wait_until(lambda: not processes_of(tmp_path), "nothing is left", 10)
 
 
 def test_a_state_folder_serves_one_run_at_a_time(tmp_path: Path) -> None:
@@ -115,26 +99,3 @@ def test_a_disk_without_space_is_what_a_run_is_told_of_whatever_failed_for_it(
     with pytest.raises(StorageError, match="nothing was begun"):
         run_into(AssertionError("it was begun"), 0)
     assert not (tmp_path / "home").exists()
-
-
-LATE = """
-import atexit, runpy, sys
-atexit.register(lambda: sys.stderr.write("said late"))  # runs after what the program registers
-sys.argv = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [("falaj", "decisions"), ("serving", "settings")], ids=["falaj", "serving"]
-)
-def test_what_a_program_says_at_its_very_end_is_seen(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    program, command = words
-    done = subprocess.run(
-        [sys.executable, "-c", LATE, program, "--home", str(tmp_path / "home"), command],
-        cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "said late")

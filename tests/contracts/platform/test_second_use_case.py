@@ -54,6 +54,10 @@ def home(repository: Path) -> Path:
     code, said = command(home, repository)
     assert code == 0, said
     assert "R²" in said
+    page = (reports(home) / "latest" / "report.html").read_text()
+    assert "R² on the test window" in page
+    assert "AUC" not in page
+    assert processes_of(home) == []
     return home
 
 
@@ -63,26 +67,10 @@ def record(home: Path) -> RunRecord:
     return RunRecord.model_validate({k: facts[k] for k in RunRecord.model_fields if k in facts})
 
 
-def test_the_use_case_of_the_repository_is_valid_and_apart_from_the_default() -> None:
-    config = read_pipeline_config(TRAFFIC)
-    default = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
-    assert config.features.training_set.task == "regression"
-    assert config.registry.model_name != default.registry.model_name
-    assert config.registry.experiment != default.registry.experiment
-
-
-@pytest.mark.slow
-def test_a_regression_runs_the_whole_loop_and_leaves_no_process(
-    home: Path, record: RunRecord
-) -> None:
-    assert record.promotion.promoted
-    assert record.version.name == "traffic-volume"
-    assert record.dataset.snapshot.label_summary is not None
-    assert processes_of(home) == []
-
-
 @pytest.mark.slow
 def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: RunRecord) -> None:
+    assert record.promotion.promoted
+    assert record.version.name == "traffic-volume"
     overall = record.evaluation.overall
     assert isinstance(overall, RegressionMetrics)
     rows = pd.read_parquet(ArtifactStore(home / "artifacts").path(record.evaluation.predictions))
@@ -157,14 +145,6 @@ def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunReco
     latest = rows["recent_flow__volume_1h"]
     both = now.notna() & latest.notna()
     assert (now[both] == latest[both]).mean() > 0.9
-
-
-@pytest.mark.slow
-def test_the_report_speaks_of_the_regression(home: Path) -> None:
-    page = (reports(home) / "latest" / "report.html").read_text()
-    for words in ("R² on the test window", "Predicted against observed", "Mean absolute error by"):
-        assert words in page
-    assert "AUC" not in page
 
 
 @pytest.mark.slow
