@@ -29,11 +29,6 @@ def test_a_trail_that_was_removed_is_refused_where_the_store_was_used(
     assert f"the audit trail in {tmp_path / 'audit'} is gone" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("last", ["0", "-3", "many"])
-def test_lines_to_show_are_one_or_more(tmp_path: Path, last: str) -> None:
-    assert main(["--home", str(tmp_path), "audit", "--last", last]) == 2
-
-
 def test_a_trail_without_its_newest_line_is_shown_and_refused_after_later_acts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

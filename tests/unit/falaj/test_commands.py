@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from falaj import session
 from falaj.__main__ import COMMANDS, main
+from falaj.features import parity_line
+from flows import feature_refresh, pipeline
+from flows.config import read_pipeline_config
+from tasks.features.checks.equality import ParityReport, ViewParity
+from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
 
 NAMES = [name for commands in COMMANDS.values() for name in commands if name != "serve"]
@@ -23,32 +32,47 @@ def test_every_command_shows_its_options(name: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     "words",
     [
-        ["nonsense"],
-        ["audit", "--nonsense"],
-        ["search", "--trials", "0"],
-        ["features", "refresh", "yesterday", "today"],
-        ["features", "refresh", "2013-01-02T05:00Z", "2013-01-01T05:00Z"],
-        ["features", "refresh", "2013-01-01T05:00", "2013-01-02T05:00"],
-        ["drift", "2013-01-01T05:00Z"],
-        ["drift"],
-        ["models", "approve", "flight-delay", "first", "--approver", "Ana"],
-        ["models", "approve", "flight-delay", "1"],
-        ["decisions", "--action", "dance"],
-        ["compress", "--method", "zip"],
-        ["decisions", "--limit", "0"],
-        ["keys", "create", "--subject", "x", "--role", "nonsense"],
-        ["keys", "create", "--subject", " ", "--role", "infer:m"],
-        ["keys", "create", "--subject", "x", "--role", "infer:m", "--days", "nan"],
-        ["keys", "create", "--subject", "x", "--role", "infer:m", "--days", "-3"],
-        ["up", "--port", "many"],
+        "nonsense",
+        "audit --nonsense",
+        "audit --last 0",
+        "search --trials 0",
+        "features refresh yesterday today",
+        "features refresh 2013-01-02T05:00Z 2013-01-01T05:00Z",
+        "features refresh 2013-01-01T05:00 2013-01-02T05:00",
+        "drift 2013-01-01T05:00Z",
+        "drift",
+        "models approve flight-delay first --approver Ana",
+        "models approve flight-delay 1",
+        "decisions --action dance",
+        "compress --method zip",
+        "decisions --limit 0",
+        "keys create --subject x --role nonsense",
+        "keys create --subject x --role infer:m --days nan",
+        "keys create --subject x --role infer:m --days -3",
+        "up --port many",
     ],
-    ids=" ".join,
 )
 def test_wrong_usage_is_exit_code_2_and_starts_nothing(
-    words: list[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FALAJ_HOME", f"{tmp_path}/home")
-    assert main(words) == 2
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    assert main(words.split()) == 2
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("content", ["program: {file: x}", None])
+def test_a_faulty_description_of_an_import_is_refused_before_anything_is_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+) -> None:
+    home, file = tmp_path / "home", tmp_path / "digits.yaml"
+    monkeypatch.setenv("FALAJ_HOME", str(home))
+    file.mkdir() if content is None else file.write_text(content)
+    assert main(["--home", str(home), "import", str(file)]) == 2
+    assert "digits.yaml" in capsys.readouterr().err
+    assert not home.exists()
 
 
 def test_help_imports_no_heavy_library() -> None:
@@ -64,3 +88,55 @@ def test_help_imports_no_heavy_library() -> None:
         timeout=60,
     )
     assert done.stderr.strip() == "[]"
+
+
+def report(differing: int, null: int = 0) -> ParityReport:
+    view = ViewParity(
+        view="weather",
+        watermark=datetime(2013, 1, 5, tzinfo=UTC),
+        num_entities=3,
+        num_values=27,
+        num_differing=differing,
+        num_null=null,
+        num_stale=0,
+        num_overtaken=0,
+    )
+    return ParityReport(
+        feature_service="service",
+        tables_version="0" * 32,
+        seed=0,
+        views=(view,),
+        examples=(),
+        result="different" if differing else "equal",
+        evidence=("feature view weather: 1 of 27 values differ",) if differing else (),
+    )
+
+
+@pytest.mark.parametrize("differing", [0, 1])
+def test_where_online_differs_from_offline_the_command_and_the_loop_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], differing: int
+) -> None:
+    config = read_pipeline_config(PROJECT_ROOT / "feature_repo" / "flights")
+
+    def run(context: Any, work: Any) -> list[str]:
+        lines: list[str] = work(config)
+        return lines
+
+    for module in (feature_refresh, pipeline):
+        monkeypatch.setattr(module, "parity_check_flow", lambda config: report(differing))
+    monkeypatch.setattr(session, "run_flow", run)
+    assert main(["features", "parity"]) == differing
+    said = capsys.readouterr()
+    if differing:
+        assert "weather: 1 of 27 values differ" in said.err
+        with pytest.raises(FeatureStoreError, match="weather: 1 of 27 values differ"):
+            pipeline.check_online(config)
+    else:
+        assert "27 values of 3" in said.out
+        pipeline.check_online(config)
+
+
+def test_a_view_of_nothing_but_nulls_is_not_called_equal() -> None:
+    (some,), (none,) = report(0, null=26).views, report(0, null=27).views
+    assert "equal online and offline" in parity_line(some)
+    assert "nothing to compare" in parity_line(none)

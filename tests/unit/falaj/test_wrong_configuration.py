@@ -44,14 +44,6 @@ def test_a_wrong_entry(repo: Path, capsys: pytest.CaptureFixture[str], words: li
     assert "training.max_epoch" in refused(repo, capsys, *words)
 
 
-def test_an_entry_written_twice_of_which_the_first_would_be_lost(
-    repo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = repo / "use_case.yaml"
-    file.write_text(file.read_text() + "promotion: {min_auc: 0.5}\n")
-    assert "promotion is written twice" in refused(repo, capsys, "run")
-
-
 @pytest.mark.parametrize("name", ["use_case.yaml", "sql/weather.sql"])
 def test_a_file_that_is_not_utf_8(
     repo: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -63,37 +55,31 @@ def test_a_file_that_is_not_utf_8(
     assert "UTF-8" in sentence
 
 
-def test_a_query_that_is_not_there(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (repo / "sql" / "weather.sql").unlink()
-    assert "sql/weather.sql" in refused(repo, capsys, "run")
-
-
-def test_definitions_that_are_no_python(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = repo / "definitions.py"
-    file.write_text("import (\n" + file.read_text())
-    assert "definitions.py, line 1: " in refused(repo, capsys, "run")
-
-
-def test_definitions_with_a_null_byte(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (repo / "definitions.py").write_text('x = "\0"\n')
-    assert "definitions.py: source code string cannot contain" in refused(repo, capsys, "run")
-
-
-@pytest.mark.parametrize(("content", "held"), [("", "nothing"), ("- name", "a list")])
-def test_a_use_case_without_names(
-    repo: Path, capsys: pytest.CaptureFixture[str], content: str, held: str
+@pytest.mark.parametrize(
+    ("name", "old", "new", "sentence"),
+    [
+        ("use_case.yaml", "", "- name\n", "use_case.yaml"),
+        ("use_case.yaml", None, "", "use_case.yaml holds nothing"),
+        ("use_case.yaml", "\nquestion:", "\nname: x\nquestion:", "name is written twice"),
+        ("sql/weather.sql", None, None, "sql/weather.sql"),
+        ("definitions.py", "", "import (\n", "definitions.py, line 1: "),
+        ("definitions.py", None, 'x = "\0"\n', "definitions.py: source code string"),
+        ("expectations/feature_weather.yaml", "_to_be_between", "_to_be_nice", "_to_be_nice"),
+        ("expectations/feature_weather.yaml", "units:", "unit:", "feature_weather.yaml"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong_in_it(
+    repo: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    old: str | None,
+    new: str | None,
+    sentence: str,
 ) -> None:
-    (repo / "use_case.yaml").write_text(content)
-    assert f"use_case.yaml holds {held}" in refused(repo, capsys, "run")
-
-
-def test_an_expectation_that_nobody_knows(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = repo / "expectations" / "feature_weather.yaml"
-    file.write_text(file.read_text().replace("_to_be_between", "_to_be_nice", 1))
-    assert "no expectation 'expect_column_values_to_be_nice'" in refused(repo, capsys, "run")
-
-
-def test_a_wrong_suite(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = repo / "expectations" / "feature_weather.yaml"
-    file.write_text(file.read_text().replace("units:", "unit:"))
-    assert "feature_weather.yaml" in refused(repo, capsys, "run")
+    """With a part of its text replaced, or all of it, or removed."""
+    file = repo / name
+    if new is None:
+        file.unlink()
+    else:
+        file.write_text(new if old is None else file.read_text().replace(old, new, 1))
+    assert sentence in refused(repo, capsys, "run")
