@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from functools import partial
 
 from prefect import flow
 from prefect.logging import get_run_logger
@@ -184,7 +183,10 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
     if (volume := config.drift.volume) is None:
         return None
     table = volume.table
-    count = partial(count_new_rows, table, features=config.features)
+
+    def count(new: TimeWindow) -> int:
+        return count_new_rows(table, new, config.features)
+
     return _check_by_volume(DRIFT_CHECK, config, table, volume.rows, count, TAG)
 
 
