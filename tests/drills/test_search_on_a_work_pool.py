@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -10,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
 
@@ -22,6 +21,7 @@ from flows.training import trial_flow
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform.deployed import deploy
 from tests.support.suite.promises import Promise, proves
 from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
 
@@ -36,24 +36,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settin
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "results"))
     with prefect_test_harness(server_startup_timeout=120):
         yield Settings.from_environment()
-
-
-def deploy() -> None:
-    with get_client(sync_client=True) as client:
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        flow_id = client.create_flow(trial_flow)
-        asyncio.run(_deploy(flow_id))
-
-
-async def _deploy(flow_id: object) -> None:
-    async with get_client() as client:
-        await client.create_deployment(
-            flow_id=flow_id,  # type: ignore[arg-type]
-            name="pool",
-            work_pool_name=POOL,
-            entrypoint="flows.training.trial_flow",
-            pull_steps=[],
-        )
 
 
 @contextmanager
@@ -80,7 +62,8 @@ def engines(settings: Settings) -> list[int]:
 
 @proves(Promise.INTERRUPT, "the lost trial is taken up")
 def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
-    deploy()
+    with get_client(sync_client=True) as client:
+        deploy(client, trial_flow, "flows.training.trial_flow", "pool", POOL)
     data = dataset(settings.store, frame(NUM_ROWS))
     config = use_case(work_pool="pool", num_trials=3, parallel_trials=2, pruner="none")
     killed: list[int] = []
@@ -90,8 +73,6 @@ def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -
         wait_until(lambda: engines(settings), "an engine", 300)
         killed.append(engines(settings)[0])
         os.kill(killed[0], signal.SIGKILL)
-
-    from threading import Thread
 
     with worker():
         killer = Thread(target=kill_one, daemon=True)

@@ -142,17 +142,6 @@ def test_flow_runs_begin_and_end_in_the_lineage_and_hold_their_steps(loop: Loop)
             assert event["run"]["facets"]["parent"]["run"]["runId"] in runs
 
 
-@pytest.mark.slow
-def test_the_snapshot_comes_out_of_its_pins_on_the_command_line(loop: Loop) -> None:
-    snapshot = loop.record.dataset.snapshot
-    code, said = loop.run("features", "verify", snapshot.data.sha256[:12])
-    assert code == 0, said
-    assert f"Same      {snapshot.data.sha256}" in said
-    code, said = loop.run("features", "verify", "feedbeef")
-    assert code == 1
-    assert "names 0 snapshots" in said
-
-
 def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
     builds = loop.store.num_builds
     first = loop.record
@@ -184,18 +173,6 @@ def test_another_use_case_with_the_same_model_name_is_refused_and_writes_nothing
     assert 'registry.adopts: "flights"' in said
     assert loop.store.num_builds == builds
     assert not (loop.home / "use_cases" / "journeys" / "feast").exists()
-
-
-@pytest.mark.slow
-def test_a_removed_artifact_is_made_again_and_nothing_else(loop: Loop) -> None:
-    before = loop.record
-    loop.path(before.evaluation.predictions).unlink()
-    builds = loop.store.num_builds
-    code, said = loop.run("run")
-    assert code == 0, said
-    again = Loop(loop.home, loop.repository).record
-    assert loop.store.num_builds == builds + 1
-    assert again.evaluation.predictions == before.evaluation.predictions
 
 
 @proves(Promise.INTERRUPT, "the rerun resumes and completes")
@@ -319,25 +296,6 @@ def test_the_controller_recalibrates_a_champion_whose_scores_are_wrong_and_it_is
 
 
 @pytest.mark.slow
-def test_a_repeated_recalibration_finds_its_version_and_a_short_window_is_refused(
-    loop: Loop,
-) -> None:
-    window = days(14, 17)
-    moments = [f"{moment:%Y-%m-%dT%H:%MZ}" for moment in (window.start, window.end)]
-    name = loop.record.version.name
-    before = champion_of(loop.home, name)
-    code, said = loop.run("recalibrate", *moments)
-    assert code == 0, said
-    assert f"{name} version {before.number} is the champion" in said
-    assert "Map       slope" in said
-    assert champion_of(loop.home, name).number == before.number
-    code, said = loop.run("recalibrate", f"{days(25, 6).start:%Y-%m-%dT%H:%MZ}", moments[1])
-    assert code == 2, said
-    assert "has no day before the 9 that judge a new map" in said
-    assert "Traceback" not in said
-
-
-@pytest.mark.slow
 def test_the_champion_is_converted_again_into_other_forms(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,14 +338,3 @@ def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
     assert code == 0, said
     assert check_smaller_version(loop.record, loop.home) == number
     assert "train-distributed: epoch" not in said
-
-
-@pytest.mark.slow
-def test_what_cannot_be_made_smaller_is_a_sentence(loop: Loop) -> None:
-    for words, sentence in (
-        (("--version", "99"), "version 99 is not in the registry"),
-        (("--version", "1", "--method", "distillation"), "expected a smaller one for method"),
-    ):
-        code, said = loop.run("compress", *words)
-        assert code != 0
-        assert sentence in said.splitlines()[-1]

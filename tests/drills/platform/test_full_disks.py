@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +22,7 @@ pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 MB = 1_000_000
 RUN_LIMIT_S = 3600
 WHAT_TO_DO = ("free space", "free some space")
-MOMENTS = (
-    "land-raw-rows: Finished",
-    "materialize-features: Finished",
-    "build-training-set: Finished",
-    "epoch 1:",
-    "train-distributed: Finished",
-)
+MOMENTS = ("land-raw-rows: Finished", "build-training-set: Finished", "epoch 1:")
 """What a run has just said when another program fills the disk."""
 
 
@@ -47,12 +40,9 @@ def test_a_loop_whose_disk_fills_up_says_so_and_goes_on_when_there_is_space(
                 said = "".join(until(process, moment))
                 with disk.filled():
                     said += process.communicate(timeout=RUN_LIMIT_S)[0]
-                    sys.stdout.write(f"full after {moment!r}: {said.strip().splitlines()[-1]}\n")
                     check_refusal(loop, process.returncode, said)
             before, built = built, builds(home)
             assert before.items() <= built.items(), "a finished stage was lost"
-        with disk.filled():
-            check_refusal(loop, *loop.run("run", limit_s=RUN_LIMIT_S))
         code, said = loop.run("run", limit_s=RUN_LIMIT_S)
         assert code == 0, said
         assert built.items() <= builds(home).items(), "a finished stage was repeated"

@@ -79,9 +79,8 @@ def sweep_all(platforms: list[ControlledPlatform]) -> None:
 
 @proves(Promise.TWO_PLATFORMS, "one result stored by both: one run on one of them")
 def test_one_result_on_two_platforms_starts_one_retraining_and_the_next_incident_another(
-    platforms: list[ControlledPlatform], record_property: pytest.RecordProperty
+    platforms: list[ControlledPlatform],
 ) -> None:
-    record_property("trials", 2 * ASKED * len(platforms))
     # The servers have seen the runs of the other database: its incidents have other keys.
     week = 10 if platforms[0].url.startswith("postgresql") else 0
     first = {platform.judge(builders.stale(week)) for platform in platforms}

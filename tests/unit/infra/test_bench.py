@@ -167,10 +167,7 @@ def test_a_loop_that_fails_is_run_once_and_a_given_one_is_read_by_those_that_nee
     assert len(runs) == 1
     home = tmp_path / "home"
     given = LoopState(tmp_path / "loop", home, small=True)
-    given = LoopState(tmp_path / "loop", home, small=True)
     expected = {"training/reading": {"FALAJ_HOME": str(home)}, "training/strategies": {}}
-    for title, told in expected.items():
-        assert given.environment(*chosen([title])) == told
     for title, told in expected.items():
         assert given.environment(*chosen([title])) == told
 

@@ -159,20 +159,6 @@ def test_secrets_are_named_and_never_written_out(name: str) -> None:
     assert not re.search(r"(password|token|auth_string)\"?\s*:\s*\"[^\"{]", text)
 
 
-def test_a_deployments_own_variables_win_and_the_folders_stay() -> None:
-    env = pod_of(job_of("kubernetes/cpu.json", env={"HOME": "/home", "FALAJ_FEATURE_REPO": "/x"}))
-    told = {v["name"]: v.get("value") for v in env["containers"][0]["env"]}
-    assert told["FALAJ_FEATURE_REPO"] == "/x"
-    assert told["HOME"] == "/home"
-    assert told["FALAJ_HOME"] == "/var/lib/falaj"
-
-
-def test_gpus_are_asked_for_as_whole_devices() -> None:
-    pod = pod_of(job_of("kubernetes/gpu.json", gpus=4))
-    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
-    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
-
-
 def test_a_training_over_several_pods_runs_the_flow_in_the_first_and_ends_with_it() -> None:
     job = job_of("kubernetes/hosts.json", num_hosts=4, hosts_group="delay")
     spec, pod = job["spec"], pod_of(job)
@@ -254,12 +240,12 @@ def test_job_variables_of_a_process_become_what_libraries_read() -> None:
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "3"
     assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert env["A"] == "b"
-
-
-def test_what_is_not_said_of_a_process_is_left_to_the_machine() -> None:
-    env = environment_of("process/gpu.json")
-    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"} & set(env)
-
-
-def test_work_for_processors_sees_no_gpu() -> None:
+    unsaid = environment_of("process/gpu.json")  # left to the machine
+    assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"} & set(unsaid)
     assert environment_of("process/cpu.json")["CUDA_VISIBLE_DEVICES"] == ""
+    given = {"HOME": "/home", "FALAJ_FEATURE_REPO": "/x"}
+    pod = pod_of(job_of("kubernetes/gpu.json", gpus=4, env=given))
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+    told = {v["name"]: v.get("value") for v in pod["containers"][0]["env"]}
+    assert told | given | {"FALAJ_HOME": "/var/lib/falaj"} == told
