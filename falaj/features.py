@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 from cyclopts.types import PositiveInt
@@ -100,42 +100,33 @@ def verify(snapshot: str, /, *, context: Here) -> list[str]:
 @app.command
 def serve(
     *,
-    only: Literal["online", "offline", "registry"] | None = None,
     host: str = "127.0.0.1",
-    online_port: int = 6566,
-    offline_port: int = 8815,
-    registry_port: int = 6570,
+    port: int = 6566,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
     context: Here,
 ) -> None:
-    """Serve features to callers with OIDC tokens, until interrupted.
+    """Serve online features over HTTP to callers with OIDC tokens, until interrupted.
 
     Args:
-        only: Start this server alone.
         host: Address to listen on.
-        online_port: Port of the online server (HTTP).
-        offline_port: Port of the offline server (Arrow Flight).
-        registry_port: Port of the registry server (gRPC).
+        port: Port to listen on.
         tls_cert: Certificate, needed outside of loopback.
         tls_key: Its key.
 
     Raises:
-        ConfigurationError: a server refused to start: no issuer, no permissions, no encryption.
-        TransientError: a server ended.
+        ConfigurationError: the server refused to start: no issuer, no permissions, no encryption.
+        TransientError: the server ended.
     """
-    from falaj.feature_servers import feature_servers, wait_for_any
+    from falaj.feature_server import feature_server
+    from tasks.features.access.server import Listening
 
-    ports = {"online": online_port, "offline": offline_port, "registry": registry_port}
-    kinds = [only] if only else list(ports)
-    with feature_servers(context.settings, kinds, host, ports, tls_cert, tls_key) as servers:
-        for kind in kinds:
-            sys.stdout.write(f"{kind:<10}{host}:{ports[kind]}\n")
-        sys.stdout.write("Ctrl-C ends them\n")
+    with feature_server(context.settings, Listening(host, port, tls_cert, tls_key)) as process:
+        sys.stdout.write(f"online    {host}:{port}\nCtrl-C ends it\n")
         sys.stdout.flush()
-        ended = wait_for_any(servers)
-    logs = context.home / "feast" / "servers"
-    raise TransientError(f"the {ended} feature server ended; its log is under {logs}")
+        process.wait()
+    log = context.home / "feast" / "servers" / "online.log"
+    raise TransientError(f"the feature server ended; its log is {log}")
 
 
 @app.command

@@ -16,8 +16,9 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 
 if TYPE_CHECKING:
+    from tasks.contracts.rollout import Entry
     from tasks.control.retraining.records import Decision
-    from tasks.release.records import ByHand, Entry, Release
+    from tasks.release.records import ByHand, Release
 
 ACTION = "change-release"
 ACTS: dict[ByHand | Literal["start"], str] = {
@@ -76,8 +77,8 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
     ) -> list[str]:
         from flows.release import RegistryChampions, release_config, traffic_of
         from tasks.features.access.audit import AuditTrail, process_identity
-        from tasks.release.acting import Releasing, act_by_hand, check_name
         from tasks.release.ledger import ReleaseLedger
+        from tasks.release.rollout import Releasing, check_name
 
         check_name(approver)
         config, settings = read_pipeline_config(context.settings.feature_repo), context.settings
@@ -92,7 +93,7 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
             if wish == "start":
                 release = releasing.begin(name, release_config(config), approver, comment)
             else:
-                release = act_by_hand(releasing, name, wish, approver, comment)
+                release = releasing.act_by_hand(name, wish, approver, comment)
         return _lines(release, ledger.entries(release.release_id))
 
     return act

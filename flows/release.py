@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import pyarrow as pa
 from prefect import flow
 from prefect.logging import get_run_logger
 from pydantic import Field
@@ -18,31 +19,34 @@ from flows.stages import FOUND, found_but_not_retried
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.features.task import record_act
+from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import Settings
 from tasks.predictions.joining import JoinTally, LabelJoin, labels_of_requests
 from tasks.predictions.labels import KNOWN_AT
-from tasks.predictions.reading import LogQuery
+from tasks.predictions.reading import LogQuery, ReadTally, read_rows
+from tasks.predictions.schema import FIXED
 from tasks.registry.approval import VISIBLE
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.promotion import find_standing, roll_back
 from tasks.release.config import ReleaseConfig
-from tasks.release.evidence import no_labels
-from tasks.release.looking import Look
+from tasks.release.evidence import COLUMNS, no_labels
+from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import BY_ITSELF, Release
+from tasks.release.rollout import Cycle
 from tasks.release.task import (
     act_on_release,
     begin_release,
+    evaluate_release,
     find_open_release,
-    look_at_release,
-    show_release,
 )
-from tasks.release.traffic import Edge, ServerTraffic, Traffic, has_server
+from tasks.release.traffic import Gateway, ServerTraffic, Traffic, has_server
+from tasks.reporting.task import show_release
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-LOOK_EVERY_S = 60.0
+CYCLE_S = 60.0
 
 
 @flow(
@@ -51,36 +55,36 @@ LOOK_EVERY_S = 60.0
     **FOUND,
 )
 def release_flow(
-    config: PipelineConfig, looks: Annotated[int, Field(ge=1, le=60)] = 1
-) -> Look | None:
-    """Begin the release of a new champion, or look at the one that is open.
+    config: PipelineConfig, cycles: Annotated[int, Field(ge=1, le=60)] = 1
+) -> Cycle | None:
+    """Begin the release of a new champion, or evaluate the one that is open.
 
     Nothing happens where no serving process is ready, and where the champion serves already; then
-    the run ends at once. While a release is open, one process looks each minute: it would cost far
-    more to start one for each look.
+    the run ends at once. While a release is open, one process evaluates it each minute: it would
+    cost far more to start one for each cycle.
 
     Args:
         config: The use case; its `release` says in which steps and on what evidence.
-        looks: So many at most, a minute apart, while a release is open.
+        cycles: So many at most, a minute apart, while a release is open.
 
     Returns:
-        What the last look found; None where no release was open.
+        What the last cycle found; None where no release was open.
 
     Raises:
-        TransientError: server, edge, registry or database did not answer; what was decided is
+        TransientError: server, gateway, registry or database did not answer; what was decided is
             carried out by the next run.
     """
-    found = look_once(config)
-    for _ in range(looks - 1):
+    found = run_cycle(config)
+    for _ in range(cycles - 1):
         if find_open_release(config.registry.model_name) is None:
             break
-        time.sleep(LOOK_EVERY_S)
-        found = look_once(config)
+        time.sleep(CYCLE_S)
+        found = run_cycle(config)
     return found
 
 
-def look_once(config: PipelineConfig) -> Look | None:
-    """Begin what is due, or look at what is open."""
+def run_cycle(config: PipelineConfig) -> Cycle | None:
+    """Begin what is due, or evaluate what is open."""
     settings = Settings.from_environment()
     if not has_server(settings.home):
         get_run_logger().info("no serving process is ready, so there is no traffic to move")
@@ -91,11 +95,17 @@ def look_once(config: PipelineConfig) -> Look | None:
     if release is None:
         begun = begin_release(model, release_config(config), *ports, BY_ITSELF, only_if_due=True)
         if begun is not None:
-            show_release(begun)
+            show(begun)
         return None
-    seen = look_at_release(release, *ports, LoggedLabels(settings.home, config.clock))
-    show_release(seen.release)
-    return seen
+    cycle = evaluate_release(release, *ports, LoggedRequests(settings.home, config.clock))
+    show(cycle.release)
+    return cycle
+
+
+def show(release: Release) -> None:
+    """Write the release's page."""
+    ledger = ReleaseLedger(Settings.from_environment().metadata_url)
+    show_release(release.summary, tuple(ledger.entries(release.release_id)))
 
 
 def release_config(config: PipelineConfig) -> ReleaseConfig:
@@ -104,16 +114,16 @@ def release_config(config: PipelineConfig) -> ReleaseConfig:
 
 
 def traffic_of(settings: Settings) -> Traffic:
-    """Server and edge of an installation; without an edge nothing splits requests."""
-    edge: Edge | None = None
+    """Server and gateway of an installation; without a gateway nothing splits requests."""
+    gateway: Gateway | None = None
     if (settings.home / "edge" / "edge.yaml").exists():
-        edge = import_module("infra.gateway.prepare").GatewayTraffic(settings.home)
-    return ServerTraffic(settings.home, edge)
+        gateway = import_module("infra.gateway.prepare").GatewayTraffic(settings.home)
+    return ServerTraffic(settings.home, gateway)
 
 
 @dataclass(frozen=True)
-class LoggedLabels:
-    """Imported labels, joined with the log; see `tasks.release.evidence.Labels`.
+class LoggedRequests:
+    """The prediction log joined with imported labels; see `tasks.release.evidence.RequestLog`.
 
     Attributes:
         home: state folder.
@@ -124,29 +134,47 @@ class LoggedLabels:
     home: Path
     clock: ClockConfig
 
-    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+    def rows(self, release: Release, until: datetime) -> pa.Table:
+        """Rows of both versions since the release began.
+
+        Raises:
+            DataContractError: a segment of the log is damaged.
+        """
+        tally, query = ReadTally(), _query(release, until)
+        tables = list(read_rows(self.home, query, COLUMNS, tally=tally)) if query else []
+        if tally.damaged:
+            raise DataContractError(f"{tally.damaged[0]}. Nothing was decided")
+        empty = pa.schema([FIXED.field(name) for name in COLUMNS]).empty_table()
+        return pa.concat_tables([*tables, empty], promote_options="permissive")
+
+    def labels(self, release: Release, now: datetime) -> pd.DataFrame:
         """Labels of the rows of all three tracks that are known now; one of each pair.
 
         Raises:
             DataContractError: a table of labels is damaged, or there are too many.
         """
-        settle, start = timedelta(seconds=release.config.settle_s), release.opened_at
-        if now - settle <= start:
+        settle = timedelta(seconds=release.config.settle_s)
+        query = _query(release, now - settle)
+        if query is None:
             return no_labels()
-        query = LogQuery(
-            release.model,
-            TimeWindow(start=start, end=now - settle),
-            versions=(release.stable, release.candidate),
-        )
-        shift = self.clock.shows(start) - start
-        join = LabelJoin(self.home, query, now, JoinTally(), shift=shift)
+        shift = self.clock.shows(release.opened_at) - release.opened_at
+        answered = replace(query, answered=True)
+        join = LabelJoin(self.home, answered, now, JoinTally(), shift=shift)
         known = labels_of_requests(self.home, join, seen_after=settle)
         return known.rename(columns={KNOWN_AT: "labelled_at"})
 
 
+def _query(release: Release, until: datetime) -> LogQuery | None:
+    """Rows of both versions, answered and refused; None before the first can be there."""
+    if until <= release.opened_at:
+        return None
+    window = TimeWindow(start=release.opened_at, end=until)
+    return LogQuery(release.model, window, (release.stable, release.candidate), answered=None)
+
+
 @dataclass(frozen=True)
 class RegistryChampions:
-    """The alias `champion`; see `tasks.release.acting.Champions`."""
+    """The alias `champion`; see `tasks.release.rollout.Champions`."""
 
     settings: Settings
 
@@ -203,7 +231,7 @@ def release_by_hand_flow(
 
     Raises:
         DataContractError: there is nothing to release, or no release is open.
-        TransientError: server, edge, registry or database did not answer.
+        TransientError: server, gateway, registry or database did not answer.
     """
     settings = Settings.from_environment()
     ports = traffic_of(settings), RegistryChampions(settings)
@@ -217,5 +245,5 @@ def release_by_hand_flow(
         seen = find_open_release(model)
         release = act_on_release(model, action, approver, comment, *ports, seen)
     if release is not None:
-        show_release(release)
+        show(release)
     return release

@@ -1,27 +1,32 @@
-"""What was observed of two versions, turned into findings that hold at any look."""
+"""What was observed of two versions, turned into findings that hold at any moment."""
 
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from tasks.release import losses
-from tasks.release.config import ALPHA, ReleaseConfig
-from tasks.release.counts import (
+from tasks.contracts.rollout import Evidence, Finding, MetricName, Period, Tally
+from tasks.release import measures
+from tasks.release.config import (
+    ALPHA,
+    SPLIT_ALPHA,
+    TOLERATED_ERROR_RATIO,
+    TOLERATED_SLOW_RATIO,
+    ReleaseConfig,
+)
+from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
+from tasks.release.measures import (
     Stratum,
     distance_bounds,
     log_ratio_evidence,
     log_split_evidence,
     ratio_bounds,
-    views,
 )
-from tasks.release.evidence import CANDIDATE, KEY, SHADOW, STABLE, Observed
-from tasks.release.records import Evidence, Finding, MetricName, Period, Release, Tally
+from tasks.release.records import Release
 from tasks.stats.sequential import final_log_wealth, mean_bounds
 
 NUM_BASE = 1000
@@ -31,8 +36,6 @@ SLOW_QUANTILE, SLOW_FACTOR = 0.95, 1.2
 HALF = 0.5
 MAX_ERRORS_ALONE = 0.05
 """Share of failed requests that a candidate may have which answers everything."""
-SPLIT_ALPHA = 0.001
-"""Chance to hold a release because the split looks wrong, and is not."""
 FAULT_MINUTES = 15
 """A fault common to both versions is looked for in so many last minutes."""
 MIN_FAULT_REQUESTS = 50
@@ -40,12 +43,10 @@ MAX_COMMON_ERRORS = 0.1
 """Share of the stable version's requests that fail, beyond which what both depend on is broken."""
 MAX_STABLE_SHIFT = 0.2
 """Gap between the stable version's scores at first and now, beyond which the inputs changed."""
-LATENCY_EDGES_MS = np.geomspace(0.1, 10_000, 26)
-SCORE_BINS = 20
 
 
 def compare(observed: Observed, release: Release) -> Evidence:
-    """Every metric of one look.
+    """Every metric of one evaluation cycle.
 
     Args:
         observed: rows and labels of the release.
@@ -78,8 +79,7 @@ def compare(observed: Observed, release: Release) -> Evidence:
 def _errors(observed: Observed, release: Release, *, is_split_right: bool) -> Finding:
     alone = _alone(observed, release)
     strata = _strata(observed, release, "failed", is_split_right=is_split_right)
-    tolerated = release.config.tolerated_error_ratio
-    return _of_counts("errors", strata, alone, tolerated, ALPHA.errors, "failed requests")
+    return _of_counts("errors", strata, alone, TOLERATED_ERROR_RATIO, ALPHA.errors)
 
 
 def _latency(observed: Observed, release: Release) -> Finding | None:
@@ -87,8 +87,7 @@ def _latency(observed: Observed, release: Release) -> Finding | None:
     if marked is None:
         return None
     strata = _strata(marked, release, "slow", is_split_right=True)
-    tolerated = release.config.tolerated_slow_ratio
-    return _of_counts("latency", strata, [], tolerated, ALPHA.latency, "slow requests")
+    return _of_counts("latency", strata, [], TOLERATED_SLOW_RATIO, ALPHA.latency)
 
 
 def _of_counts(
@@ -97,62 +96,51 @@ def _of_counts(
     alone: list[Stratum],
     tolerated: float,
     alpha: float,
-    unit: str,
 ) -> Finding:
     """A finding on whose events they are; `alone` are those judged by a fixed bound."""
-    compared, bounded = log_ratio_evidence(strata, tolerated), log_ratio_evidence(alone)
+    evidence = float(log_ratio_evidence(strata, tolerated))
     if alone:  # half of the chance each
-        evidence = float(np.logaddexp(compared, bounded) - np.log(2))
-    else:
-        evidence = float(compared)
-    events = sum(s.total for s in views(strata))
-    mine = sum(s.candidate for s in views(strata))
+        evidence = float(np.logaddexp(evidence, log_ratio_evidence(alone)) - np.log(2))
+    events, mine = sum(s.total for s in strata), sum(s.candidate for s in strata)
     low, high = ratio_bounds(strata, alpha) if strata else (0.0, float("inf"))
-    is_harm = evidence >= np.log(1 / alpha)
-    by_itself = sum(s.candidate for s in alone), sum(s.total for s in alone)
-    told = (
-        f"{mine:,} of {events:,} {unit} that count are the candidate's: at least {low:.3g} times "
+    sentence = (
+        f"{mine:,} of {events:,} events that count are the candidate's: at least {low:.3g} times "
         f"as often as the stable version's, {tolerated:g} times are tolerated"
     )
-    if alone and by_itself[1]:
-        told += f"; {by_itself[0]:,} of {by_itself[1]:,} requests failed that it answered alone"
+    if alone:
+        failed, total = sum(s.candidate for s in alone), sum(s.total for s in alone)
+        sentence += f"; {failed:,} of {total:,} requests failed that it answered alone"
+    theirs = sum((s.total - s.candidate) / (1 - s.share) for s in strata)
+    expected = sum(s.candidate / s.share for s in strata)
     return Finding(
         metric=metric,
         log_evidence=evidence,
         alpha=alpha,
-        estimate=_ratio(strata),
+        estimate=float(expected / theirs) if theirs else None,
         low=low,
         high=high if np.isfinite(high) else None,
         num=events,
         unit="times as often as the stable version",
-        is_harm=bool(is_harm),
-        sentence=told,
+        is_harm=bool(evidence >= np.log(1 / alpha)),
+        sentence=sentence,
     )
-
-
-def _ratio(strata: list[Stratum]) -> float | None:
-    theirs = sum((s.total - s.candidate) / (1 - s.share) for s in views(strata))
-    mine = sum(s.candidate / s.share for s in views(strata))
-    return float(mine / theirs) if theirs else None
 
 
 def _strata(
     observed: Observed, release: Release, event: str, *, is_split_right: bool
 ) -> list[Stratum]:
-    """Events of each period: of pairs that differ, and of requests that were split.
+    """Events of each period: of pairs that differ, or of requests that were split.
 
     A client that sticks to its version does so in all periods, so it counts in the first one only.
     """
     found: list[Stratum] = []
     counted: set[str] = set()
     for number, period in enumerate(release.periods):
-        paired = _paired_stratum(observed, number, event) if period.shares.mirror > 0 else None
-        if period.split and 0 < period.shares.candidate < 100:
-            split = _split_stratum(observed, number, period, event, counted, is_split_right)
-            found.append(split if paired is None else replace(split, also=paired))
-        elif paired is not None:
-            found.append(paired)
-    return [stratum for stratum in found if sum(view.total for view in views([stratum]))]
+        if period.is_split:
+            found.append(_split_stratum(observed, number, period, event, counted, is_split_right))
+        elif period.shares.mirror:
+            found.append(_paired_stratum(observed, number, event))
+    return [stratum for stratum in found if stratum.total]
 
 
 def _paired_stratum(observed: Observed, number: int, event: str) -> Stratum:
@@ -302,8 +290,8 @@ def _scores(observed: Observed, release: Release) -> Finding | None:
     )
 
 
-def _score_values(observed: Observed, who: str, number: int) -> losses.FloatArray:
-    values: losses.FloatArray = observed.of(who, number)["score"].dropna().to_numpy(dtype=float)
+def _score_values(observed: Observed, who: str, number: int) -> measures.FloatArray:
+    values: measures.FloatArray = observed.of(who, number)["score"].dropna().to_numpy(dtype=float)
     return values[np.isfinite(values)]
 
 
@@ -313,8 +301,8 @@ def _task(observed: Observed, release: Release) -> list[Finding | None]:
         observed.of(SHADOW)[[*KEY, "score"]].dropna(), on=KEY, suffixes=("", "_copy")
     )
     arrays = [pairs[name].to_numpy(dtype=float) for name in ("label", "score", "score_copy")]
-    is_auc = config.ranks
-    paired = (losses.paired_auc_losses if is_auc else losses.paired_error_losses)(*arrays)
+    losses_of = measures.paired_auc_losses if config.ranks else measures.paired_error_losses
+    paired = losses_of(*arrays)
     return [
         _of_losses("task_paired", paired, len(pairs), ALPHA.task_paired, config),
         _task_split(observed, release),
@@ -327,13 +315,13 @@ def _task_split(observed: Observed, release: Release) -> Finding | None:
     Each version is judged on rows of its own, so this sees far less than pairs do.
     """
     config = release.config
-    losses_of = losses.unpaired_auc_losses if config.ranks else losses.unpaired_error_losses
+    losses_of = measures.unpaired_auc_losses if config.ranks else measures.unpaired_error_losses
     values, num_rows = [np.empty(0)], 0
     for number, period in enumerate(release.periods):
-        if not period.split or not 0 < period.shares.candidate < 100:
+        if not period.is_split:
             continue
         stable, candidate = (
-            losses.Labelled(rows["label"].to_numpy(float), rows["score"].to_numpy(float))
+            measures.Labelled(rows["label"].to_numpy(float), rows["score"].to_numpy(float))
             for rows in (observed.labelled(STABLE, number), observed.labelled(CANDIDATE, number))
         )
         values.append(losses_of(stable, candidate, period.shares.candidate / 100))
@@ -343,7 +331,7 @@ def _task_split(observed: Observed, release: Release) -> Finding | None:
 
 def _of_losses(
     metric: MetricName,
-    values: losses.FloatArray,
+    values: measures.FloatArray,
     num_rows: int,
     alpha: float,
     config: ReleaseConfig,
@@ -365,14 +353,14 @@ def _of_losses(
         unit=f"loss of {what}",
         is_harm=bool(evidence >= np.log(1 / alpha)),
         sentence=f"on {num_rows:,} labelled rows the candidate loses {loss:+.4f} {what}, between "
-        f"{low:+.4f} and {high:+.4f} at every look",
+        f"{low:+.4f} and {high:+.4f} at any moment",
     )
 
 
 def _split_fault(observed: Observed, release: Release) -> str:
     """A sentence where requests are not split as asked."""
     for number, period in enumerate(release.periods):
-        if not period.split or not 0 < period.shares.candidate < 100:
+        if not period.is_split:
             continue
         requests = [observed.requests(who, number) for who in (CANDIDATE, STABLE)]
         sticking = _sticking(requests) if period.shares.sticky else set()
@@ -418,9 +406,8 @@ def _common_faults(observed: Observed) -> tuple[str, ...]:
 def _tally(observed: Observed, who: str, config: ReleaseConfig) -> Tally:
     requests, labelled = observed.requests(who), observed.labelled(who)
     times = requests["latency_us"].dropna().to_numpy(dtype=float) / 1000
-    scores = observed.of(who)["score"].dropna().to_numpy(dtype=float)
     labels, of_labelled = (labelled[name].to_numpy(dtype=float) for name in ("label", "score"))
-    metric = losses.auc(labels, of_labelled) if config.ranks else _error(labels, of_labelled)
+    metric = measures.auc(labels, of_labelled) if config.ranks else _error(labels, of_labelled)
     return Tally(
         num_requests=len(requests),
         num_failed=int(requests["failed"].sum()),
@@ -428,10 +415,8 @@ def _tally(observed: Observed, who: str, config: ReleaseConfig) -> Tally:
         latency_p50_ms=float(np.quantile(times, 0.5)) if len(times) else None,
         latency_p99_ms=float(np.quantile(times, 0.99)) if len(times) else None,
         task_metric=metric if np.isfinite(metric) else None,
-        latency_histogram=tuple(np.histogram(times, LATENCY_EDGES_MS)[0].tolist()),
-        score_histogram=tuple(np.histogram(scores, SCORE_BINS, (0.0, 1.0))[0].tolist()),
     )
 
 
-def _error(labels: losses.FloatArray, scores: losses.FloatArray) -> float:
+def _error(labels: measures.FloatArray, scores: measures.FloatArray) -> float:
     return float(np.abs(labels - scores).mean()) if len(labels) else float("nan")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from tasks.contracts.base import field_title
 
 Task = Literal["auc", "absolute_error"]
+STORED = "stored"
+"""Context in which the steps of a release are read that an earlier version began: they stand."""
 
 
 class StepConfig(BaseModel):
@@ -40,7 +42,7 @@ class StepConfig(BaseModel):
         default=60 * 24 * 7,
         gt=0,
         le=60 * 24 * 365,
-        description="Minutes after which a step that has not ended is given up, see `on_timeout`.",
+        description="Minutes after which a step that has not ended waits for a person.",
     )
     min_labels: int = Field(
         default=0,
@@ -51,7 +53,9 @@ class StepConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _can_end(self) -> Self:
+    def _can_end(self, info: ValidationInfo) -> Self:
+        if info.context == STORED:
+            return self
         if self.min_minutes >= self.max_minutes:
             raise ValueError(
                 f"step {self.name}: min_minutes={self.min_minutes:g} is not below "
@@ -62,10 +66,10 @@ class StepConfig(BaseModel):
                 f"step {self.name}: the candidate gets neither requests nor copies, so nothing "
                 "would be learned; set candidate_percent or mirror_percent"
             )
-        if self.candidate_percent == 100 and self.mirror_percent:
+        if self.candidate_percent and self.mirror_percent:
             raise ValueError(
-                f"step {self.name}: the candidate answers everything, so copies for it make no "
-                "sense; set mirror_percent to 0"
+                f"step {self.name}: the candidate gets requests or copies, not both; make a step "
+                "of each"
             )
         return self
 
@@ -92,6 +96,10 @@ class Alpha(NamedTuple):
 
 
 ALPHA = Alpha()
+SPLIT_ALPHA = 0.001
+"""Chance to hold a release because the split looks wrong, and is not."""
+TOLERATED_ERROR_RATIO, TOLERATED_SLOW_RATIO = 1.1, 1.25
+"""The candidate may fail, or be slow, so many times as often."""
 
 
 class ReleaseConfig(BaseModel):
@@ -116,29 +124,12 @@ class ReleaseConfig(BaseModel):
         description="What labels are compared by: `auc` of a classification, `absolute_error` of a "
         "regression. Empty: by the kind of the use case's label.",
     )
-    max_task_loss: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="The last step begins only where labels show that no more than this of the "
-        "task metric is lost (AUC; for errors a share of six medians). Empty: harm must be shown, "
-        "not its absence.",
-    )
-    tolerated_error_ratio: float = Field(
-        default=1.1, ge=1, le=100, description="The candidate may fail so many times as often."
-    )
-    tolerated_slow_ratio: float = Field(
-        default=1.25, ge=1, le=100, description="It may be slow so many times as often."
-    )
     max_score_shift: float = Field(
         default=0.25,
         gt=0,
         le=1,
         description="Largest gap between the two distributions of scores (Kolmogorov and Smirnov); "
         "a better model has other scores too, so only a large one is harm.",
-    )
-    on_timeout: Literal["hold", "roll_back"] = Field(
-        default="hold", description="What becomes of a step that takes too long."
     )
     settle_s: float = Field(
         default=30,

@@ -8,22 +8,19 @@ copies (track `shadow`) are found by version and track, and paired by `request_i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
-from tasks.kernel.errors import DataContractError, TransientError
-from tasks.release.records import Period, Release
+from tasks.contracts.rollout import Period
+from tasks.kernel.errors import DataContractError
+from tasks.release.records import Release
 
 STABLE, CANDIDATE, SHADOW = "stable", "candidate", "shadow"
 KEY = ["request", "request_row"]
@@ -51,14 +48,20 @@ MAYBE_THE_REQUESTS = frozenset({"bad_request", "features_refused"})
 DROPPED_COPIES = frozenset({"overloaded", "deadline"})
 """Copies are computed last and dropped first where a server is busy, and one that was not begun in
 its client's time was not either: no failures of the copied version."""
-PART, REPLACES = "part", b"falaj.replaces"
 
 
-class Labels(Protocol):
-    """The side of what came of requests; it finds by itself which row has which label."""
+class RequestLog(Protocol):
+    """The prediction log, and what came of its requests."""
 
-    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
-        """Labels of a release's rows that are known now, as `observe` takes them.
+    def rows(self, release: Release, until: datetime) -> pa.Table:
+        """Logged rows of both versions since the release began, with `COLUMNS`.
+
+        Raises:
+            DataContractError: a segment of the log is damaged.
+        """
+
+    def labels(self, release: Release, now: datetime) -> pd.DataFrame:
+        """Labels of the release's rows that are known now, as `observe` takes them.
 
         Raises:
             DataContractError: a table of labels is damaged, or there are too many.
@@ -117,94 +120,31 @@ class Observed:
         return self._known[key]
 
 
-def observe(home: Path, release: Release, labels: pd.DataFrame, now: datetime) -> Observed:
+def observe(rows: pa.Table, release: Release, labels: pd.DataFrame, until: datetime) -> Observed:
     """Everything that was logged of a release until a moment before now.
 
     Args:
-        home: the state folder.
+        rows: of the log, with `COLUMNS`; one that was logged twice counts once.
         release: its versions and periods.
         labels: columns `request_id`, `label` (a number), `request_row` (0 where absent) and
             `labelled_at` where labels do not come in the order of their requests.
-        now: this moment, UTC.
+        until: rows that arrived before are all there.
 
     Raises:
-        DataContractError: the log or the labels lack a column.
-        TransientError: a part of the log vanished while it was read.
+        DataContractError: the labels lack a column.
     """
-    until = now - timedelta(seconds=release.config.settle_s)
-    rows = read_rows(
-        home, release.model, (release.stable, release.candidate), release.opened_at, until
+    known = rows.append_column("is_no_number", _without_number(rows.column("score")))
+    frame = _with_digest(known.to_pandas(categories=["version", "slot"])).drop_duplicates(
+        [*KEY, "version", "slot"]
     )
-    return Observed(_assigned(rows, release, until), check_labels(labels), until)
-
-
-def read_rows(
-    home: Path, model: str, versions: Sequence[str], start: datetime, end: datetime
-) -> pd.DataFrame:
-    """Rows of some versions of a model that arrived in a window, each once, the oldest first.
-
-    Raises:
-        DataContractError: a part lacks a column, or holds another type.
-        TransientError: a part vanished while it was read.
-    """
-    folder = home / "predictions" / f"model={quote(model, safe='')}"
-    days = pd.date_range(start.date(), end.date(), freq="D", tz=None)
-    files = [  # what is being written has another name until it is whole
-        path
-        for day in days
-        for path in sorted((folder / f"day={day:%Y-%m-%d}").glob("*.parquet"))
-        if not path.name.startswith(".")
-    ]
-    tables = [_read_part(file, versions, start, end) for file in _without_replaced(files)]
-    if not tables:
-        names = (*COLUMNS, "is_no_number")
-        return _with_digest(pd.DataFrame({name: pd.Series(dtype=object) for name in names}))
-    rows: pd.DataFrame = pa.concat_tables(tables).to_pandas(categories=["version", "slot"])
-    rows = _with_digest(rows)
-    rows = rows.drop_duplicates([*KEY, "version", "slot"])
-    return rows.sort_values(["event_timestamp", *KEY], kind="stable", ignore_index=True)
+    frame = frame.sort_values(["event_timestamp", *KEY], kind="stable", ignore_index=True)
+    return Observed(_assigned(frame, release, until), check_labels(labels), until)
 
 
 def _with_digest(rows: pd.DataFrame) -> pd.DataFrame:
     """With the column `request`: numbers are compared and joined much faster than ids."""
     ids = rows["request_id"].astype(str).to_numpy(dtype=object)
     return rows.assign(request=pd.util.hash_array(ids, categorize=False))
-
-
-def _without_replaced(files: Sequence[Path]) -> list[Path]:
-    """Parts that no other part was made of; a merge lies beside its parts for a moment."""
-    replaced: set[str] = set()
-    for file in files:
-        if not file.name.startswith("part-"):
-            told = _metadata(file).get(REPLACES, b"").decode()
-            replaced.update(name for name in told.split(",") if name)
-    return [file for file in files if file.name not in replaced]
-
-
-def _metadata(file: Path) -> dict[bytes, bytes]:
-    try:
-        return pq.read_schema(file).metadata or {}
-    except FileNotFoundError:
-        return {}
-
-
-def _read_part(file: Path, versions: Sequence[str], start: datetime, end: datetime) -> pa.Table:
-    when = ds.field("event_timestamp")
-    bounds = [pa.scalar(moment, pa.timestamp("us", "UTC")) for moment in (start, end)]
-    wanted = ds.field("version").isin(list(versions)) & (when >= bounds[0]) & (when < bounds[1])
-    try:
-        rows = ds.dataset(file, format="parquet").to_table(columns=list(COLUMNS), filter=wanted)
-        return rows.append_column("is_no_number", _without_number(rows.column("score")))
-    except FileNotFoundError as exc:
-        raise TransientError(
-            f"{file.name} of the prediction log vanished while it was read, as when parts are "
-            "merged; look again"
-        ) from exc
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError) as exc:
-        raise DataContractError(
-            f"{file}: {str(exc).splitlines()[0]}; expected a part of the prediction log with "
-            f"columns {', '.join(COLUMNS)}. Nothing was decided; move the file away"
-        ) from exc
 
 
 def _without_number(scores: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -256,7 +196,7 @@ def _who(rows: pd.DataFrame, release: Release, period: Period) -> pd.Series[Any]
 
 
 def check_labels(labels: pd.DataFrame) -> pd.DataFrame:
-    """One label for each row of a request, and when it became known where that was told.
+    """One label for each row of a request, and when it became known where that is known.
 
     Raises:
         DataContractError: a column is missing or a label is no number.

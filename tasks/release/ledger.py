@@ -3,7 +3,7 @@
     decided (generation + 1)  ->  traffic set, alias moved  ->  moved = generation
 
 Both ends are one transaction each. A process killed in between leaves `moved` behind, and the next
-look sets the traffic as decided before it looks at anything; setting it twice changes nothing.
+cycle sets the traffic as decided before it reads anything; setting it twice changes nothing.
 Whoever has set traffic asks again what is wanted, so of two who decide at once the later one's
 decision is what stays.
 """
@@ -18,23 +18,20 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from tasks.contracts.rollout import Action, Entry, Evidence, Period, Shares
 from tasks.kernel.errors import DataContractError
 from tasks.metadata import tables
 from tasks.metadata.database import database_now, open_database, transaction
-from tasks.release.config import ReleaseConfig
+from tasks.release.config import STORED, ReleaseConfig
 from tasks.release.records import (
+    BY_HAND,
     BY_ITSELF,
     OPEN,
     RELEASED,
     ROLLED_BACK,
     SUPERSEDED,
-    Action,
     Decision,
-    Entry,
-    Evidence,
-    Period,
     Release,
-    Shares,
 )
 
 _CLOSES = {Action.ROLL_BACK: ROLLED_BACK, Action.SUPERSEDE: SUPERSEDED}
@@ -44,7 +41,7 @@ class ReleaseLedger:
     """The database of releases.
 
     Args:
-        url: SQLAlchemy address of the database of operation.
+        url: SQLAlchemy address of the metadata database.
 
     Raises:
         ConfigurationError, TransientError, StorageError: as `open_database`.
@@ -192,8 +189,8 @@ class ReleaseLedger:
     def note(self, release: Release, rule: str, reason: str) -> None:
         """Add a line that changes nothing, also to a closed release."""
         with transaction(self.engine) as connection:
-            told = Decision(action=Action.HOLD, rule=rule, reason=reason)
-            _write(connection, release, told, BY_ITSELF, None, database_now(connection))
+            noted = Decision(action=Action.HOLD, rule=rule, reason=reason)
+            _write(connection, release, noted, BY_ITSELF, None, database_now(connection))
 
     def entries(self, release_id: str) -> list[Entry]:
         """The record of one release, oldest first."""
@@ -230,7 +227,7 @@ def _changes(release: Release, decision: Decision, actor: str, now: datetime) ->
         return {"step": release.step + 1, "generation": release.generation + 1, "step_since": now}
     if action is Action.RESUME:
         return {"held_by": ""}
-    if action is Action.HOLD and decision.rule == "by_hand":
+    if action is Action.HOLD and decision.rule == BY_HAND:
         return {"held_by": actor}
     return {}
 
@@ -272,7 +269,7 @@ def _write(
     evidence: Evidence | None,
     now: datetime,
 ) -> None:
-    """Add a line to the record; a look that saw nothing new replaces the one before it."""
+    """Add a line to the record; a cycle that saw nothing new replaces the one before it."""
     table = tables.entries
     newest = connection.execute(
         select(table.c.number, table.c.rule, table.c.actor, table.c.generation, table.c.evidence)
@@ -286,8 +283,8 @@ def _write(
         "evidence": evidence.model_dump_json() if evidence else None,
     }
     known = (newest.rule, newest.actor, newest.generation) if newest else None
-    is_look = decision.action is Action.HOLD
-    if is_look and newest and known == (decision.rule, actor, release.generation):
+    is_cycle = decision.action is Action.HOLD
+    if is_cycle and newest and known == (decision.rule, actor, release.generation):
         before = Evidence.model_validate_json(newest.evidence) if newest.evidence else None
         if before and evidence and _saw_the_same(before, evidence):
             connection.execute(update(table).where(table.c.number == newest.number).values(values))
@@ -326,9 +323,10 @@ def _read(connection: Connection, release_id: str, *, lock: bool = False) -> Rel
         .order_by(tables.periods.c.number)
     )
     periods = tuple(_period(one) for one in found.mappings())
-    told = json.loads(row["config"])  # of an earlier version it has fields that are gone
-    config = {name: told[name] for name in ReleaseConfig.model_fields if name in told}
-    return Release.model_validate({**row, "config": config, "periods": periods})
+    stored = json.loads(row["config"])  # of an earlier version it has fields that are gone
+    config = {name: stored[name] for name in ReleaseConfig.model_fields if name in stored}
+    values = {**row, "config": config, "periods": periods}
+    return Release.model_validate(values, context=STORED)
 
 
 def _period(row: RowMapping) -> Period:
@@ -342,11 +340,8 @@ def _period(row: RowMapping) -> Period:
 
 
 def _entry(row: RowMapping) -> Entry:
-    told = row["evidence"]
-    return Entry(
-        **{name: row[name] for name in row if name != "evidence"},
-        evidence=Evidence.model_validate_json(told) if told else None,
-    )
+    stored = row["evidence"]
+    return Entry.model_validate({**row, "evidence": json.loads(stored) if stored else None})
 
 
 def tracks_at_start(url: str, model: str, champion: str) -> dict[str, str | None] | None:
@@ -357,7 +352,7 @@ def tracks_at_start(url: str, model: str, champion: str) -> dict[str, str | None
     alias the registry could not move.
 
     Args:
-        url: database of operation.
+        url: metadata database.
         model: registered model.
         champion: version that the alias names.
 
@@ -374,4 +369,4 @@ def tracks_at_start(url: str, model: str, champion: str) -> dict[str, str | None
     if not (release.is_open or refused or not release.is_moved):
         return None
     wanted = release.wanted
-    return {"stable": wanted.stable, "candidate": wanted.candidate, "shadow": wanted.shadow}
+    return wanted.model_dump(exclude={"shares"})

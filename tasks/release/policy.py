@@ -7,9 +7,9 @@ Rules in their order; the first that applies decides:
     common_fault  the stable version is in trouble too    -> hold: the feed's fault, not a version's
     split         requests are not split as asked         -> hold: the groups cannot be compared
     harm          latency, scores or task metric is worse -> roll back
-    timeout       the step takes too long                 -> as configured: hold or roll back
+    timeout       the step takes too long                 -> hold: a person decides
     held          a person holds the release              -> hold
-    too_early, too_few, labels (which cannot be read), too_few_labels, not_shown -> hold
+    too_early, too_few, labels (which cannot be read), too_few_labels -> hold
     passed        nothing speaks against it               -> promote
 """
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tasks.release.records import Action, Decision, Evidence, Finding, Release
+from tasks.contracts.rollout import Action, Evidence, Finding
+from tasks.release.records import Decision, Release
 
 
 def decide(release: Release, evidence: Evidence, now: datetime) -> Decision:
-    """What to do with an open release, from one look.
+    """What to do with an open release, from one evaluation cycle.
 
     Args:
         release: its step and since when.
@@ -42,15 +43,15 @@ def decide(release: Release, evidence: Evidence, now: datetime) -> Decision:
 def _roll_back_for(harms: list[Finding], rule: str) -> Decision | None:
     if not harms:
         return None
-    told = "; ".join(f"{f.metric.replace('_', ' ')}: {f.sentence}" for f in harms)
-    return Decision(action=Action.ROLL_BACK, rule=rule, reason=told)
+    reason = "; ".join(f"{f.metric.replace('_', ' ')}: {f.sentence}" for f in harms)
+    return Decision(action=Action.ROLL_BACK, rule=rule, reason=reason)
 
 
 def _hold_for_faults(evidence: Evidence) -> Decision | None:
     if evidence.faults:
-        return Decision(action=Action.HOLD, rule="common_fault", reason="; ".join(evidence.faults))
+        return _wait("common_fault", "; ".join(evidence.faults))
     if evidence.split_fault:
-        return Decision(action=Action.HOLD, rule="split", reason=evidence.split_fault)
+        return _wait("split", evidence.split_fault)
     return None
 
 
@@ -58,12 +59,10 @@ def _end_for_time(release: Release, minutes: float) -> Decision | None:
     step = release.current
     if minutes < step.max_minutes:
         return None
-    rolls_back = release.config.on_timeout == "roll_back"
-    return Decision(
-        action=Action.ROLL_BACK if rolls_back else Action.HOLD,
-        rule="timeout",
-        reason=f"step {step.name} has lasted {minutes:,.0f} minutes, {step.max_minutes:,.0f} are "
-        "allowed" + ("" if rolls_back else "; a person promotes it or rolls it back"),
+    return _wait(
+        "timeout",
+        f"step {step.name} has lasted {minutes:,.0f} minutes, {step.max_minutes:,.0f} are "
+        "allowed; a person promotes it or rolls it back",
     )
 
 
@@ -83,20 +82,7 @@ def _hold_for_more(release: Release, evidence: Evidence, minutes: float) -> Deci
         return _wait(
             "too_few_labels", f"{evidence.num_labels:,} of {step.min_labels:,} labels are there"
         )
-    return _wait_for_proof(release, evidence)
-
-
-def _wait_for_proof(release: Release, evidence: Evidence) -> Decision | None:
-    """Where the configuration asks for it, labels must show that little is lost."""
-    bound = release.config.max_task_loss
-    if bound is None or release.step != len(release.steps) - 2:
-        return None
-    known = [f for f in evidence.findings if f.metric.startswith("task") and f.high is not None]
-    best = min((f.high for f in known if f.high is not None), default=None)
-    if best is not None and best <= bound:
-        return None
-    seen = "nothing is known of it yet" if best is None else f"it may be as much as {best:.4f}"
-    return _wait("not_shown", f"a loss of at most {bound:g} is to be shown, and {seen}")
+    return None
 
 
 def _promote(release: Release, evidence: Evidence) -> Decision:

@@ -1,48 +1,25 @@
-"""What the room hands around: the state of a release, one look at it, and what was decided."""
+"""The state of a release, what servers and gateway are to do for it, and what was decided."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.release.config import ReleaseConfig, StepConfig
+from tasks.contracts.rollout import Action, Period, ReleaseSummary, Shares, State
+from tasks.release.config import ALPHA, SPLIT_ALPHA, ReleaseConfig, StepConfig
 
 OPEN, RELEASED, ROLLED_BACK, SUPERSEDED = "open", "released", "rolled_back", "superseded"
-State = Literal["open", "released", "rolled_back", "superseded"]
 BY_ITSELF = "release flow"
 """Actor of what no person asked for."""
+BY_HAND = "by_hand"
+"""Rule of what a person asked for."""
 ByHand = Literal["promote", "hold", "resume", "roll_back"]
-MetricName = Literal["errors", "latency", "scores", "task_paired", "task_split"]
-
-
-class Action(StrEnum):
-    """What a look, or a person, does with a release."""
-
-    START = "start"
-    HOLD = "hold"
-    RESUME = "resume"
-    PROMOTE = "promote"
-    ROLL_BACK = "roll_back"
-    SUPERSEDE = "supersede"
-
-
-class Shares(BaseModel):
-    """How the edge shares a model's requests."""
-
-    model_config = ConfigDict(frozen=True)
-
-    candidate: float = 0.0
-    """Percent of requests."""
-    mirror: float = 0.0
-    """Percent of requests, as copies."""
-    sticky: bool = False
 
 
 class Wanted(BaseModel):
-    """What the servers and the edge are to do for one model."""
+    """What the servers and the gateway are to do for one model."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -50,89 +27,6 @@ class Wanted(BaseModel):
     candidate: str | None = None
     shadow: str | None = None
     shares: Shares = Shares()
-
-
-class Period(BaseModel):
-    """A stretch of time in which one step's shares held, half-open."""
-
-    model_config = ConfigDict(frozen=True)
-
-    step: int
-    since: datetime
-    until: datetime | None = None
-    shares: Shares
-    split: bool = True
-    """Whether something could split the requests; else the candidate is alone in track `stable`."""
-
-
-class Finding(BaseModel):
-    """What one metric says of the candidate against the stable version, at any look.
-
-    Attributes:
-        log_evidence: natural logarithm of the e-value against "no worse".
-        alpha: chance that it ever reaches `1 / alpha` if the candidate is no worse.
-        estimate: of the quantity that `unit` names; None where nothing is known.
-        low, high: bounds on it that hold at all times, each with probability `1 - alpha`.
-        num: requests, events or units that were compared.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    metric: MetricName
-    log_evidence: float = 0.0
-    alpha: float
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    num: int = 0
-    unit: str
-    is_harm: bool = False
-    sentence: str
-
-
-class Tally(BaseModel):
-    """Plain counts of one version in the release so far."""
-
-    model_config = ConfigDict(frozen=True)
-
-    num_requests: int = 0
-    num_failed: int = 0
-    num_labelled: int = 0
-    latency_p50_ms: float | None = None
-    latency_p99_ms: float | None = None
-    task_metric: float | None = None
-    latency_histogram: tuple[int, ...] = ()
-    score_histogram: tuple[int, ...] = ()
-
-
-class Evidence(BaseModel):
-    """All that one look saw."""
-
-    model_config = ConfigDict(frozen=True)
-
-    seen_until: datetime
-    findings: tuple[Finding, ...] = ()
-    stable: Tally = Tally()
-    candidate: Tally = Tally()
-    shadow: Tally = Tally()
-    step_requests: int = 0
-    """Requests of the candidate in this step, copies included."""
-    num_labels: int = 0
-    """Labelled rows of the candidate, copies included."""
-    faults: tuple[str, ...] = ()
-    """Sentences on what is broken for both versions now."""
-    split_fault: str = ""
-    label_fault: str = ""
-    """Why no label could be read; what needs none was compared all the same."""
-
-    def finding(self, metric: MetricName) -> Finding | None:
-        """What one metric says."""
-        return next((f for f in self.findings if f.metric == metric), None)
-
-    @property
-    def harms(self) -> tuple[Finding, ...]:
-        """Findings that say that the candidate is worse."""
-        return tuple(f for f in self.findings if f.is_harm)
 
 
 class Decision(BaseModel):
@@ -193,10 +87,10 @@ class Release(BaseModel):
 
     @property
     def wanted(self) -> Wanted:
-        """What servers and edge are to do for the release as it stands.
+        """What servers and gateway are to do for the release as it stands.
 
         The candidate stays loaded in its track from the first step on, so that a step is a change
-        at the edge alone. Where nothing splits requests, it takes the track `stable`.
+        at the gateway alone. Where nothing splits requests, it takes the track `stable`.
         """
         if self.state == RELEASED or (self.is_open and not self.can_split):
             return Wanted(stable=self.candidate)
@@ -216,23 +110,21 @@ class Release(BaseModel):
 
     @property
     def title(self) -> str:
-        """Release, for sentences."""
+        """Release, for messages."""
         return f"release of {self.model} version {self.candidate} (before: {self.stable})"
 
+    @property
+    def summary(self) -> ReleaseSummary:
+        """What its page shows."""
+        same = {name: getattr(self, name) for name in SHOWN}
+        return ReleaseSummary(
+            **same,
+            step_names=tuple(step.name for step in self.steps),
+            is_moved=self.is_moved,
+            is_ranking=self.config.ranks,
+            chance=sum(ALPHA),
+            split_alpha=SPLIT_ALPHA,
+        )
 
-class Entry(BaseModel):
-    """One line of a release's record."""
 
-    model_config = ConfigDict(frozen=True)
-
-    number: int
-    release_id: str
-    at: datetime
-    actor: str
-    action: Action
-    rule: str
-    reason: str
-    step: int
-    """Step before."""
-    generation: int
-    evidence: Evidence | None = None
+SHOWN = ReleaseSummary.model_fields.keys() & Release.model_fields.keys()

@@ -1,6 +1,6 @@
-"""Moving traffic: tracks of the serving process, and shares at the edge.
+"""Moving traffic: tracks of the serving process, and shares at the gateway.
 
-Without an edge before the server nothing splits requests or copies them, so a new version takes
+Without a gateway before the server nothing splits requests or copies them, so a new version takes
 over all at once and is watched alone.
 """
 
@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import httpx
 
+from tasks.contracts.rollout import Shares
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
-from tasks.release.records import Shares, Wanted
+from tasks.release.records import Wanted
 
 TRACKS = ("stable", "candidate", "shadow")
 ANSWER_WITHIN_S = 10.0
@@ -58,20 +59,20 @@ class Traffic(Protocol):
     def shares(self, model: str) -> Shares:
         """How requests are shared now."""
 
-    def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
-        """Share requests; percent.
+    def set_shares(self, model: str, shares: Shares) -> None:
+        """Share requests.
 
         Raises:
             ConfigurationError: there is nothing that could.
-            TransientError: the edge could not be told.
+            TransientError: the gateway could not be reached.
         """
 
 
-class Edge(Protocol):
-    """The edge's side: shares from 0 to 1, as `infra.gateway.traffic.GatewayTraffic` takes them."""
+class Gateway(Protocol):
+    """The gateway's side, shares from 0 to 1; see `infra.gateway.prepare.GatewayTraffic`."""
 
     def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
-        """Share requests from now on; returns when the edge does so."""
+        """Share requests from now on; returns when the gateway does so."""
 
     def shares(self, model: str) -> Any:
         """Attributes `candidate`, `mirror` and `sticky`."""
@@ -79,20 +80,20 @@ class Edge(Protocol):
 
 @dataclass(frozen=True)
 class ServerTraffic:
-    """One serving process, alone or behind an edge that splits and copies requests.
+    """One serving process, alone or behind a gateway that splits and copies requests.
 
     Attributes:
         home: the state folder; the server writes there where it listens.
-        edge: None where there is none.
+        gateway: None where there is none.
     """
 
     home: Path
-    edge: Edge | None = None
+    gateway: Gateway | None = None
 
     @property
     def can_split(self) -> bool:
         """See `Traffic`."""
-        return self.edge is not None
+        return self.gateway is not None
 
     def tracks(self, model: str) -> Mapping[str, str | None]:
         """See `Traffic`."""
@@ -106,30 +107,33 @@ class ServerTraffic:
         self._ask("POST", model, dict(tracks))
 
     def shares(self, model: str) -> Shares:
-        """See `Traffic`; without an edge all requests go to the track `stable`."""
-        if self.edge is None:
+        """See `Traffic`; without a gateway all requests go to the track `stable`."""
+        if self.gateway is None:
             return Shares()
-        told = self.edge.shares(model)
+        known = self.gateway.shares(model)
         return Shares(
-            candidate=round(told.candidate * 100, 4),
-            mirror=round(told.mirror * 100, 4),
-            sticky=told.sticky,
+            candidate=round(known.candidate * 100, 4),
+            mirror=round(known.mirror * 100, 4),
+            sticky=known.sticky,
         )
 
-    def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
+    def set_shares(self, model: str, shares: Shares) -> None:
         """See `Traffic`."""
-        if self.edge is not None:
-            shares = candidate / 100, mirror / 100
-            self.edge.set_shares(model, candidate=shares[0], mirror=shares[1], sticky=sticky)
-        elif candidate or mirror:
+        if self.gateway is not None:
+            self.gateway.set_shares(
+                model,
+                candidate=shares.candidate / 100,
+                mirror=shares.mirror / 100,
+                sticky=shares.sticky,
+            )
+        elif shares.candidate or shares.mirror:
             raise ConfigurationError(
-                f"{model}: {candidate:g} % of the requests and copies of {mirror:g} % were to go "
-                "to the candidate, and there is no edge that could split requests. Set one up "
-                "(infra/gateway), or release all at once. Nothing was changed"
+                f"{model}: requests were to be split, and there is no gateway that could. Set one "
+                "up (infra/gateway), or release all at once. Nothing was changed"
             )
 
     def _ask(self, method: str, model: str, body: Any = None) -> Any:
-        where = server_address(self.home)
+        where = _server_address(self.home)
         path = f"{where}/admin/models/{model}" + ("/slots" if method == "POST" else "")
         limit = LOAD_WITHIN_S if method == "POST" else ANSWER_WITHIN_S
         try:
@@ -155,19 +159,16 @@ def set_traffic(traffic: Traffic, model: str, wanted: Wanted) -> bool:
     A track is filled before requests go to it, and emptied after the last one does. Doing it again
     changes nothing, and done by halves it is completed by the next call.
     """
-    before = dict(traffic.tracks(model))
-    final: dict[str, str | None] = {
-        "stable": wanted.stable,
-        "candidate": wanted.candidate,
-        "shadow": wanted.shadow,
-    }
-    first = {track: final[track] or before.get(track) for track in TRACKS}
+    served = traffic.tracks(model)
+    before = {track: served.get(track) for track in TRACKS}
+    final: dict[str, str | None] = {track: getattr(wanted, track) for track in TRACKS}
+    first = {track: final[track] or before[track] for track in TRACKS}
     changed = False
-    if first != {track: before.get(track) for track in TRACKS}:
+    if first != before:
         traffic.set_tracks(model, first)
         changed = True
-    if not is_shared(traffic.shares(model), wanted.shares):
-        share_as(traffic, model, wanted.shares)
+    if not _is_shared(traffic.shares(model), wanted.shares):
+        traffic.set_shares(model, wanted.shares)
         changed = True
     if first != final:
         traffic.set_tracks(model, final)
@@ -175,12 +176,7 @@ def set_traffic(traffic: Traffic, model: str, wanted: Wanted) -> bool:
     return changed
 
 
-def share_as(traffic: Traffic, model: str, shares: Shares) -> None:
-    """Set a model's shares."""
-    traffic.set_shares(model, shares.candidate, shares.mirror, shares.sticky)
-
-
-def is_shared(seen: Shares, wanted: Shares) -> bool:
+def _is_shared(seen: Shares, wanted: Shares) -> bool:
     """Whether requests are shared as wanted; without a candidate it is no matter who sticks."""
     split = seen.candidate or wanted.candidate
     return (seen.candidate, seen.mirror) == (wanted.candidate, wanted.mirror) and (
@@ -193,25 +189,25 @@ def has_server(home: Path) -> bool:
     return (home / "serving" / "server.json").exists()
 
 
-def server_address(home: Path) -> str:
+def _server_address(home: Path) -> str:
     """Address of the admin listener.
 
     Raises:
         TransientError: no serving process is ready.
-        ConfigurationError: its file says nothing.
+        ConfigurationError: its file does not say where it listens.
     """
     file = home / "serving" / "server.json"
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))["admin"]
+        address = str(json.loads(file.read_text(encoding="utf-8"))["admin"])
     except FileNotFoundError as exc:
         raise TransientError(
             f"no serving process is ready: {file} is not there. Start one with `make serve`"
         ) from exc
     except (ValueError, KeyError, TypeError) as exc:
         raise ConfigurationError(
-            f"{file} does not say where the admin listener is; start the serving process anew"
+            f"{file} does not say where the admin listener is; start the serving process again"
         ) from exc
-    return str(told if "//" in str(told) else f"http://{told}").rstrip("/")
+    return (address if "//" in address else f"http://{address}").rstrip("/")
 
 
 def _admin_token(home: Path) -> str:
@@ -228,28 +224,24 @@ def _admin_token(home: Path) -> str:
 def _checked(answer: httpx.Response, model: str, where: str) -> Any:
     if answer.is_success:
         return answer.json() if answer.content else None
-    said = _sentence(answer)
+    try:
+        reason = str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        reason = answer.text[:200] or f"status {answer.status_code}"
     if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         raise ConfigurationError(
-            f"the server at {where} does not accept the token of its own state folder: {said}. "
-            "Another process may listen there; start the serving process anew"
+            f"the server at {where} does not accept the token of its own state folder: {reason}. "
+            "Another process may listen there; start the serving process again"
         )
     if answer.status_code == HTTPStatus.NOT_FOUND:
-        raise NotServedError(f"the server at {where} has no such model or version: {said}")
+        raise NotServedError(f"the server at {where} has no such model or version: {reason}")
     if answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise DataContractError(f"the server at {where} refused traffic of {model}: {said}")
-    raise TracksRefusedError(f"the server at {where} could not set traffic of {model}: {said}")
+        raise DataContractError(f"the server at {where} refused traffic of {model}: {reason}")
+    raise TracksRefusedError(f"the server at {where} could not set traffic of {model}: {reason}")
 
 
-def _sentence(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        return answer.text[:200] or f"status {answer.status_code}"
-
-
-def _tracks(told: Any, model: str) -> Mapping[str, str | None]:
-    tracks = told.get("slots") if isinstance(told, dict) else None
+def _tracks(answer: Any, model: str) -> Mapping[str, str | None]:
+    tracks = answer.get("slots") if isinstance(answer, dict) else None
     if not isinstance(tracks, dict) or not set(TRACKS) <= tracks.keys():
         raise DataContractError(
             f"the server's answer about {model} names no tracks; it is of another release of this "

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
-from prefect.artifacts import create_image_artifact, create_markdown_artifact
+from prefect.artifacts import (
+    create_image_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.release import CompressionResult
+from tasks.contracts.rollout import Entry, ReleaseSummary
 from tasks.contracts.run import RunRecord
 from tasks.contracts.training import StudyRecord
 from tasks.kernel.retry_policy import RETRIED
@@ -51,6 +56,41 @@ def publish_report(record: RunRecord) -> ReportFiles:
     )
     _show(pictures.gallery(), "picture", record.run_id)
     return files
+
+
+@task(name="show-release", task_run_name="show-{release.model}-v{release.candidate}", **_POLICY)
+def show_release(release: ReleaseSummary, entries: tuple[Entry, ...]) -> str:
+    """Write the release's page, and its evidence as artifacts in the UI; returns the page's path.
+
+    Safe to retry: it replaces the page.
+    """
+    from tasks.reporting.release_page import newest_evidence, picture, write_page
+
+    page = write_page(release, entries, Settings.from_environment().home)
+    evidence, reason = newest_evidence(entries), entries[-1].reason
+    create_table_artifact(
+        key="release-evidence",
+        table=[
+            {
+                "metric": f.metric.replace("_", " "),
+                "state": "WORSE" if f.is_harm else "no harm shown",
+                "estimate": f.estimate,
+                "at least": f.low,
+                "at most": f.high,
+                "of": f.num,
+                "evidence": f.sentence,
+            }
+            for f in (evidence.findings if evidence else ())
+        ],
+        description=f"{release.title}: {reason}",
+    )
+    create_markdown_artifact(
+        key="release",
+        markdown=f"## {release.title}\n\n{release.state.replace('_', ' ')}, step "
+        f"{release.step_names[release.step]}. {reason}.\n\n"
+        f"![bounds over time]({picture(release, entries)})\n\nPage: `{page}`\n",
+    )
+    return str(page)
 
 
 @task(name="publish-search", task_run_name="page-{record.study}", **_POLICY)

@@ -8,13 +8,17 @@ Nothing of Feast or of this project is loaded beside it, so its memory is that o
 from __future__ import annotations
 
 import json
+import re
+import resource
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
-from infra.bench.features.cost import measured
+T = TypeVar("T")
 
 
 def joined(views: list[dict[str, Any]], frame: Path) -> pl.DataFrame:
@@ -43,6 +47,27 @@ def joined(views: list[dict[str, Any]], frame: Path) -> pl.DataFrame:
             result = result.with_columns(fresh.then(pl.col(c)).alias(c) for c in named.values())
         result = result.drop("event", "available", strict=False)
     return result.collect()
+
+
+def measured(target: Path, work: Callable[[], T], write: Callable[[T, Path], object]) -> None:
+    """Do it, and print its cost as JSON; what it returns is written to `target` afterwards.
+
+    CPU is that of the whole process, threads and kernel included, from the call to its result;
+    memory is the highest resident size of the whole process, imports included.
+    """
+    before, started = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    result = work()
+    after, wall_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - started
+    status = Path("/proc/self/status").read_text()  # `getrusage` includes the parent's memory
+    cost = {
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "wall_s": wall_s,
+        "peak_bytes": int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024,
+    }
+    if result is not None:
+        write(result, target)
+    num_rows = pl.scan_parquet(target).select(pl.len()).collect().item()
+    print(json.dumps(cost | {"num_rows": num_rows}))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,9 @@ beforehand.
 from __future__ import annotations
 
 import sqlite3
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,96 +42,55 @@ VIEW = "measured"
 TIME_FIELD = f"_ts:{VIEW}".encode()
 
 
-@dataclass(frozen=True)
-class MaterializationRates:
-    """Median keys a second of each way to write, and what differs afterwards.
-
-    `differing_hashes` counts Redis keys, `differing_rows` SQLite rows whose bytes are not those
-    that Feast wrote.
-    """
-
-    num_keys: int
-    num_features: int
-    feast_redis: float
-    vector_redis: float
-    raw_redis: float
-    feast_sqlite: float
-    vector_sqlite: float
-    differing_hashes: int
-    differing_rows: int
-
-
 def figures(bench: Bench) -> Measured:
     """Rows a second beside Feast's own engine, and what differs from what that writes."""
-    rates = compare_materialization(bench.size(NUM_KEYS, 2_000), rounds=1)
-    differing = rates.differing_hashes + rates.differing_rows
-    return [
-        at_least(
-            "rows/s to Redis, engine to Feast's own",
-            rates.vector_redis / rates.feast_redis,
-            8,
-            f"{rates.vector_redis:,.0f} to {rates.feast_redis:,.0f}, newer wins",
-        ),
-        at_least(
-            "rows/s to Redis, engine to raw HSET",
-            rates.vector_redis / rates.raw_redis,
-            0.5,
-            f"raw pipeline {rates.raw_redis:,.0f}",
-        ),
-        at_least(
-            "rows/s to SQLite, engine to Feast's own",
-            rates.vector_sqlite / rates.feast_sqlite,
-            3,
-            f"{rates.vector_sqlite:,.0f} to {rates.feast_sqlite:,.0f}",
-        ),
-        at_most(
-            "stored bytes that differ from Feast's", differing, 0, f"{rates.num_keys:,} entities"
-        ),
-    ]
-
-
-def compare_materialization(num_keys: int, rounds: int) -> MaterializationRates:
-    """Write `num_keys` new keys of ten floats in every way, `rounds` times in turn."""
+    num_keys = bench.size(NUM_KEYS, 2_000)
     with TemporaryDirectory(prefix="falaj-bench-") as scratch:
         folder = Path(scratch)
         _write_table(folder, num_keys)
         with redis_server(folder) as server, server.connect() as client:
-            return _compare(folder, server.connection_string, client, num_keys, rounds)
+            return _compare(folder, server.connection_string, client, num_keys)
 
 
-def _compare(
-    folder: Path, address: str, client: Redis, num_keys: int, rounds: int
-) -> MaterializationRates:
+def _compare(folder: Path, address: str, client: Redis, num_keys: int) -> Measured:
     redis = {"type": "redis", "connection_string": address}
-    seconds: dict[str, list[float]] = {name: [] for name in ("f_r", "v_r", "raw", "f_s", "v_s")}
-    for number in range(rounds):
-        client.flushall()
-        seconds["f_r"].append(_materialized(folder / "f_r", redis, "local"))
-        theirs = _hashes(client)
-        client.flushall()
-        seconds["v_r"].append(_materialized(folder / "v_r", {**redis, "type": REDIS}, ENGINE))
-        ours = _hashes(client)
-        client.flushall()
-        commands = [[key, *(part for pair in h.items() for part in pair)] for key, h in ours]
-        seconds["raw"].append(_timed(partial(_raw, client, commands)))
-        files = [folder / f"{name}{number}.db" for name in ("feast", "ours")]
-        feast, ours_sqlite = ({"path": str(file)} for file in files)
-        seconds["f_s"].append(_materialized(folder / "f_s", {"type": "sqlite", **feast}, "local"))
-        seconds["v_s"].append(
-            _materialized(folder / "v_s", {"type": SQLITE, **ours_sqlite}, ENGINE)
-        )
-    rates = {name: num_keys / statistics.median(values) for name, values in seconds.items()}
-    return MaterializationRates(
-        num_keys=num_keys,
-        num_features=NUM_FEATURES,
-        feast_redis=rates["f_r"],
-        vector_redis=rates["v_r"],
-        raw_redis=rates["raw"],
-        feast_sqlite=rates["f_s"],
-        vector_sqlite=rates["v_s"],
-        differing_hashes=len({_frozen(h) for h in theirs} ^ {_frozen(h) for h in ours}),
-        differing_rows=len(_rows(files[0]) ^ _rows(files[1])),
+    feast_redis = num_keys / _materialized(folder / "f_r", redis, "local")
+    theirs = _hashes(client)
+    client.flushall()
+    ours_redis = num_keys / _materialized(folder / "v_r", {**redis, "type": REDIS}, ENGINE)
+    ours = _hashes(client)
+    client.flushall()
+    commands = [[key, *(part for pair in h.items() for part in pair)] for key, h in ours]
+    raw = num_keys / _timed(lambda: _raw(client, commands))
+    files = [folder / "feast.db", folder / "ours.db"]
+    stores = (
+        {"type": kind, "path": str(f)} for kind, f in zip(("sqlite", SQLITE), files, strict=True)
     )
+    feast_sqlite = num_keys / _materialized(folder / "f_s", next(stores), "local")
+    ours_sqlite = num_keys / _materialized(folder / "v_s", next(stores), ENGINE)
+    differing = len({_frozen(h) for h in theirs} ^ {_frozen(h) for h in ours})
+    differing += len(_rows(files[0]) ^ _rows(files[1]))
+    return [
+        at_least(
+            "rows/s to Redis, engine to Feast's own",
+            ours_redis / feast_redis,
+            8,
+            f"{ours_redis:,.0f} to {feast_redis:,.0f}, newer wins",
+        ),
+        at_least(
+            "rows/s to Redis, engine to raw HSET",
+            ours_redis / raw,
+            0.5,
+            f"raw pipeline {raw:,.0f}",
+        ),
+        at_least(
+            "rows/s to SQLite, engine to Feast's own",
+            ours_sqlite / feast_sqlite,
+            3,
+            f"{ours_sqlite:,.0f} to {feast_sqlite:,.0f}",
+        ),
+        at_most("stored bytes that differ from Feast's", differing, 0, f"{num_keys:,} entities"),
+    ]
 
 
 def _write_table(folder: Path, num_keys: int) -> None:
@@ -160,14 +115,7 @@ def _write_table(folder: Path, num_keys: int) -> None:
 
 def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:
     """Seconds that materialization of the table takes; applying the definitions is not in it."""
-    with _store(folder, online, engine) as store, quiet():
-        return _timed(lambda: store.materialize(START, START + timedelta(days=1)))
-
-
-@contextmanager
-def _store(folder: Path, online: dict[str, str], engine: str) -> Iterator[FeatureStore]:
-    folder.mkdir(exist_ok=True)
-    (folder / "registry.db").unlink(missing_ok=True)
+    folder.mkdir()
     config = RepoConfig(
         project="bench",
         provider="local",
@@ -196,7 +144,7 @@ def _store(folder: Path, online: dict[str, str], engine: str) -> Iterator[Featur
     )
     with quiet():
         store.apply([entity, view])
-    yield store
+        return _timed(lambda: store.materialize(START, START + timedelta(days=1)))
 
 
 def _raw(client: Redis, commands: list[list[bytes]]) -> None:

@@ -10,7 +10,6 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,16 +21,14 @@ from feast.infra.online_stores.helpers import _mmh3
 from feast.protos.feast.types.Value_pb2 import Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from flows.config import PipelineConfig
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.bench.servers import redis_server
 from tasks.features.access.store import find_service, open_store
-from tasks.features.config import OnlineConfig, ViewPolicy
+from tasks.features.config import OnlineConfig
 from tasks.features.online.plan import ReadPlan, RequestedKeys
 from tasks.features.online.reader import OnlineReader
 from tasks.features.tables.build import current_tables, features_folder
-from tasks.kernel.settings import Settings
 
 ENTITIES = (1, 100)
 ROUNDS = 400
@@ -39,61 +36,26 @@ FEAST_EVERY = 4
 """Feast is slow enough that a quarter of the rounds gives a steady median."""
 
 
-@dataclass(frozen=True)
-class OnlineReadTimes:
-    """Median milliseconds of one read, all measured in turn in one run."""
-
-    num_entities: int
-    num_features: int
-    ours_ms: float
-    raw_ms: float
-    feast_ms: float
-    num_differing: int
-    """Values that are not the same from `OnlineReader` and from Feast."""
-
-
 def figures(bench: Bench) -> Measured:
     """Times beside those of raw reads, and values that are not Feast's."""
-    measured: Measured = []
-    for at in compare_online_reads(bench.config, bench.settings, bench.size(ROUNDS, 8)):
-        evidence = f"{at.ours_ms:.2f} ms; Feast's SDK {at.feast_ms / at.raw_ms:.1f}"
-        measured += [
-            at_most(
-                f"online read of {at.num_entities} to raw HMGET, p50",
-                at.ours_ms / at.raw_ms,
-                3,
-                evidence,
-            ),
-            at_most(
-                f"values of {at.num_entities} that differ from Feast's",
-                at.num_differing,
-                0,
-                f"{at.num_features} features",
-            ),
-        ]
-    return measured
-
-
-def compare_online_reads(
-    config: PipelineConfig, settings: Settings, num_rounds: int = ROUNDS
-) -> list[OnlineReadTimes]:
-    """Times for 1 and for 100 entities, with the service's newest values in a Redis of its own."""
+    settings, num_rounds = bench.settings, bench.size(ROUNDS, 8)
     tables = current_tables(settings.features_home)
     embedded = open_store(
         settings.features_home, settings.feature_repo, features_folder(tables, settings.store)
     )
-    service = find_service(embedded, config.features.training_set.feature_service)
+    service = find_service(embedded, bench.config.features.training_set.feature_service)
     with TemporaryDirectory() as scratch, redis_server(Path(scratch)) as server:
         store = _on_redis(embedded, server.connection_string)
-        reader = OnlineReader(
-            store, service, OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
-        )
+        reader = OnlineReader(store, service, OnlineConfig(timeout_s=5))
         entities = _entities(reader.plan, embedded, max(ENTITIES))
         _copy(reader.plan, embedded, store, entities)
         raw = _Raw(reader.plan, server.port)
         return [
-            _measure(reader, raw, store, {k: v[:count] for k, v in entities.items()}, num_rounds)
+            figure
             for count in ENTITIES
+            for figure in _measure(
+                reader, raw, store, {k: v[:count] for k, v in entities.items()}, num_rounds
+            )
         ]
 
 
@@ -188,7 +150,8 @@ def _measure(
     store: FeatureStore,
     entities: dict[str, list[Any]],
     num_rounds: int,
-) -> OnlineReadTimes:
+) -> Measured:
+    """Median times of one read, all measured in turn in one run."""
     service = store.get_feature_service(reader.plan.service)
     keys = raw.keys(entities)
 
@@ -207,15 +170,22 @@ def _measure(
                 started = time.perf_counter()
                 call()
                 times[name].append(time.perf_counter() - started)
-    median = {name: 1000 * statistics.median(seconds) for name, seconds in times.items()}
-    return OnlineReadTimes(
-        num_entities=len(next(iter(entities.values()))),
-        num_features=len(reader.plan.features),
-        ours_ms=median["ours"],
-        raw_ms=median["raw"],
-        feast_ms=median["feast"],
-        num_differing=_differing(reader, through_feast().to_dict(), entities),
-    )
+    ours, by_hand, feast = (1000 * statistics.median(seconds) for seconds in times.values())
+    count = len(next(iter(entities.values())))
+    return [
+        at_most(
+            f"online read of {count} to raw HMGET, p50",
+            ours / by_hand,
+            3,
+            f"{ours:.2f} ms; Feast's SDK {feast / by_hand:.1f}",
+        ),
+        at_most(
+            f"values of {count} that differ from Feast's",
+            _differing(reader, through_feast().to_dict(), entities),
+            0,
+            f"{len(reader.plan.features)} features",
+        ),
+    ]
 
 
 def _differing(

@@ -18,8 +18,7 @@ from scipy.stats import norm
 from infra.bench.figures import Measured, at_least, at_most, reported
 from infra.bench.parts import Bench
 from tasks.release.config import ALPHA, ReleaseConfig
-from tasks.release.counts import Stratum, log_ratio_evidence, radius
-from tasks.release.losses import unit_aucs, unit_ends
+from tasks.release.measures import Stratum, log_ratio_evidence, radius, unit_aucs, unit_ends
 from tasks.stats.sequential import log_wealth
 
 FloatArray = NDArray[Any]

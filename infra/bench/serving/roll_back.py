@@ -33,13 +33,13 @@ from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
 from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.rollout import Action
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.promotion import note_promotion
-from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.ledger import ReleaseLedger
-from tasks.release.records import Action
+from tasks.release.rollout import Releasing
 
 ROUNDS = 3
 BOUND_S = 1.0

@@ -3,70 +3,138 @@
 `local` is `feature_store.yaml` of the feature repository, any other profile `profiles/<name>.yaml`
 beside it. The files are Feast's own, so its command line reads them too. Secrets and addresses come
 from the environment (`${NAME}`). Everything here runs before a store, file or connection is opened,
-and without importing Feast.
+and without importing Feast. Messages name hosts and options, never a user or a password.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tasks.features.access.addresses import postgres_refusal, redis_refusal
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_PROFILE, Settings
 
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
-AUDITED_PROVIDER = "tasks.features.access.provider.AuditedProvider"
-ATOMIC_STORE = "tasks.features.access.store.AtomicFileRegistryStore"
 LOSSY_STORES = re.compile(r"^(dask|file)$|dask|\.file(offlinestore)?$|fileofflinestore", re.I)
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-MAX_BATCH_ROWS = 100_000
-
-KEYS = {
-    "": {
-        "project",
-        "project_description",
-        "provider",
-        "registry",
-        "online_store",
-        "offline_store",
-        "batch_engine",
-        "feature_server",
-        "materialization",
-        "entity_key_serialization_version",
-        "data_quality_monitoring",
-        "audit",
-        "coerce_tz_aware",
-    },
-    "registry": {
-        "registry_type",
-        "registry_store_type",
-        "path",
-        "read_path",
-        "cache_ttl_seconds",
-        "cache_mode",
-        "s3_additional_kwargs",
-        "enable_online_feature_view_versioning",
-        "serve_features_while_materializing",
-        "sqlalchemy_config_kwargs",
-        "thread_pool_executor_worker_count",
-    },
-    "materialization": {"pull_latest_features", "online_write_batch_size"},
-    "audit": {"path"},
+ENCRYPTED_POSTGRES = ("require", "verify-ca", "verify-full")
+REDIS_OPTIONS = {
+    "ssl",
+    "username",
+    "password",
+    "db",
+    "socket_timeout",
+    "socket_connect_timeout",
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+    "health_check_interval",
+    "skip_full_coverage_check",
 }
-"""Keys that Feast itself would pass over in silence when they are misspelt; its stores do check."""
+STORES_THAT_LOSE = {
+    "sqlite": "lets an older value overwrite a newer one; use "
+    "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore",
+    "redis": "drops a pushed correction of the same event time; use "
+    "tasks.features.online.redis_store.NewerWinsRedisOnlineStore, which reads what is there",
+}
+
+
+class _Section(BaseModel):
+    """Keys that Feast itself would pass over when they are misspelt; its stores do check."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Registry(_Section):
+    registry_type: Literal["sql"]
+    path: str
+    read_path: str | None = None
+    cache_ttl_seconds: int = 600
+    cache_mode: str | None = None
+    enable_online_feature_view_versioning: bool = False
+    serve_features_while_materializing: Annotated[
+        Literal[True],
+        Field(description="without it readers are refused while a view is written"),
+    ]
+    sqlalchemy_config_kwargs: dict[str, Any] = {}
+    thread_pool_executor_worker_count: int = 0
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        for name in ("path", "read_path"):
+            _raise_first(postgres_refusal(getattr(self, name) or "", name))
+        if not self.path.startswith("sqlite") and self.cache_mode != "thread":
+            raise ValueError(
+                "cache_mode must be thread for a registry over the network: sync reloads all of it "
+                "inside a reader's request"
+            )
+        return self
+
+
+class _Materialization(_Section):
+    pull_latest_features: Annotated[
+        Literal[True], Field(description="the default pulls the whole range into memory")
+    ]
+    online_write_batch_size: Annotated[
+        int,
+        Field(gt=0, le=100_000, description="the default makes Python objects of all rows at once"),
+    ]
+
+
+class _Audit(_Section):
+    path: Annotated[str, Field(min_length=1, description="else nothing would be audited")]
+
+
+class _Profile(_Section):
+    project: str
+    project_description: str | None = None
+    provider: Annotated[
+        Literal["tasks.features.access.provider.AuditedProvider"],
+        Field(description="any other writes no audit"),
+    ]
+    registry: _Registry
+    online_store: dict[str, Any]
+    offline_store: Annotated[
+        dict[str, Any],
+        Field(description=f"the default, dask, drops entity rows; use {ASOF_STORE}"),
+    ]
+    batch_engine: dict[str, Any] | str | None = None
+    feature_server: dict[str, Any] | None = None
+    materialization: _Materialization
+    entity_key_serialization_version: Annotated[
+        Literal[3], Field(description="keys written in another form are never found again")
+    ]
+    data_quality_monitoring: Any = None
+    audit: _Audit
+    coerce_tz_aware: bool = True
+
+    @model_validator(mode="after")
+    def _stores_lose_nothing(self) -> Self:
+        for kind in (self.offline_store.get("type"), *_nested_types(self.offline_store)):
+            if not isinstance(kind, str) or LOSSY_STORES.search(kind):
+                raise ValueError(
+                    f"offline store {kind or 'dask (the default)'} drops entity rows without a "
+                    f"word; use {ASOF_STORE}"
+                )
+        _raise_first(_online_refusals(self.online_store))
+        return self
 
 
 def profile_file(repo: Path) -> Path:
     """The file of the profile that `FALAJ_PROFILE` names.
 
     Raises:
-        ConfigurationError: there is no such profile; the sentence lists those there are.
+        ConfigurationError: there is no such profile; the message lists those there are.
     """
     name = Settings.from_environment().profile
     files = {DEFAULT_PROFILE: repo / "feature_store.yaml"}
@@ -113,9 +181,23 @@ def read_profile(
             f"{', '.join(sorted(missing))}, which {'are' if len(missing) > 1 else 'is'} not set; "
             "export what the file's comments describe. Nothing was opened"
         )
-    for refusal in _refusals(filled):
-        raise ConfigurationError(f"{file.name}: {refusal}. Nothing was opened")
+    try:
+        _Profile.model_validate(filled)
+    except ValidationError as exc:  # its own text would show passwords
+        faults = "; ".join(_described(dict(e)) for e in exc.errors(include_input=False))
+        raise ConfigurationError(f"{file.name}: {faults}. Nothing was opened") from None
     return filled
+
+
+def _described(fault: dict[str, Any]) -> str:
+    """A fault with the reason why the setting is asked for."""
+    model: Any = _Profile
+    why = ""
+    for name in fault["loc"]:
+        field = getattr(model, "model_fields", {}).get(name)
+        model, why = (field.annotation, field.description) if field else (None, "")
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(map(str, fault['loc']))}: {message}{f' ({why})' if why else ''}".lstrip(": ")
 
 
 def _fill(value: Any, values: Mapping[str, str], missing: set[str]) -> Any:
@@ -136,68 +218,6 @@ def _fill(value: Any, values: Mapping[str, str], missing: set[str]) -> Any:
     return VARIABLE.sub(found, value)
 
 
-def _refusals(described: dict[str, Any]) -> Iterator[str]:
-    """Sentences that say what is wrong, the first of which is shown."""
-    yield from _unknown_keys(described)
-    yield from _wrong_sections(described)
-    yield from _offline_refusals(described["offline_store"])
-    yield from _online_refusals(described["online_store"])
-    yield from _registry_refusals(described["registry"])
-    yield from _materialization_refusals(described["materialization"])
-    engine = described.get("batch_engine")
-    if isinstance(engine, dict) and "equal_times" in engine:
-        yield "batch_engine.equal_times is no setting any more: corrections always win; remove it"
-    if described["registry"]["registry_type"] == "file" and (
-        "connection_string" in described["online_store"]
-    ):
-        yield "a registry in a file serves one machine; use registry_type sql beside Redis"
-    if described["provider"] != AUDITED_PROVIDER:
-        yield f"provider is {described['provider']}, which writes no audit; use {AUDITED_PROVIDER}"
-    version = described.get("entity_key_serialization_version")
-    if version != 3:
-        yield (
-            f"entity_key_serialization_version is {version}, expected 3: keys written in another "
-            "form are never found again"
-        )
-
-
-def _unknown_keys(described: dict[str, Any]) -> Iterator[str]:
-    for section, known in KEYS.items():
-        part = described.get(section) if section else described
-        unknown = sorted(set(part) - known) if isinstance(part, dict) else []
-        if unknown:
-            yield (
-                f"unknown key {', '.join(map(str, unknown))}{f' in {section}' if section else ''}, "
-                f"which Feast would pass over in silence; known are {', '.join(sorted(known))}"
-            )
-
-
-def _wrong_sections(described: dict[str, Any]) -> Iterator[str]:
-    for name in ("project", "provider"):
-        if not isinstance(described.get(name), str):
-            yield f"{name} is missing"
-    if not isinstance(described.get("offline_store"), dict):
-        yield _lossy(described.get("offline_store"))
-    for name in ("registry", "online_store", "materialization", "audit"):
-        if not isinstance(described.get(name), dict):
-            yield f"section {name} is missing; see the profiles that come with the project"
-    if not described.get("audit", {}).get("path"):
-        yield "audit has no path, so nothing would be audited"
-
-
-def _lossy(kind: object) -> str:
-    return (
-        f"names offline store {kind or 'dask (the default)'}, which drops entity rows without a "
-        f"word; use {ASOF_STORE}"
-    )
-
-
-def _offline_refusals(offline: dict[str, Any]) -> Iterator[str]:
-    for kind in (offline.get("type"), *_nested_types(offline)):
-        if not isinstance(kind, str) or LOSSY_STORES.search(kind):
-            yield _lossy(kind)
-
-
 def _nested_types(value: Any) -> Iterator[object]:
     """Every `type` below the first level: a store may be made of other stores."""
     for item in value.values() if isinstance(value, dict) else value:
@@ -208,22 +228,13 @@ def _nested_types(value: Any) -> Iterator[object]:
 
 
 def _online_refusals(online: dict[str, Any]) -> Iterator[str]:
-    if not isinstance(online.get("type"), str):
+    kind = online.get("type")
+    if not isinstance(kind, str):
         yield "online_store has no type"
-        return
+    elif kind in STORES_THAT_LOSE:
+        yield f"online store {kind} {STORES_THAT_LOSE[kind]}"
     if online.get("skip_dedup"):
         yield "online_store.skip_dedup lets an older value overwrite a newer one; remove it"
-    if online["type"] == "sqlite":
-        yield (
-            "online store sqlite lets an older value overwrite a newer one; use "
-            "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
-        )
-    if online["type"] == "redis":
-        yield (
-            "online store redis drops a pushed correction of the same event time and cannot take "
-            "back what a corrected table no longer has; use "
-            "tasks.features.online.redis_store.NewerWinsRedisOnlineStore, which reads what is there"
-        )
     if online.get("redis_type", "redis") not in ("redis", "redis_cluster"):
         yield f"online_store.redis_type is {online['redis_type']}, expected redis or redis_cluster"
     if address := online.get("connection_string"):
@@ -233,39 +244,78 @@ def _online_refusals(online: dict[str, Any]) -> Iterator[str]:
         yield from postgres_refusal(f"postgresql://{host}/?sslmode={sslmode}", "online_store")
 
 
-def _registry_refusals(registry: dict[str, Any]) -> Iterator[str]:
-    kind = registry.get("registry_type")
-    path = str(registry.get("path", ""))
-    if registry.get("serve_features_while_materializing") is not True:
+def _raise_first(refusals: Iterator[str]) -> None:
+    for refusal in refusals:
+        raise ValueError(refusal)
+
+
+def is_loopback(host: str) -> bool:
+    """True where `host` can only be this machine: `localhost`, 127.0.0.0/8 or ::1."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def postgres_refusal(url: str, place: str) -> Iterator[str]:
+    """What is wrong with a PostgreSQL URL; nothing for any other kind of URL.
+
+    The client's own default (`prefer`) falls back to clear text in silence, so the mode must be
+    said.
+    """
+    if not url.startswith("postgres"):
+        return
+    parts = urlsplit(url)
+    options = parse_qs(parts.query)
+    hosts = [parts.hostname or "", *options.get("host", [])]
+    mode = options.get("sslmode", [""])[0]
+    remote = [host for host in hosts if host and not is_loopback(host) and host[0] != "/"]
+    if remote and mode not in ENCRYPTED_POSTGRES:
         yield (
-            "registry.serve_features_while_materializing must be true: without it readers are "
-            "refused while a view is written, and for good when the writer is killed"
-        )
-    if kind == "file" and registry.get("registry_store_type") != ATOMIC_STORE:
-        yield (
-            "registry_type file rewrites its only copy in place; add registry_store_type: "
-            f"{ATOMIC_STORE}, or use registry_type sql"
-        )
-    if kind not in ("sql", "file"):
-        yield f"registry_type is {kind}, expected sql (or file for a single machine)"
-    for name in ("path", "read_path"):
-        yield from postgres_refusal(str(registry.get(name) or ""), f"registry.{name}")
-    if kind == "sql" and not path.startswith("sqlite") and registry.get("cache_mode") != "thread":
-        yield (
-            "registry.cache_mode must be thread for a registry over the network: sync reloads all "
-            "of it inside a reader's request"
+            f"{place} connects to PostgreSQL on {remote[0]} with sslmode "
+            f"{mode or 'unset'}, expected one of {', '.join(ENCRYPTED_POSTGRES)}: anything else "
+            "sends the password and the data unencrypted. Only loopback may go without"
         )
 
 
-def _materialization_refusals(materialization: dict[str, Any]) -> Iterator[str]:
-    if materialization.get("pull_latest_features") is not True:
+def redis_parts(connection_string: str) -> tuple[list[tuple[str, int]], dict[str, str]]:
+    """Hosts with ports, and options, of Feast's form `host:port,option=value,...`.
+
+    Raises:
+        ValueError: a part is neither, or no host is named.
+    """
+    parts = [part.strip() for part in connection_string.split(",")]
+    options = dict(part.split("=", 1) for part in parts if "=" in part)
+    hosts = [part.rpartition(":") for part in parts if "=" not in part]
+    if not hosts or not all(host and ":" not in host for host, _, _ in hosts):
+        raise ValueError("no host:port")  # Feast splits at every colon, so it knows no IPv6
+    return [(host, int(port)) for host, _, port in hosts], options
+
+
+def redis_refusal(connection_string: str) -> Iterator[str]:
+    """What is wrong with Feast's Redis connection string: `host:port,option=value,...`."""
+    try:
+        nodes, options = redis_parts(connection_string)
+    except ValueError:
         yield (
-            "materialization.pull_latest_features must be true: the default pulls the whole range "
-            "into memory"
+            "online_store.connection_string is not host:port,option=value,... (Feast knows no IPv6 "
+            "address here, and a password must hold no comma, which Feast splits it at)"
         )
-    rows = materialization.get("online_write_batch_size")
-    if not isinstance(rows, int) or isinstance(rows, bool) or not 0 < rows <= MAX_BATCH_ROWS:
+        return
+    if unknown := sorted(options.keys() - REDIS_OPTIONS):
         yield (
-            f"materialization.online_write_batch_size is {rows}, expected 1 to {MAX_BATCH_ROWS:,} "
-            "rows: the default turns all rows into Python objects at once"
+            f"online_store.connection_string has unknown option {', '.join(unknown)}; known are "
+            f"{', '.join(sorted(REDIS_OPTIONS))}"
         )
+    remote = [host for host, _ in nodes if not is_loopback(host)]
+    if remote and options.get("ssl") != "true":
+        yield (
+            f"online_store connects to Redis on {remote[0]} without ssl=true, which sends the "
+            "password and the features unencrypted. Only loopback may go without"
+        )
+    elif remote and options.get("ssl_cert_reqs", "required") != "required":
+        yield f"online_store does not check the certificate of Redis on {remote[0]}"
+    elif remote and not options.get("password"):
+        yield f"online_store connects to Redis on {remote[0]} without a password"

@@ -1,8 +1,7 @@
 """Feast provider that writes an audit line for every apply, materialize, push and historical read.
 
 A plug-in by Feast's own extension point: name it as `provider`. Feast's SDK and its feature server
-both act through the provider, so both are audited alike. Its offline and registry servers do not;
-`tasks.features.access.servers` audits those.
+both act through the provider, so both are audited alike.
 """
 
 from __future__ import annotations

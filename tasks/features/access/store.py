@@ -1,11 +1,6 @@
 """The Feast store of one installation: open it, load and apply its definitions.
 
-Feast's file registry without its two ways to lose objects.
-
-A plug-in by Feast's own extension point: name it as `registry.registry_store_type`. Feast rewrites
-the file in place, so a killed writer leaves half a registry; here it is written aside and renamed.
-Two writers at once still overwrite each other's objects: `single_writer` lets one write at a
-time, whatever the registry is.
+Everything that opens the feature store opens the guarded one, Feast's server too.
 """
 
 from __future__ import annotations
@@ -16,37 +11,182 @@ import json
 import logging
 import sys
 import traceback
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import pyarrow.parquet as pq
 from feast import Entity, FeatureService, FeatureStore, FeatureView, FileSource
 from feast.data_source import DataSource
 from feast.errors import FeatureServiceNotFoundException
-from feast.infra.registry.file import FileRegistryStore
+from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.permissions.permission import Permission
-from feast.protos.feast.core.Registry_pb2 import Registry as RegistryProto
+from feast.project import Project
 from feast.repo_config import RepoConfig
-from feast.utils import _utc_now
 from pydantic import ValidationError
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, ProgrammingError
 
-from tasks.features.access.guarded_store import GuardedFeatureStore
 from tasks.features.access.profile import profile_file, read_profile
 from tasks.features.access.versions import apply_service_versions, is_kept, number_views
 from tasks.features.offline.source import source_name
 from tasks.features.tables.ledger import definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import locked, private_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
+WRITER_WAIT_S = 900
+
+OWNERS = "falaj:owners"
+"""Hash in Redis: project to the identity of the registry that holds its definitions."""
+
+_HELD: ContextVar[frozenset[Path]] = ContextVar("falaj_registry_locks", default=frozenset())
 Definition: TypeAlias = Entity | DataSource | FeatureView | FeatureService | Permission
+
+
+class GuardedFeatureStore(FeatureStore):
+    """Feast's store with guards: one writer of definitions, no guessed windows."""
+
+    config: RepoConfig
+
+    def __init__(self, config: RepoConfig, home: Path) -> None:
+        super().__init__(config=config)
+        self.home = home
+        with file_lock(home / "feast" / "opening.lock"):
+            self._open_registry()
+
+    def _open_registry(self) -> None:
+        """Open it, which makes its tables where there are none.
+
+        Two that open an empty database at once both try; the second finds what the first made.
+        """
+        try:
+            _ = self.registry
+        except (IntegrityError, ProgrammingError):
+            _ = self.registry
+
+    def apply(self, *arguments: Any, **options: Any) -> None:
+        """Register definitions; one process at a time, on top of what the others registered.
+
+        Raises:
+            ConfigurationError: the online store belongs to another installation.
+            TransientError: another process holds the registry for too long.
+        """
+        with self.single_writer():
+            claim_online_store(self)
+            super().apply(*arguments, **options)
+            self.registry.refresh(self.project)  # Feast leaves it to a timer in cache mode `thread`
+
+    def _make_inferences(self, *arguments: Any, **options: Any) -> None:
+        """Columns of relative sources are found where retrieval finds them, under `tables_path`."""
+        known = self.config
+        tables = getattr(known.offline_store, "tables_path", None)
+        if tables:
+            self.config = known.model_copy(update={"repo_path": Path(tables)})
+        try:
+            super()._make_inferences(*arguments, **options)
+        finally:
+            self.config = known
+
+    def materialize_incremental(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refused: it guesses its window.
+
+        Raises:
+            FeatureStoreError: always.
+        """
+        raise FeatureStoreError(
+            "incremental materialization starts at the clock's now minus the TTL where nothing was "
+            "written before, and never sees rows that arrive late; materialize a window with a "
+            "start and an end instead. Nothing was written"
+        )
+
+    @contextmanager
+    def single_writer(self) -> Iterator[None]:
+        """Hold the registry against other processes; a block inside a block holds it already.
+
+        Raises:
+            TransientError: another process holds it for too long.
+        """
+        lock = (self.home / "feast" / "registry.lock").resolve()
+        if lock in _HELD.get():
+            yield
+            return
+        with file_lock(lock):
+            token = _HELD.set(_HELD.get() | {lock})
+            try:
+                self.registry.refresh(self.project)
+                yield
+            finally:
+                _HELD.reset(token)
+
+
+@contextmanager
+def file_lock(file: Path) -> Iterator[None]:
+    """Hold a file against other processes and threads.
+
+    Raises:
+        TransientError: another one holds it for too long.
+    """
+
+    def held() -> TransientError:
+        return TransientError(
+            f"another process has held {file} for {WRITER_WAIT_S} s; it is applying, pushing or "
+            "materializing. Run again when it is done. Nothing was changed"
+        )
+
+    with locked(file, wait_s=WRITER_WAIT_S, held=held):
+        yield
+
+
+def claim_online_store(feast: FeatureStore) -> None:
+    """Note this registry as the owner of its project in Redis, or find that it is.
+
+    Feast names everything in Redis by entity and project alone. Two installations of one project on
+    one Redis would serve each other's values, and a project whose name ends like another's would
+    have its keys removed with the other's.
+
+    Raises:
+        ConfigurationError: another registry owns the project, or two projects' names end alike.
+    """
+    online = feast._get_provider().online_store
+    if not isinstance(online, RedisOnlineStore):
+        return  # a file under the state folder has no second owner
+    client = online._get_client(feast.config.online_store)
+    identity = _registry_identity(feast)
+    client.hsetnx(OWNERS, feast.project, identity)
+    owners = {k.decode(): v.decode() for k, v in client.hgetall(OWNERS).items()}
+    if owners[feast.project] != identity:
+        raise ConfigurationError(
+            f"project {feast.project} on this Redis belongs to another registry: two installations "
+            "would overwrite each other's values. Give one another project name or another Redis, "
+            f"or, if the other is gone, remove field {feast.project} of hash {OWNERS}. Nothing was "
+            "written"
+        )
+    if alike := sorted(other for other in owners if _ends_alike(other, feast.project)):
+        client.hdel(OWNERS, feast.project)
+        raise ConfigurationError(
+            f"project {feast.project} and project {alike[0]} share this Redis, and one name ends "
+            "in the other: Feast would remove the keys of both together. Rename one or use another "
+            "Redis. Nothing was written"
+        )
+
+
+def _ends_alike(other: str, project: str) -> bool:
+    return other != project and (other.endswith(project) or project.endswith(other))
+
+
+def _registry_identity(feast: FeatureStore) -> str:
+    """Feast's own random id of the project in its registry."""
+    known = feast.registry.list_project_metadata(feast.project)
+    if known:
+        return str(known[0].project_uuid)
+    description = feast.config.project_description or ""
+    feast.registry.apply_project(Project(name=feast.project, description=description))
+    return str(feast.registry.list_project_metadata(feast.project)[0].project_uuid)
 
 
 def open_store(
@@ -288,12 +428,3 @@ def quiet() -> Iterator[None]:
     with redirect_stdout(said):
         yield
     logger.debug("feast: %s", said.getvalue())
-
-
-class AtomicFileRegistryStore(FileRegistryStore):
-    """A registry file that is whole at every moment, also after kill -9."""
-
-    def _write_registry(self, registry_proto: RegistryProto) -> None:
-        registry_proto.version_id = str(uuid.uuid4())
-        registry_proto.last_updated.FromDatetime(_utc_now())
-        write_atomically(self._filepath, registry_proto.SerializeToString())

@@ -26,9 +26,8 @@ from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
-from tasks.features.access.guarded_store import GuardedFeatureStore
 from tasks.features.access.profile import read_profile
-from tasks.features.access.store import open_store, quiet
+from tasks.features.access.store import GuardedFeatureStore, open_store, quiet
 from tasks.features.access.versions import newest_version
 from tasks.features.checks.equality import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config

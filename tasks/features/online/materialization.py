@@ -21,7 +21,7 @@ from tasks.features.access.store import apply_definitions, open_store, quiet
 from tasks.features.access.versions import publish_services, service_versions, view_digest
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet
-from tasks.features.online.store_token import new_mark, read_mark, write_mark
+from tasks.features.online.store_token import new_token, read_token, write_token
 from tasks.features.online.vector_engine import VectorComputeEngine, ViewWrite
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pinned_views
@@ -70,7 +70,7 @@ def materialize(
     done = online_views(tables, window, home, repo)
     if done is not None:
         return done
-    ledger, mark = load_ledger(home), read_mark(home, repo)
+    ledger, mark = load_ledger(home), read_token(home, repo)
     present = ledger is not None and is_filled(ledger, home, repo)
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, home, repo, again=not present)
@@ -91,10 +91,10 @@ def materialize(
     last = until - timedelta(microseconds=1)
     write_earlier_versions(feast, since, last, config.earlier_versions)
     publish_services(feast)  # before the ledger: a run killed in between does it again
-    mark = read_mark(home, repo)
+    mark = read_token(home, repo)
     if mark is None:  # a store of nobody: two installations that share one keep the first mark
-        mark = new_mark()
-        write_mark(home, repo, mark)
+        mark = new_token()
+        write_token(home, repo, mark)
     write_ledger(tables, repo, written, home, mark)
     return written
 

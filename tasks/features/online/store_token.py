@@ -1,12 +1,13 @@
-"""A mark inside the online store: the sign that it is the one that was filled.
+"""A token inside the online store: the sign that it is the one that was filled.
 
 It is written when a first materialization is complete, and compared before the ledger is believed.
-A store that was removed, emptied, or restored from elsewhere lacks it or bears another, and is then
-filled again with all of history.
+A store that was removed, emptied, or restored from elsewhere lacks it or holds another, and is then
+filled again with all of history. Told without opening Feast.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
 from contextlib import closing
@@ -15,24 +16,23 @@ from typing import Any
 
 import redis
 
-from tasks.features.access.presence import redis_client
-from tasks.features.access.profile import read_profile
+from tasks.features.access.profile import read_profile, redis_parts
 from tasks.kernel.errors import TransientError
 
-MARKS = "falaj:marks"
-"""Hash in Redis: project to mark."""
+TOKENS = "falaj:marks"
+"""Hash in Redis: project to token."""
 
-UNMARKED = 0
-"""Of a store that can bear no mark: its ledger is believed."""
+WITHOUT = 0
+"""Of a store that can hold no token: its ledger is believed."""
 
 
-def new_mark() -> int:
+def new_token() -> int:
     """A number from 1 to 2^31 - 1, as SQLite's header can hold it."""
     return secrets.randbelow(2**31 - 1) + 1
 
 
-def read_mark(home: Path, repo: Path) -> int | None:
-    """The online store's mark; None where it has none.
+def read_token(home: Path, repo: Path) -> int | None:
+    """The online store's token; None where it has none.
 
     Raises:
         TransientError: Redis does not answer.
@@ -41,13 +41,12 @@ def read_mark(home: Path, repo: Path) -> int | None:
     online = profile["online_store"]
     if "connection_string" in online:
         found = _ask_redis(online, "HGET", profile["project"])
-    else:
-        found = _read_sqlite(Path(online["path"])) if "path" in online else UNMARKED
-    return None if found is None else int(found)
+        return None if found is None else int(found)
+    return _read_sqlite(Path(online["path"])) if "path" in online else WITHOUT
 
 
-def write_mark(home: Path, repo: Path, mark: int) -> None:
-    """Mark the online store.
+def write_token(home: Path, repo: Path, token: int) -> None:
+    """Write the token into the online store.
 
     Raises:
         TransientError: the store does not answer or is locked.
@@ -55,24 +54,38 @@ def write_mark(home: Path, repo: Path, mark: int) -> None:
     profile = read_profile(home, repo)
     online = profile["online_store"]
     if "connection_string" in online:
-        _ask_redis(online, "HSET", profile["project"], mark)
+        _ask_redis(online, "HSET", profile["project"], token)
     elif "path" in online:
-        _write_sqlite(Path(online["path"]), mark)
+        _write_sqlite(Path(online["path"]), token)
 
 
 def _ask_redis(online: dict[str, Any], command: str, *arguments: object) -> Any:
+    ((host, port), *_), options = redis_parts(online["connection_string"])
+    kind = {"redis": redis.Redis, "redis_cluster": redis.RedisCluster}[
+        online.get("redis_type", "redis")
+    ]
     try:
-        with closing(redis_client(online)) as client:
-            return client.execute_command(command, MARKS, *arguments)
+        typed = {name: _typed(value) for name, value in options.items()}
+        client: Any = kind(host=host, port=port, **typed)
+        with closing(client):
+            return client.execute_command(command, TOKENS, *arguments)
     except redis.RedisError as exc:
         raise TransientError(
-            f"Redis did not answer {command} on {MARKS} ({type(exc).__name__}); start it, then run "
-            "again. The watermark was not moved"
+            f"Redis on {host} does not answer ({type(exc).__name__}); start it or correct "
+            "FALAJ_REDIS, then run again. The watermark was not moved"
         ) from exc
 
 
+def _typed(value: str) -> Any:
+    """As Feast reads an option: JSON where it is, text otherwise."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
 def _read_sqlite(path: Path) -> int | None:
-    """The file's `user_version`; 0 in a file that nobody marked."""
+    """The file's `user_version`; 0 in a file that has no token."""
     try:
         address = path.absolute().as_uri() + "?mode=ro"
         with closing(sqlite3.connect(address, uri=True)) as connection:
@@ -82,11 +95,12 @@ def _read_sqlite(path: Path) -> int | None:
     return found or None
 
 
-def _write_sqlite(path: Path, mark: int) -> None:
+def _write_sqlite(path: Path, token: int) -> None:
     try:
         with closing(sqlite3.connect(path, timeout=30)) as connection:
-            connection.execute(f"PRAGMA user_version = {int(mark)}")
+            connection.execute(f"PRAGMA user_version = {int(token)}")
     except sqlite3.OperationalError as exc:
         raise TransientError(
-            f"the online store could not be marked ({exc}); the watermark was not moved. Run again"
+            f"the token could not be written into the online store ({exc}); the watermark was not "
+            "moved. Run again"
         ) from exc

@@ -13,10 +13,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
-from tasks.features.access.presence import online_store_is_there
 from tasks.features.access.profile import profile_file
 from tasks.features.config import FeatureConfig
-from tasks.features.online.store_token import read_mark
+from tasks.features.online.store_token import read_token
 from tasks.features.tables.build import read_query
 from tasks.kernel.files import digest_of, locked, write_atomically
 from tasks.kernel.settings import code_digest, content_key
@@ -125,7 +124,7 @@ def is_filled(ledger: Ledger, home: Path, repo: Path) -> bool:
     Raises:
         TransientError: Redis does not answer.
     """
-    return online_store_is_there(home, repo) and read_mark(home, repo) == ledger.mark
+    return read_token(home, repo) == ledger.mark
 
 
 def online_views(

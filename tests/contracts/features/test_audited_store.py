@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from falaj.__main__ import main
 from tasks.features.access.audit import AuditTrail, on_behalf_of
-from tasks.features.access.servers import online_app
+from tasks.features.access.server import online_app
 from tasks.features.access.store import apply_definitions, open_store
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import FeatureStoreError, WindowError
@@ -225,9 +225,7 @@ def test_the_command_shows_the_trail_and_notices_a_removed_line(
         file.write_bytes(b"".join(lines))
 
 
-@pytest.mark.parametrize(
-    "name", ["feature_store.yaml", "profiles/file.yaml", "profiles/server.yaml"]
-)
+@pytest.mark.parametrize("name", ["feature_store.yaml", "profiles/server.yaml"])
 def test_feasts_command_line_reads_each_profile_as_we_do(
     made: Installation, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

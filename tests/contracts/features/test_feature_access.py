@@ -1,4 +1,4 @@
-"""Who can read and write what through Feast's servers: real servers, real tokens."""
+"""Who can read and write what through Feast's server: a real server, real tokens."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import requests
-from feast import FeatureStore
-from feast.errors import FeastPermissionError
-from feast.repo_config import RepoConfig
-from pyarrow.flight import FlightError
 
-from falaj.feature_servers import feature_servers
+from falaj.feature_server import feature_server
 from tasks.features.access.audit import AuditTrail
+from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.data.installation import Installation
@@ -71,7 +67,7 @@ class Served:
 
     installation: Installation
     issuer: Issuer
-    ports: dict[str, int]
+    port: int
 
     @property
     def trail(self) -> AuditTrail:
@@ -79,25 +75,8 @@ class Served:
 
     def post(self, path: str, body: dict[str, Any], token: str | None) -> requests.Response:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"http://127.0.0.1:{self.ports['online']}{path}"
+        url = f"http://127.0.0.1:{self.port}{path}"
         return requests.post(url, json=body, headers=headers, timeout=60)
-
-    def history(self, token: str | None, entities: pd.DataFrame | str, *refs: str) -> pd.DataFrame:
-        """A historical read by Feast's own remote client."""
-        config = RepoConfig(
-            project="flights",
-            provider="local",
-            registry={
-                "registry_type": "sql",
-                "path": f"sqlite:///{self.installation.home}/feast/registry.db",
-            },
-            offline_store={"type": "remote", "host": "127.0.0.1", "port": self.ports["offline"]},
-            online_store={"type": "sqlite", "path": str(self.installation.home / "unused.db")},
-            auth={"type": "oidc", "token": token} if token else {"type": "no_auth"},
-        )
-        client = FeatureStore(config=config)
-        frame: pd.DataFrame = client.get_historical_features(entities, list(refs)).to_df()
-        return frame
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +101,13 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 @pytest.fixture(scope="module")
 def served(installation: Installation, identity: Issuer) -> Iterator[Served]:
-    ports = {"online": free_port(), "offline": free_port()}
     settings = Settings(home=installation.home, feature_repo=installation.repository.path)
+    at = Listening("127.0.0.1", free_port())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in identity.environment.items():
             patch.setenv(name, value)
-        with feature_servers(settings, ["online", "offline"], "127.0.0.1", ports):
-            yield Served(installation, identity, ports)
+        with feature_server(settings, at):
+            yield Served(installation, identity, at.port)
 
 
 def by_status(response: requests.Response) -> str:
@@ -169,41 +148,10 @@ def materialize(served: Served, token: str | None) -> str:
     return by_status(served.post("/materialize", body, token))
 
 
-def by_flight(read: Callable[[], pd.DataFrame]) -> str:
-    try:
-        read()
-    except FeastPermissionError:
-        return FORBIDDEN
-    except FlightError:
-        return UNKNOWN
-    return ALLOWED
-
-
-def two_flights() -> pd.DataFrame:
-    at = pd.Timestamp(WINDOW.start) + pd.Timedelta(hours=30)
-    return pd.DataFrame({"origin": ["JFK", "EWR"], "event_timestamp": [at, at]})
-
-
-def read_history(served: Served, token: str | None) -> str:
-    return by_flight(lambda: served.history(token, two_flights(), "weather:temp"))
-
-
-def read_secret_history(served: Served, token: str | None) -> str:
-    return by_flight(lambda: served.history(token, two_flights(), "secret:temp"))
-
-
-def read_history_by_sql(served: Served, token: str | None) -> str:
-    query = "SELECT 'JFK' AS origin, TIMESTAMPTZ '2013-01-02 12:00Z' AS event_timestamp"
-    return by_flight(lambda: served.history(token, query, "weather:temp"))
-
-
 ACTS: dict[str, Callable[[Served, str | None], str]] = {
     "online view": read_online,
     "online service": read_service_online,
     "online view without permission": read_secret_online,
-    "history": read_history,
-    "history without permission": read_secret_history,
-    "history by SQL": read_history_by_sql,
     "push": push,
     "write without permission": write_secret,
     "materialize": materialize,
@@ -212,9 +160,9 @@ READS_ONLINE = {"online view", "online service"}
 PERMITTED = {
     "nobody": set[str](),
     "reader": READS_ONLINE,
-    "trainer": {*READS_ONLINE, "history"},
+    "trainer": READS_ONLINE,
     "operator": {*READS_ONLINE, "push", "materialize"},
-    "admin": ACTS.keys() - {"history by SQL"},
+    "admin": ACTS.keys(),
 }
 
 
@@ -244,7 +192,7 @@ def spoilt_tokens(identity: Issuer) -> dict[str, str | None]:
     }
 
 
-@pytest.mark.parametrize("act", ["online view", "push", "materialize", "history"])
+@pytest.mark.parametrize("act", ["online view", "push", "materialize"])
 @pytest.mark.parametrize("kind", spoilt_tokens(Issuer("http://127.0.0.1:1", new_key())))
 def test_a_token_that_is_not_the_issuers_for_this_service_opens_nothing(
     served: Served, kind: str, act: str
@@ -253,30 +201,12 @@ def test_a_token_that_is_not_the_issuers_for_this_service_opens_nothing(
     assert ACTS[act](served, token) == UNKNOWN
 
 
-def test_values_of_a_permitted_read_are_the_real_ones(served: Served) -> None:
-    frame = served.history(served.issuer.token("trainer"), two_flights(), "weather:temp")
-    assert frame["temp"].notna().all()
-    assert len(frame) == 2
-
-
-def test_a_remote_historical_read_never_sees_what_was_created_later(served: Served) -> None:
-    """The protocol has no word for the cut-off, so the server must not need one."""
-    rows = pd.read_parquet(served.installation.home / "feature_tables/current/weather")
-    rows = rows[rows["origin"] == "JFK"].sort_values("event_timestamp")
-    changed = rows[rows["temp"] != rows["temp"].shift()].iloc[1]
-    before = changed["event_timestamp"] + (changed["created"] - changed["event_timestamp"]) / 2
-    frame = pd.DataFrame({"origin": ["JFK"], "event_timestamp": [before]})
-    seen = served.history(served.issuer.token("trainer"), frame, "weather:temp")["temp"].iloc[0]
-    assert seen == rows[rows["created"] <= before]["temp"].iloc[-1]
-    assert seen != changed["temp"]
-
-
 def test_callers_at_the_same_time_are_never_taken_for_each_other(served: Served) -> None:
     tokens = {role: served.issuer.token(role) for role in ("trainer", "nobody")}
 
     def ask(number: int) -> tuple[str, str]:
         role = ("trainer", "nobody")[number % 2]
-        act = (read_online, read_history)[number % 4 // 2]
+        act = (read_online, read_service_online)[number % 4 // 2]
         return role, act(served, tokens[role])
 
     with ThreadPoolExecutor(8) as threads:
@@ -288,22 +218,18 @@ def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(
     served: Served,
 ) -> None:
     before = len(list(served.trail.lines()))
-    read_history(served, served.issuer.token("trainer", sub="ada"))
     push(served, served.issuer.token("operator", sub="bob"))
     materialize(served, served.issuer.token("operator", sub="cyd"))
     read_online(served, served.issuer.token("nobody", sub="dan"))
     acts = [line.content for line in list(served.trail.lines())[before:]]
     told = {(a["action"], a["outcome"], a["who"]["subject"], *a["who"]["roles"]) for a in acts}
     assert told == {
-        ("historical-read", "ok", "ada", "trainer"),
         ("push", "begun", "bob", "operator"),
         ("push", "ok", "bob", "operator"),
         ("materialize", "begun", "cyd", "operator"),
         ("materialize", "ok", "cyd", "operator"),
         ("denied", "denied", "dan", "nobody"),
     }
-    (read,) = [a for a in acts if a["action"] == "historical-read"]
-    assert (read["subject"], read["entity_rows"], read["rows"]) == ({"views": ["weather"]}, 2, 2)
     assert served.trail.verify().faults == ()
 
 
@@ -337,7 +263,7 @@ def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
     head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
     last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     received = b""
-    with socket.create_connection(("127.0.0.1", served.ports["online"]), timeout=60) as line:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as line:
         line.sendall(head + b"Content-Length: %d\r\n\r\n" % len(hidden))
         line.sendall(hidden + last)
         while piece := line.recv(65_536):
@@ -354,17 +280,11 @@ def test_nothing_of_the_servers_is_written_outside_the_state_folder(served: Serv
 def test_no_token_or_password_stands_on_a_command_line(served: Served) -> None:
     (pid,) = [
         pid
-        for pid in pids_whose_command_holds(f"online\x00127.0.0.1\x00{served.ports['online']}")
+        for pid in pids_whose_command_holds(f"127.0.0.1\x00{served.port}")
         if b"guard.py" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    assert words[1:-1] == [
-        b"-m",
-        b"tasks.features.access.servers",
-        b"online",
-        b"127.0.0.1",
-        words[-2],
-    ]
+    assert words[1:-2] == [b"-m", b"tasks.features.access.server", b"127.0.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -388,10 +308,9 @@ def test_serving_is_refused_without_an_issuer_or_in_the_clear(
     if missing:
         monkeypatch.delenv(missing)
     settings = Settings(home=installation.home, feature_repo=installation.repository.path)
-    ports = {"online": free_port()}
     with (
         pytest.raises(ConfigurationError, match=said),
-        feature_servers(settings, ["online"], host, ports),
+        feature_server(settings, Listening(host, free_port())),
     ):
         pytest.fail("it was started")
 
@@ -402,17 +321,7 @@ def test_no_server_outlives_the_killed_command(
 ) -> None:
     port = str(free_port())
     command = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "falaj",
-            "features",
-            "serve",
-            "--only",
-            "online",
-            "--online-port",
-            port,
-        ],
+        [sys.executable, "-m", "falaj", "features", "serve", "--port", port],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=PROJECT_ROOT,

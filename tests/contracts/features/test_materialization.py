@@ -18,7 +18,7 @@ from tasks.features.checks.parity import check_parity
 from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tasks.features.online.store_token import read_mark, write_mark
+from tasks.features.online.store_token import read_token, write_token
 from tasks.features.tables.ledger import online_views, read_ledger, write_ledger
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
@@ -138,7 +138,7 @@ def test_a_view_says_how_many_entities_were_written_and_how(
     assert all(view.num_written == view.num_entities > 0 for view in views.values())
     assert all(view.num_kept == view.num_converted_by_feast == 0 for view in views.values())
     (installation.home / "feast" / "materialized.json").unlink()
-    write_mark(installation.home, installation.repository.path, 0)  # as if it was never filled
+    write_token(installation.home, installation.repository.path, 0)  # as if it was never filled
     again = run(installation, tables, days(0, 1))
     assert sum(view.num_kept for view in again.values()) > 0
     assert again.keys() == views.keys()
@@ -154,15 +154,15 @@ def test_a_store_without_the_mark_is_filled_again_although_its_tables_are_there(
     installation, tables = refreshed
     home, repo = installation.home, installation.repository.path
     once = installation.materialize(tables, days(0, 3))
-    mark = read_mark(home, repo)
+    mark = read_token(home, repo)
     assert mark == read_ledger(home)["mark"] > 0
     for file in (home / "feast").glob("online.db*"):
         file.unlink()
     apply_definitions(open_store(home, repo), home, repo, again=True)
-    assert read_mark(home, repo) is None
+    assert read_token(home, repo) is None
     assert online_views(tables, days(2, 1), home, repo) is None
     assert installation.materialize(tables, days(2, 1)) == once
-    assert read_mark(home, repo) not in (None, mark)
+    assert read_token(home, repo) not in (None, mark)
 
 
 def test_the_watermark_stays_where_entities_are_missing_after_the_write(
@@ -290,5 +290,5 @@ def test_a_store_is_found_marked_whatever_its_folder_is_called(
 ) -> None:
     home = tmp_path / name
     (home / "feast").mkdir(parents=True)
-    write_mark(home, repository.path, 7)
-    assert read_mark(home, repository.path) == 7
+    write_token(home, repository.path, 7)
+    assert read_token(home, repository.path) == 7

@@ -1,4 +1,4 @@
-"""Every profile keeps the same promises: SQLite, a registry in a file, servers, and Spark."""
+"""Every profile keeps the same promises: SQLite, servers, and Spark."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield started
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "file", "cluster")]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "cluster")]
 
 
 @pytest.fixture(params=["server", *OTHERS])

@@ -24,15 +24,15 @@ from falaj import __main__ as command
 from flows import release as release_module
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release import release_by_hand_flow, release_flow
+from tasks.contracts.rollout import Action, Shares
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry import pictures
 from tasks.registry.connection import RegistryLocation, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, Registry
-from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
-from tasks.release.looking import Look
-from tasks.release.records import Action, Decision, Release
+from tasks.release.records import Decision, Release
+from tasks.release.rollout import Cycle, Releasing
 from tasks.release.traffic import ServerTraffic, Traffic
 from tests.support.data import builders as data
 from tests.support.registry import builders
@@ -41,10 +41,9 @@ from tests.support.release.builders import (
     MODEL,
     STEPS,
     FakeChampions,
-    FakeEdge,
+    FakeGateway,
     FakeTraffic,
     Rows,
-    Told,
 )
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.services.servers import postgres_server
@@ -69,7 +68,7 @@ class Town:
     world: World
     server: AdminServer
     config: PipelineConfig
-    edge: FakeEdge = field(default_factory=FakeEdge)
+    gateway: FakeGateway = field(default_factory=FakeGateway)
 
     @property
     def ledger(self) -> ReleaseLedger:
@@ -88,7 +87,7 @@ class Town:
         return found.number
 
     def traffic(self, settings: Settings) -> Traffic:
-        return ServerTraffic(settings.home, self.edge)
+        return ServerTraffic(settings.home, self.gateway)
 
     def serve(self, number: int, error: float = 0.0, name: str = "part-0") -> None:
         """Requests of the step that is under way, of both versions."""
@@ -162,25 +161,25 @@ def test_a_good_version_takes_over_step_by_step_by_itself(
     with prefect_api.in_process():
         assert release_flow(town.config) is None
         assert town.release.current.name == "shadow"
-        assert town.edge.told[-1] == Told(0.0, 1.0, False)
+        assert town.gateway.given[-1] == Shares(mirror=1.0)
         waiting = release_flow(town.config)
-        assert isinstance(waiting, Look)
+        assert isinstance(waiting, Cycle)
         assert waiting.decision.rule == "too_few"
         for step in ("shadow", "quarter"):
             assert town.release.current.name == step
             town.serve(1000)
             found = release_flow(town.config)
-            assert isinstance(found, Look)
+            assert isinstance(found, Cycle)
             assert found.decision.action is Action.PROMOTE, found.decision
         town.serve(1000)
-        monkeypatch.setattr(release_module, "LOOK_EVERY_S", 0.0)
-        last = release_flow(town.config, looks=9)  # ends with the release
-        assert isinstance(last, Look)
+        monkeypatch.setattr(release_module, "CYCLE_S", 0.0)
+        last = release_flow(town.config, cycles=9)  # ends with the release
+        assert isinstance(last, Cycle)
         assert last.decision.action is Action.PROMOTE
-        assert release_flow(town.config, looks=9) is None
+        assert release_flow(town.config, cycles=9) is None
     assert town.release.state == "released"
     assert town.server.tracks == {"stable": "2", "candidate": None, "shadow": None}
-    assert town.edge.told[-1].candidate == 0
+    assert town.gateway.given[-1].candidate == 0
     assert town.champion == 2
 
 
@@ -192,7 +191,7 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
         release_flow(town.config)
         town.serve(1500, error=0.1)
         found = release_flow(town.config)
-        assert isinstance(found, Look)
+        assert isinstance(found, Cycle)
         assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "errors")
         assert release_flow(town.config) is None  # and is not released again by itself
         with get_client(sync_client=True) as client:
@@ -219,12 +218,12 @@ def test_labels_that_name_entities_roll_a_worse_version_back(
         release_flow(town.config)
         labels, file = town.ask(2000), town.home / "labels.parquet"
         before = release_flow(town.config)
-        assert isinstance(before, Look)
+        assert isinstance(before, Cycle)
         assert before.decision.action is Action.PROMOTE  # nobody knows better yet
         labels.to_parquet(file, index=False)
         assert command.main(["predictions", "label", MODEL, str(file)]) == 0
         found = release_flow(town.config)
-    assert isinstance(found, Look)
+    assert isinstance(found, Cycle)
     assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "harm")
     assert found.evidence is not None
     assert [one.metric for one in found.evidence.harms] == ["task_paired"]
@@ -250,7 +249,7 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
         assert held.held_by == "Amal"
         town.serve(1000)
         found = release_flow(town.config)
-        assert isinstance(found, Look)
+        assert isinstance(found, Cycle)
         assert found.decision.rule == "held"
     assert command.main(["release", "resume", "--approver", "Badr"]) == 0
     assert command.main(["release", "promote", MODEL, "--approver", "Badr"]) == 0
@@ -282,17 +281,15 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
 PROGRAM = """
 import sys
 from pathlib import Path
-from tasks.release.acting import Releasing, act_by_hand
-from tasks.release.acting import Releasing
-from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
+from tasks.release.rollout import Releasing
 from tasks.release.traffic import ServerTraffic
 from tests.support.release.builders import FakeChampions
 
 home = Path(sys.argv[1])
 ledger = ReleaseLedger(f"sqlite:///{home / 'operation' / 'operation.db'}")
 releasing = Releasing(ledger, ServerTraffic(home), FakeChampions())
-act_by_hand(releasing, "flight-delay", "roll_back", "Amal", "")
+releasing.act_by_hand("flight-delay", "roll_back", "Amal", "")
 """
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flows import release as release_module
 from flows.release import release_flow
+from tasks.contracts.rollout import Action, Shares
 from tasks.kernel.errors import TransientError
-from tasks.release.records import Action, Shares
 from tests.support.conversion.programs import Decided
 from tests.support.host.processes import wait_until
 from tests.support.release.released import FLIGHTS, LIMIT_S, Load, Whole, whole_installation
@@ -81,7 +81,7 @@ def test_an_equal_version_takes_over_by_itself_and_no_client_notices(
 ) -> None:
     for name in ("FALAJ_HOME", "FALAJ_FEATURE_REPO"):
         monkeypatch.setenv(name, whole.environment[name])
-    monkeypatch.setattr(release_module, "LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(release_module, "CYCLE_S", 0.3)
     whole.promote(EQUAL)
     with Load(whole) as load, prefect_api.in_process():
         deadline = time.monotonic() + LIMIT_S
@@ -90,7 +90,7 @@ def test_an_equal_version_takes_over_by_itself_and_no_client_notices(
         assert (begun.stable, begun.candidate) == (before, EQUAL)
         assert whole.tracks == {"stable": before, "candidate": EQUAL, "shadow": EQUAL}
         while whole.release.is_open and time.monotonic() < deadline:
-            release_flow(whole.config, looks=60)
+            release_flow(whole.config, cycles=60)
         ended = time.time()
         load.wait_for(100)
     assert whole.release.state == "released", whole.release
@@ -116,7 +116,7 @@ def test_a_worse_version_is_rolled_back_by_its_labels_and_so_is_the_alias(
         for number in range(30):
             load.wait_for(300)
             whole.label(list(load.asked), chances, seed=number)
-            found = whole.look()
+            found = whole.evaluate()
             if not found.release.is_open:
                 break
         decision = found.decision
@@ -126,7 +126,7 @@ def test_a_worse_version_is_rolled_back_by_its_labels_and_so_is_the_alias(
     assert "task_paired" in {one.metric for one in found.evidence.harms}
     assert whole.champion == before
     assert whole.tracks == {"stable": before, "candidate": None, "shadow": None}
-    assert whole.num_loads(before) == known, "the version before was loaded anew"
+    assert whole.num_loads(before) == known, "the version before was loaded again"
     check_all_answered(load, before, NOISE)
 
 
@@ -137,7 +137,7 @@ def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_me
 ) -> None:
     whole.begin(number)
     with Load(whole) as load:
-        seen = whole.look_until(step="fifth")
+        seen = whole.evaluate_until(step="fifth")
         load.wait_for(50)
     decision = seen[-1].decision
     assert (decision.action, decision.rule) == (Action.ROLL_BACK, "errors"), decision
@@ -150,7 +150,7 @@ def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_me
 def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before: str) -> None:
     whole.begin(OTHER)
     with Load(whole) as load:
-        whole.look_until(step="fifth")
+        whole.evaluate_until(step="fifth")
         tracks, shares = whole.tracks, whole.releasing.traffic.shares(FLIGHTS)
         assert shares == Shares(candidate=20, mirror=0, sticky=True)
         since = time.time()
@@ -170,10 +170,10 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
 
         whole.kill_edge()
         with pytest.raises(TransientError, match="hold when it"):
-            whole.look_until(step="half")  # it is decided while nobody can take it
+            whole.evaluate_until(step="half")  # it is decided while nobody can take it
         assert (whole.release.current.name, whole.release.is_moved) == ("half", False)
         whole.start_edge()
-        assert whole.look().was_repaired
+        assert whole.evaluate().was_repaired
         assert whole.release.is_moved
         since = time.time()
         load.wait_for(300)
@@ -181,7 +181,7 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
         stayed = [s for s, versions in who.items() if versions == {OTHER}]
         assert all(grown[s] == {OTHER} for s in stayed)
         assert sum(versions == {OTHER} for versions in grown.values()) > len(stayed)
-        whole.look_until()
+        whole.evaluate_until()
         ended = time.time()
         load.wait_for(100)
     assert whole.release.state == "released", whole.release
@@ -195,7 +195,7 @@ def test_a_person_takes_all_requests_back_while_they_come(whole: Whole, before: 
     candidate = EQUAL if before != EQUAL else OTHER
     whole.begin(candidate)
     with Load(whole) as load:
-        whole.look_until(step="all")
+        whole.evaluate_until(step="all")
         since = time.time()
         load.wait_for(100)
         assert {one.version for one in load.since(since)} == {candidate}

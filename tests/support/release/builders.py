@@ -1,4 +1,4 @@
-"""Small releases: a log of two versions, and server, edge and registry as this room sees them."""
+"""Small releases: a log of two versions, and server, gateway and registry as a release has them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.release import GateResult, PromotionDecision
+from tasks.contracts.rollout import Evidence, Finding, Period, Shares
 from tasks.kernel.errors import RegistryError
+from tasks.predictions.schema import FIXED
 from tasks.release.config import ReleaseConfig, StepConfig
-from tasks.release.evidence import no_labels
-from tasks.release.records import OPEN, Evidence, Finding, Period, Release, Shares
+from tasks.release.evidence import COLUMNS, no_labels
+from tasks.release.records import OPEN, Release
 from tasks.release.traffic import TracksRefusedError
 
 MODEL = "flight-delay"
@@ -132,38 +134,27 @@ class Rows:
             )
         return self
 
-    def write(self, home: Path, name: str = "part-0", metadata: Mapping[str, str] = {}) -> None:
-        """One part a day."""
+    @property
+    def table(self) -> pa.Table:
+        """As the log is read."""
+        return pa.Table.from_pylist(self.rows, schema=SCHEMA)
+
+    def write(self, home: Path, name: str = "part-0") -> None:
+        """One segment a day."""
         frame = pd.DataFrame(self.rows)
         for day, rows in frame.groupby(frame["event_timestamp"].dt.date):
             folder = home / "predictions" / f"model={MODEL}" / f"day={day}"
             folder.mkdir(parents=True, exist_ok=True)
             table = pa.Table.from_pandas(rows, schema=SCHEMA, preserve_index=False)
-            pq.write_table(
-                table.replace_schema_metadata(dict(metadata)), folder / f"{name}.parquet"
-            )
+            pq.write_table(table, folder / f"{name}.parquet")
 
 
-SCHEMA = pa.schema(
-    {
-        "request_id": pa.string(),
-        "request_row": pa.int32(),
-        "event_timestamp": pa.timestamp("us", "UTC"),
-        "version": pa.string(),
-        "slot": pa.string(),
-        "subject": pa.string(),
-        "score": pa.float64(),
-        "error": pa.string(),
-        "latency_us": pa.int64(),
-        "compute_us": pa.int64(),
-        "batch_rows": pa.int32(),
-    }
-)
+SCHEMA = pa.schema([FIXED.field(name) for name in COLUMNS])
 
 
 @dataclass
 class FakeTraffic:
-    """Server and edge that keep what they were told; `killed_at` ends the process at that call."""
+    """Keeps what was set last; `killed_at` ends the process at that call."""
 
     can_split: bool = True
     at: dict[str, str | None] = field(
@@ -187,11 +178,11 @@ class FakeTraffic:
     def shares(self, model: str) -> Shares:
         return self.shared
 
-    def set_shares(self, model: str, candidate: float, mirror: float, sticky: bool) -> None:
-        self._count(f"shares {candidate:g}/{mirror:g}")
-        assert not candidate or self.at["candidate"], "requests would go to an empty track"
-        assert not mirror or self.at["shadow"]
-        self.shared = Shares(candidate=candidate, mirror=mirror, sticky=sticky)
+    def set_shares(self, model: str, shares: Shares) -> None:
+        self._count(f"shares {shares.candidate:g}/{shares.mirror:g}")
+        assert not shares.candidate or self.at["candidate"], "requests would go to an empty track"
+        assert not shares.mirror or self.at["shadow"]
+        self.shared = shares
 
     def _count(self, call: str) -> None:
         if self.killed_at == len(self.calls):
@@ -200,12 +191,16 @@ class FakeTraffic:
 
 
 @dataclass(frozen=True)
-class FakeLabels:
-    """What is known of a release's requests."""
+class FakeLog:
+    """What was logged and is known of a release's requests."""
 
+    logged: Rows = field(default_factory=Rows)
     known: pd.DataFrame = field(default_factory=no_labels)
 
-    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+    def rows(self, release: Release, until: datetime) -> pa.Table:
+        return self.logged.table
+
+    def labels(self, release: Release, now: datetime) -> pd.DataFrame:
         return self.known
 
 
@@ -236,22 +231,17 @@ class FakeChampions:
         return self.before
 
 
-@dataclass(frozen=True)
-class Told:
-    candidate: float = 0.0
-    mirror: float = 0.0
-    sticky: bool = True
-
-
 @dataclass
-class FakeEdge:
-    told: list[Told] = field(default_factory=lambda: [Told()])
+class FakeGateway:
+    """Keeps the shares that it was given, from 0 to 1."""
+
+    given: list[Shares] = field(default_factory=lambda: [Shares(sticky=True)])
 
     def set_shares(self, model: str, *, candidate: float, mirror: float, sticky: bool) -> None:
-        self.told.append(Told(candidate, mirror, sticky))
+        self.given.append(Shares(candidate=candidate, mirror=mirror, sticky=sticky))
 
-    def shares(self, model: str) -> Told:
-        return self.told[-1]
+    def shares(self, model: str) -> Shares:
+        return self.given[-1]
 
 
 def refused() -> PromotionDecision:

@@ -32,21 +32,21 @@ import yaml
 from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
-from flows.release import LoggedLabels, RegistryChampions, release_config, traffic_of
+from flows.release import LoggedRequests, RegistryChampions, release_config, traffic_of
 from infra.gateway.config import read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.rollout import Action
 from tasks.conversion.config import ConversionConfig
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.promotion import note_promotion
-from tasks.release.acting import Releasing
 from tasks.release.ledger import ReleaseLedger
-from tasks.release.looking import Look, look
-from tasks.release.records import Action, Release
+from tasks.release.records import Release
+from tasks.release.rollout import Cycle, Releasing
 from tests.support.conversion.programs import SmallNetwork
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
@@ -173,19 +173,19 @@ class Whole:
         self.promote(number)
         return self.releasing.begin(FLIGHTS, release_config(self.config), "a test")
 
-    def look(self) -> Look:
-        """One look at the open release."""
-        labels = LoggedLabels(self.home, self.config.clock)
-        return look(self.releasing, self.release, labels, self.home, datetime.now(UTC))
+    def evaluate(self) -> Cycle:
+        """One evaluation cycle of the open release."""
+        log = LoggedRequests(self.home, self.config.clock)
+        return self.releasing.evaluate(self.release, log, datetime.now(UTC))
 
-    def look_until(self, step: str = "") -> list[Look]:
-        """Look until the release is in a step, or has ended; all that was seen."""
-        seen: list[Look] = []
+    def evaluate_until(self, step: str = "") -> list[Cycle]:
+        """Evaluate until the release is in a step, or has ended; all that was found."""
+        seen: list[Cycle] = []
         deadline = time.monotonic() + LIMIT_S
         while (now := self.release).is_open and now.current.name != step:
             assert time.monotonic() < deadline, seen[-1].decision
             time.sleep(0.2)
-            seen.append(self.look())
+            seen.append(self.evaluate())
         return seen
 
     def command(self, *words: str) -> str:

@@ -1,4 +1,4 @@
-"""Which labels a release sees: of the rows that a real log writer wrote, as they were imported."""
+"""Which rows and labels a release sees: as a real log writer wrote and people imported them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flows.release import LoggedLabels
+from flows.release import LoggedRequests
 from serving.interfaces import Track
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.clock import ClockConfig
+from tasks.contracts.rollout import Period, Shares
 from tasks.kernel.errors import DataContractError
 from tasks.predictions import joining
 from tasks.predictions.labels import import_labels, labels_folder
 from tasks.release.evidence import CANDIDATE, SHADOW, STABLE, Observed, observe
-from tasks.release.records import Period, Release, Shares
+from tasks.release.records import Release
 from tests.support.release.builders import SETTLE, release
 from tests.support.serving.served_rows import MODEL, NOW, entity_batch, open_log, served
 
@@ -49,7 +50,7 @@ class Town:
         self.ask(name, at, **keys)
         self.ask(name, at + 5 * MS, "shadow", "2", **keys)
 
-    def tell(self, imported: datetime = NOW, **columns: Any) -> None:
+    def import_known(self, imported: datetime = NOW, **columns: Any) -> None:
         file = self.home / "labels.parquet"
         pd.DataFrame(columns).to_parquet(file, index=False)
         import_labels(self.home, MODEL, file, imported)
@@ -58,14 +59,17 @@ class Town:
         self, now: datetime = LATER, of: Release = RELEASE, clock: ClockConfig | None = None
     ) -> pd.DataFrame:
         self.log.stop()
-        return LoggedLabels(self.home, clock or ClockConfig()).of_release(of, now)
+        return LoggedRequests(self.home, clock or ClockConfig()).labels(of, now)
 
     def labels(self, now: datetime = LATER, **options: Any) -> dict[str, float]:
         known = self.known(now, **options)
         return dict(zip(known["request_id"], known["label"], strict=True))
 
     def observed(self, now: datetime = LATER) -> Observed:
-        return observe(self.home, RELEASE, self.known(now), now)
+        known = self.known(now)
+        until = now - timedelta(seconds=RELEASE.config.settle_s)
+        rows = LoggedRequests(self.home, ClockConfig()).rows(RELEASE, until)
+        return observe(rows, RELEASE, known, until)
 
 
 @pytest.fixture
@@ -79,7 +83,7 @@ def test_a_label_of_entities_counts_for_all_tracks_so_that_pairs_have_it(town: T
     town.ask_with_copy("b", BEGUN + SECOND, flight=2)
     town.ask("c", BEGUN + SECOND, "candidate", "2", flight=3)
     town.ask("d", BEGUN + SECOND, "stable", "7", flight=4)  # of neither version
-    town.tell(flight=[1, 3, 4], event_timestamp=[BEGUN] * 3, label=[1.0, 0.0, 1.0])
+    town.import_known(flight=[1, 3, 4], event_timestamp=[BEGUN] * 3, label=[1.0, 0.0, 1.0])
     seen = town.observed()
     assert seen.labels["label"].tolist() == [1.0, 0.0]
     assert [len(seen.labelled(who)) for who in (STABLE, SHADOW, CANDIDATE)] == [1, 1, 1]
@@ -90,7 +94,7 @@ def test_a_label_of_entities_counts_for_all_tracks_so_that_pairs_have_it(town: T
 def test_a_copy_has_its_originals_label_where_another_is_nearer_to_the_copy(town: Town) -> None:
     town.ask_with_copy("a", BEGUN + SECOND, flight=1)
     moments = [BEGUN + SECOND - 10 * MS, BEGUN + SECOND + 12 * MS]
-    town.tell(flight=[1, 1], event_timestamp=moments, label=[1.0, 0.0])
+    town.import_known(flight=[1, 1], event_timestamp=moments, label=[1.0, 0.0])
     seen = town.observed()
     assert seen.labelled(STABLE)["label"].tolist() == [1.0]
     assert seen.labelled(SHADOW)["label"].tolist() == [1.0]
@@ -104,7 +108,7 @@ def test_what_a_later_look_knows_comes_behind_what_an_earlier_one_knew(town: Tow
     told = [at + timedelta(seconds=s) for at, s in zip(arrived, delays, strict=True)]
     for flight, at in enumerate(arrived):
         town.ask_with_copy(f"r{flight}", at, flight=flight)
-    town.tell(
+    town.import_known(
         flight=range(number),
         event_timestamp=arrived,
         label=rng.integers(0, 2, number),
@@ -125,19 +129,19 @@ def test_labels_that_no_row_of_the_release_can_meet_are_not_held(
     town.ask_with_copy("a", BEGUN + SECOND, flight=1)
     town.ask_with_copy("b", BEGUN + SECOND, flight=2)
     past = [NOW - timedelta(days=d) for d in range(1, 51)]
-    town.tell(flight=[1] * 50, event_timestamp=past, label=[1.0] * 50)
-    town.tell(flight=[1], event_timestamp=[BEGUN], label=[1.0])
-    town.tell(request_id=["b", *(f"of-before-{n}" for n in range(50))], label=[0.0] * 51)
+    town.import_known(flight=[1] * 50, event_timestamp=past, label=[1.0] * 50)
+    town.import_known(flight=[1], event_timestamp=[BEGUN], label=[1.0])
+    town.import_known(request_id=["b", *(f"of-before-{n}" for n in range(50))], label=[0.0] * 51)
     monkeypatch.setattr(joining, "MAX_LABELS", 1)
     assert town.labels() == {"a": 1.0, "b": 0.0}
-    town.tell(flight=[2], event_timestamp=[BEGUN], label=[1.0])
+    town.import_known(flight=[2], event_timestamp=[BEGUN], label=[1.0])
     with pytest.raises(DataContractError, match="more than 1 labels for the rows in question"):
         town.labels()
 
 
 def test_recorded_data_that_is_played_meets_labels_of_its_own_year(town: Town) -> None:
     town.ask_with_copy("a", BEGUN + SECOND, flight=1)
-    town.tell(flight=[1], event_timestamp=[BEGUN.replace(year=2013)], label=[1.0])
+    town.import_known(flight=[1], event_timestamp=[BEGUN.replace(year=2013)], label=[1.0])
     assert town.labels() == {}
     assert town.labels(clock=ClockConfig(replay_year=2013)) == {"a": 1.0}
 
@@ -148,7 +152,7 @@ def test_without_labels_the_log_is_not_read(town: Town, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(joining, "read_rows", refuse)
     assert town.observed().labels.empty
-    town.tell(request_id=["a"], label=[0.0])
+    town.import_known(request_id=["a"], label=[0.0])
     assert town.known(NOW).empty  # nothing has settled yet
 
 
@@ -161,3 +165,12 @@ def test_a_damaged_table_of_labels_is_named(town: Town) -> None:
         with pytest.raises(DataContractError, match=f"{name} is damaged"):
             town.labels()
         (folder / name).unlink()
+
+
+def test_a_damaged_segment_of_the_log_decides_nothing(town: Town) -> None:
+    town.ask_with_copy("a", BEGUN + SECOND, flight=1)
+    town.log.stop()
+    segment = next((town.home / "predictions").rglob("part-*.parquet"))
+    segment.write_bytes(segment.read_bytes()[:-9])
+    with pytest.raises(DataContractError, match="Nothing was decided"):
+        LoggedRequests(town.home, ClockConfig()).rows(RELEASE, LATER)

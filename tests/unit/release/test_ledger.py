@@ -13,20 +13,20 @@ import pandas as pd
 import pytest
 from sqlalchemy import update
 
+from tasks.contracts.rollout import Action, Shares
 from tasks.kernel.errors import DataContractError, TransientError
 from tasks.metadata import tables
 from tasks.metadata.database import transaction
-from tasks.release.acting import Releasing, act_by_hand
 from tasks.release.ledger import ReleaseLedger, tracks_at_start
-from tasks.release.looking import look
-from tasks.release.records import Action, ByHand, Decision, Release, Shares
-from tasks.release.traffic import TracksRefusedError
+from tasks.release.records import ByHand, Decision, Release
+from tasks.release.rollout import Releasing
+from tasks.release.traffic import TracksRefusedError, set_traffic
 from tests.support.release.builders import (
     CONFIG,
     MODEL,
     STEPS,
     FakeChampions,
-    FakeLabels,
+    FakeLog,
     FakeTraffic,
     Rows,
     evidence,
@@ -153,10 +153,10 @@ def test_killed_at_any_move_the_next_one_finishes_it(
     assert (seen.at["stable"], seen.at["candidate"], seen.shared) == wanted
     actions = [e.action for e in releasing.ledger.entries(release.release_id)]
     assert actions.count(Action.ROLL_BACK) == (action == "back")
-    assert not releasing.keep(release)
+    assert not set_traffic(seen, MODEL, release.wanted)
 
 
-def test_killed_between_traffic_and_alias_the_next_look_moves_the_alias(
+def test_killed_between_traffic_and_alias_the_next_cycle_moves_the_alias(
     releasing: Releasing,
 ) -> None:
     begun(releasing)
@@ -222,7 +222,7 @@ def test_one_release_of_a_model_is_open_at_a_time(releasing: Releasing) -> None:
     assert releasing.ledger.open("other", "1", "3", IDLE, "a", can_split=True).is_open
 
 
-def test_looks_that_see_nothing_new_are_one_line_and_more_rows_another(
+def test_cycles_that_see_nothing_new_are_one_line_and_more_rows_another(
     releasing: Releasing,
 ) -> None:
     release = begun(releasing)
@@ -237,11 +237,11 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
     releasing: Releasing,
 ) -> None:
     begun(releasing)
-    assert act_by_hand(releasing, MODEL, "hold", "Amal", "lunch").held_by == "Amal"
-    assert act_by_hand(releasing, MODEL, "resume", "Amal", "").held_by == ""
-    assert act_by_hand(releasing, MODEL, "promote", "Badr", "").step == 1
+    assert releasing.act_by_hand(MODEL, "hold", "Amal", "lunch").held_by == "Amal"
+    assert releasing.act_by_hand(MODEL, "resume", "Amal", "").held_by == ""
+    assert releasing.act_by_hand(MODEL, "promote", "Badr", "").step == 1
     assert traffic(releasing).shared.candidate == 25
-    release = act_by_hand(releasing, MODEL, "roll_back", "Amal", "a call from the desk")
+    release = releasing.act_by_hand(MODEL, "roll_back", "Amal", "a call from the desk")
     assert release.state == "rolled_back"
     told = [
         (e.action.value, e.actor, e.reason) for e in releasing.ledger.entries(release.release_id)
@@ -249,30 +249,24 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
     assert ("hold", "Amal", "Amal: lunch") in told
     assert told[-1] == ("roll_back", "Amal", "Amal: a call from the desk")
     with pytest.raises(DataContractError, match="no release of flight-delay is open"):
-        act_by_hand(releasing, MODEL, "hold", "Amal", "")
+        releasing.act_by_hand(MODEL, "hold", "Amal", "")
     with pytest.raises(DataContractError, match="is no name"):
-        act_by_hand(releasing, MODEL, "hold", " ", "")
+        releasing.act_by_hand(MODEL, "hold", " ", "")
 
 
-def test_of_two_who_hold_at_once_one_is_told_that_it_was_the_other(releasing: Releasing) -> None:
-    release = begun(releasing)
-    hold = Decision(action=Action.HOLD, rule="by_hand", reason="lunch")
-    assert releasing.act(release, hold, "Badr").held_by == "Badr"
-    with pytest.raises(DataContractError, match="changed by another one"):
-        releasing.act(release, hold, "Amal")
-
-
-def test_a_look_decides_by_the_log_and_repairs_what_a_restart_has_lost(
+def test_a_cycle_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     releasing: Releasing, tmp_path: Path
 ) -> None:
     release = begun(releasing)
     start = release.periods[0].since
     now = start + timedelta(hours=1)
-    Rows().add(3000, start=start).add(
-        3000, track="shadow", version="2", error=0.05, start=start
-    ).write(tmp_path)
+    log = FakeLog(
+        Rows()
+        .add(3000, start=start)
+        .add(3000, track="shadow", version="2", error=0.05, start=start)
+    )
     traffic(releasing).at = {"stable": "2", "candidate": None, "shadow": None}
-    found = look(releasing, release, FakeLabels(), tmp_path, now)
+    found = releasing.evaluate(release, log, now)
     assert found.was_repaired
     assert found.decision.rule == "errors"
     assert found.release.state == "rolled_back"
@@ -291,27 +285,27 @@ def test_what_a_person_wanted_is_done_once_though_the_first_try_broke_off(
     with monkeypatch.context() as patched:
         patched.setattr(traffic(releasing), "set_shares", _busy)
         with pytest.raises(TransientError):
-            act_by_hand(releasing, MODEL, action, "Amal", "", seen)
-    release = act_by_hand(releasing, MODEL, action, "Amal", "", seen)
+            releasing.act_by_hand(MODEL, action, "Amal", "", seen)
+    release = releasing.act_by_hand(MODEL, action, "Amal", "", seen)
     assert release.is_moved
     assert (release.step, release.is_open) == ((1, True) if action == "promote" else (0, False))
 
 
-def test_a_look_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_back(
+def test_a_cycle_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_back(
     releasing: Releasing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(releasing)
-    seen = act_by_hand(releasing, MODEL, "promote", "Amal", "")
+    seen = releasing.act_by_hand(MODEL, "promote", "Amal", "")
     with monkeypatch.context() as patched:
         patched.setattr(releasing.champions, "take_back", _busy)
         with pytest.raises(TransientError):
-            releasing.act(seen, BACK, "a look")
+            releasing.act_by_hand(MODEL, "roll_back", "Amal", "")
     assert traffic(releasing).shared.candidate == 0
     before = len(traffic(releasing).calls)
-    found = look(releasing, seen, FakeLabels(), tmp_path, datetime.now(UTC))
+    found = releasing.evaluate(seen, FakeLog(), datetime.now(UTC))
     assert (found.release.state, found.release.is_moved) == ("rolled_back", True)
     assert not [call for call in traffic(releasing).calls[before:] if call.startswith("shares 25")]
-    again = look(releasing, seen, FakeLabels(), tmp_path, datetime.now(UTC))
+    again = releasing.evaluate(seen, FakeLog(), datetime.now(UTC))
     assert (again.decision.rule, again.is_change) == ("closed", False)
 
 
@@ -320,10 +314,10 @@ def _busy(*_: object, **__: object) -> None:
 
 
 @dataclass(frozen=True)
-class DamagedLabels:
+class DamagedLabels(FakeLog):
     """A table of labels that nobody can read."""
 
-    def of_release(self, release: Release, now: datetime) -> pd.DataFrame:
+    def labels(self, release: Release, now: datetime) -> pd.DataFrame:
         raise DataContractError("labels.parquet is damaged")
 
 
@@ -338,31 +332,31 @@ def test_labels_that_cannot_be_read_hold_a_release_and_keep_no_failing_version(
     release = begun(releasing)
     start = release.periods[0].since
     candidate = {"track": "shadow", "version": "2", "error": share, "start": start}
-    Rows().add(12_000, start=start).add(12_000, **candidate).write(tmp_path)
+    rows = Rows().add(12_000, start=start).add(12_000, **candidate)
     now = start + timedelta(minutes=release.current.min_minutes + 1)
-    decision = look(releasing, release, DamagedLabels(), tmp_path, now).decision
+    decision = releasing.evaluate(release, DamagedLabels(rows), now).decision
     assert (decision.action, decision.rule) == (action, rule)
     assert action is Action.ROLL_BACK or "labels.parquet is damaged" in decision.reason
 
 
-def test_a_look_gives_up_a_version_that_is_no_longer_the_champion(
+def test_a_cycle_gives_up_a_version_that_is_no_longer_the_champion(
     releasing: Releasing, tmp_path: Path
 ) -> None:
     release = begun(releasing)
     releasing.champions.now = "3"
-    found = look(releasing, release, FakeLabels(), tmp_path, datetime.now(UTC))
+    found = releasing.evaluate(release, FakeLog(), datetime.now(UTC))
     assert found.release.state == "superseded"
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.due(MODEL, IDLE)
     assert releasing.begin(MODEL, IDLE, "release flow").candidate == "3"
 
 
-def test_a_look_carries_out_what_was_decided_before_it_reads_anything(
+def test_a_cycle_carries_out_what_was_decided_before_it_reads_anything(
     releasing: Releasing, tmp_path: Path
 ) -> None:
     begun(releasing)
     left = decided(releasing, PROMOTE)
-    found = look(releasing, left, FakeLabels(), tmp_path / "nowhere", datetime.now(UTC))
+    found = releasing.evaluate(left, FakeLog(), datetime.now(UTC))
     assert found.decision.rule == "unfinished"
     assert traffic(releasing).shared.candidate == 25
 
@@ -383,8 +377,8 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     now = datetime.now(UTC)
     for minutes in (0, 9):
         with pytest.raises(TracksRefusedError):
-            look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=minutes))
-    found = look(releasing, release, FakeLabels(), tmp_path, now + timedelta(minutes=11))
+            releasing.evaluate(release, FakeLog(), now + timedelta(minutes=minutes))
+    found = releasing.evaluate(release, FakeLog(), now + timedelta(minutes=11))
     assert (found.decision.rule, found.release.state) == ("not_loaded", "rolled_back")
     assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.champions.champion(MODEL) == "1"
@@ -396,12 +390,12 @@ def test_a_person_rolls_back_a_candidate_that_cannot_be_loaded_at_once(
     traffic(releasing).broken = "2"
     with pytest.raises(TracksRefusedError):
         begun(releasing)
-    release = act_by_hand(releasing, MODEL, "roll_back", "Amal", "it will never load")
+    release = releasing.act_by_hand(MODEL, "roll_back", "Amal", "it will never load")
     assert (release.state, release.is_moved) == ("rolled_back", True)
     assert releasing.champions.champion(MODEL) == "1"
 
 
-def test_without_an_edge_the_last_step_alone_is_taken(tmp_path: Path) -> None:
+def test_without_a_gateway_the_last_step_alone_is_taken(tmp_path: Path) -> None:
     ledger = ReleaseLedger(f"sqlite:///{tmp_path / 'operation.db'}")
     releasing = Releasing(ledger, FakeTraffic(can_split=False), FakeChampions())
     release = begun(releasing)
@@ -454,9 +448,10 @@ def test_a_release_that_an_earlier_version_stored_is_read_without_what_is_gone(
         "alpha": {"errors": 0.01},
         "slow_factor": 2,
     }
+    old["steps"][1]["mirror_percent"] = 20
     with transaction(releasing.ledger.engine) as connection:
         connection.execute(update(tables.releases).values(config=json.dumps(old)))
-    assert releasing.ledger.release(release.release_id) == release
+    assert releasing.ledger.release(release.release_id).steps[1].mirror_percent == 20
 
 
 def test_nothing_is_due_without_a_new_champion(releasing: Releasing) -> None:

@@ -5,9 +5,10 @@ from datetime import timedelta
 import pytest
 from pydantic import ValidationError
 
+from tasks.contracts.rollout import Action, Evidence
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.policy import decide
-from tasks.release.records import Action, Evidence, Release
+from tasks.release.records import Release
 from tests.support.release.builders import CONFIG, START, STEPS, evidence, finding, release
 
 LATER = START + timedelta(minutes=5)
@@ -67,35 +68,11 @@ def test_a_persons_hold_stops_steps_and_not_roll_backs() -> None:
     assert rule(evidence(finding("scores", harm=True)), held) == ("roll_back", "harm")
 
 
-def test_a_step_that_takes_too_long_is_held_or_rolled_back_as_configured() -> None:
-    weeks = 60 * 24 * 7
-    assert rule(evidence(step_requests=0), minutes=weeks) == ("hold", "timeout")
-    back = release(CONFIG.model_copy(update={"on_timeout": "roll_back"}))
-    assert rule(evidence(step_requests=0), back, minutes=weeks) == ("roll_back", "timeout")
-
-
-def test_where_asked_for_little_loss_must_be_shown_before_the_last_step() -> None:
-    strict = CONFIG.model_copy(update={"max_task_loss": 0.01})
-    before_last = release(strict, step=1)
-    assert rule(evidence(), before_last) == ("hold", "not_shown")
-    assert rule(evidence(finding("task_paired", high=0.02)), before_last) == ("hold", "not_shown")
-    assert rule(evidence(finding("task_paired", high=0.008)), before_last) == ("promote", "passed")
-    assert rule(evidence(), release(strict, step=0)) == ("promote", "passed")
-
-
-def test_a_bound_on_another_metric_shows_no_small_task_loss() -> None:
-    before_last = release(CONFIG.model_copy(update={"max_task_loss": 0.01}), step=1)
-    seen = evidence(finding("latency", high=0.0), finding("task_paired", high=None))
-    assert rule(seen, before_last) == ("hold", "not_shown")
-
-
 def test_a_bound_that_is_just_reached_is_kept() -> None:
     step = STEPS[0].model_copy(update={"min_labels": 10})
-    strict = CONFIG.model_copy(update={"steps": (step, *STEPS[1:]), "max_task_loss": 0.01})
+    config = CONFIG.model_copy(update={"steps": (step, *STEPS[1:])})
     least = evidence(step_requests=step.min_requests, num_labels=10)
-    assert rule(least, release(strict), minutes=step.min_minutes) == ("promote", "passed")
-    shown = evidence(finding("task_paired", high=0.01))
-    assert rule(shown, release(strict, step=1)) == ("promote", "passed")
+    assert rule(least, release(config), minutes=step.min_minutes) == ("promote", "passed")
     assert rule(least, minutes=step.max_minutes) == ("hold", "timeout")
 
 
@@ -117,7 +94,7 @@ def test_impossible_steps_are_refused_with_a_sentence() -> None:
         StepConfig(name="idle", candidate_percent=0)
     with pytest.raises(ValidationError, match="never end well"):
         StepConfig(name="long", candidate_percent=5, min_minutes=9, max_minutes=9)
-    with pytest.raises(ValidationError, match="make no sense"):
+    with pytest.raises(ValidationError, match="not both"):
         StepConfig(name="all", candidate_percent=100, mirror_percent=5)
 
 

@@ -11,21 +11,19 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from tasks.release.config import ALPHA
-from tasks.release.counts import (
-    Stratum,
-    distance_bounds,
-    log_ratio_evidence,
-    log_split_evidence,
-    radius,
-    ratio_bounds,
-)
-from tasks.release.losses import (
+from tasks.release.measures import (
     NUM_OF_EACH,
     Labelled,
+    Stratum,
     auc,
+    distance_bounds,
     error_cut,
+    log_ratio_evidence,
+    log_split_evidence,
     paired_auc_losses,
     paired_error_losses,
+    radius,
+    ratio_bounds,
     unit_aucs,
     unit_ends,
     unpaired_auc_losses,
@@ -151,24 +149,6 @@ def test_evidence_of_several_splits_is_one_martingale() -> None:
         weight = binom.pmf(first, 10, 0.05) * binom.pmf(second, 8, 0.5)
         total += float(weight * np.exp(log_ratio_evidence(strata)))
     assert total == pytest.approx(1)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_evidence_on_requests_that_are_split_and_copied_has_at_most_mean_one(share: float) -> None:
-    """Of all that can become of two requests, each failed by either version with chance 0.3."""
-    fails = {True: 0.3, False: 0.7}
-    one: list[tuple[float, tuple[int, int, int, int]]] = []
-    for mine, chance in fails.items():
-        one.append((share * chance, (mine, mine, 0, 0)))
-        for copy, other in fails.items():
-            of_pair = (int(copy and not mine), int(copy != mine))
-            one.append(((1 - share) * chance * other, (0, mine, *of_pair)))
-    mean = 0.0
-    for (first, before), (second, after) in product(one, repeat=2):
-        x, n, paired_x, paired_n = np.add(before, after)
-        stratum = Stratum(x, n, share, also=Stratum(paired_x, paired_n, 0.5))
-        mean += first * second * np.exp(log_ratio_evidence([stratum]))
-    assert mean <= 1 + 1e-9
 
 
 def test_evidence_takes_many_cases_at_once() -> None:

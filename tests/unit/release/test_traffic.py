@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.rollout import Shares
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
-from tasks.release.acting import Releasing
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
-from tasks.release.records import Shares, Wanted
+from tasks.release.records import Wanted
+from tasks.release.rollout import Releasing
 from tasks.release.traffic import (
     NotServedError,
     ServerTraffic,
     has_server,
     set_traffic,
 )
-from tests.support.release.builders import MODEL, FakeChampions, FakeEdge, Told
+from tests.support.release.builders import MODEL, FakeChampions, FakeGateway
 from tests.support.serving.admin_server import AdminServer, admin_server
 
 
@@ -54,12 +55,12 @@ def test_no_release_is_due_while_the_server_serves_no_version_of_the_model(
 
 
 def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_path: Path) -> None:
-    edge = FakeEdge()
-    traffic = ServerTraffic(tmp_path, edge)
+    gateway = FakeGateway()
+    traffic = ServerTraffic(tmp_path, gateway)
     shared = Shares(candidate=5, mirror=100, sticky=True)
     step = Wanted(stable="1", candidate="2", shadow="2", shares=shared)
     assert set_traffic(traffic, MODEL, step)
-    assert edge.told[-1] == Told(0.05, 1.0, True)
+    assert gateway.given[-1] == Shares(candidate=0.05, mirror=1.0, sticky=True)
     assert traffic.shares(MODEL) == shared
     assert not set_traffic(traffic, MODEL, step)
     assert len(server.asked) == 1
@@ -68,15 +69,15 @@ def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_p
         {"stable": "2", "candidate": "2", "shadow": "2"},
         {"stable": "2", "candidate": None, "shadow": None},
     ]
-    assert edge.told[-1] == Told(0.0, 0.0, False)
+    assert gateway.given[-1] == Shares()
 
 
-def test_without_an_edge_nothing_is_split(server: AdminServer, tmp_path: Path) -> None:
+def test_without_a_gateway_nothing_is_split(server: AdminServer, tmp_path: Path) -> None:
     traffic = ServerTraffic(tmp_path)
     assert not traffic.can_split
-    traffic.set_shares(MODEL, 0, 0, sticky=False)
-    with pytest.raises(ConfigurationError, match="no edge that could split requests"):
-        traffic.set_shares(MODEL, 5, 0, sticky=False)
+    traffic.set_shares(MODEL, Shares())
+    with pytest.raises(ConfigurationError, match="no gateway"):
+        traffic.set_shares(MODEL, Shares(candidate=5))
 
 
 def test_each_refusal_is_a_sentence(server: AdminServer, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-from tasks.release.page import charts, render_page, write_page
-from tasks.release.records import Action, Entry, Period, Shares, Tally
+from tasks.contracts.rollout import Action, Entry, Period, Shares, Tally
+from tasks.reporting.release_page import charts, render_page, write_page
 from tests.support.release.builders import MODEL, START, evidence, finding, release
 
 
@@ -12,7 +12,7 @@ def entry(number: int, reason: str = "more are needed") -> Entry:
     seen = evidence(
         finding("errors", high=None),
         finding("task_paired"),
-        stable=Tally(num_requests=10, score_histogram=(1, 2, 0), latency_histogram=(0, 0)),
+        stable=Tally(num_requests=10),
     )
     return Entry(
         number=number,
@@ -29,7 +29,7 @@ def entry(number: int, reason: str = "more are needed") -> Entry:
 
 
 def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
-    page = write_page(release(), [entry(n) for n in range(4)], tmp_path)
+    page = write_page(release().summary, [entry(n) for n in range(4)], tmp_path)
     text = page.read_text()
     assert (tmp_path / "release" / f"{MODEL}.html").read_text() == text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
@@ -38,16 +38,18 @@ def test_a_page_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_what_people_wrote_is_text_and_no_markup() -> None:
-    text = render_page(release(held_by="<b>Amal"), [entry(0, "<img src=x onerror=alert(1)>")])
+    text = render_page(
+        release(held_by="<b>Amal").summary, [entry(0, "<img src=x onerror=alert(1)>")]
+    )
     assert "<img" not in text
     assert "<b>Amal" not in text
-    assert "Nothing was looked at yet" in text
+    assert "Nothing was evaluated yet" in text
 
 
 def test_each_metric_of_which_something_is_known_has_a_picture() -> None:
-    drawn = charts(release(), [entry(n) for n in range(3)])
+    drawn = charts(release().summary, [entry(n) for n in range(3)])
     assert list(drawn) == ["task_paired", "errors"]
-    assert charts(release(), [entry(0)]) == {}
+    assert charts(release().summary, [entry(0)]) == {}
 
 
 def test_the_end_of_a_release_is_told_in_words() -> None:
@@ -57,11 +59,11 @@ def test_the_end_of_a_release_is_told_in_words() -> None:
         ("rolled_back", "Rolled back: version 1 answers all requests"),
         ("superseded", "another version is the champion"),
     ):
-        ended = release(state=state, closed_at=START + timedelta(hours=2))
+        ended = release(state=state, closed_at=START + timedelta(hours=2)).summary
         assert words in render_page(ended, entries)
-    assert "No edge splits requests" in render_page(release(can_split=False), entries)
+    assert "No gateway splits requests" in render_page(release(can_split=False).summary, entries)
     steps = (
         Period(step=0, since=START, until=START + timedelta(hours=1), shares=Shares(mirror=100)),
         Period(step=1, since=START + timedelta(hours=1), shares=Shares(candidate=25)),
     )
-    assert "quarter" in render_page(release(step=1, periods=steps), entries)
+    assert "quarter" in render_page(release(step=1, periods=steps).summary, entries)

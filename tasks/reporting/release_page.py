@@ -8,14 +8,11 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from tasks.contracts.rollout import Entry, Evidence, Finding, MetricName, ReleaseSummary, Tally
 from tasks.kernel.files import write_atomically
-from tasks.release.comparison import SPLIT_ALPHA
-from tasks.release.config import ALPHA
-from tasks.release.records import Entry, Evidence, Finding, MetricName, Release, Tally
 from tasks.reporting.drawing import (
     BASELINE,
     LINES,
-    SAND,
     SOFT,
     STONE,
     WASH,
@@ -43,7 +40,7 @@ NO_HARM: dict[MetricName, float] = {
 """Value at which both versions are alike."""
 
 
-def write_page(release: Release, entries: Sequence[Entry], home: Path) -> Path:
+def write_page(release: ReleaseSummary, entries: Sequence[Entry], home: Path) -> Path:
     """Write `release/<id>.html` of the state folder, and `release/<model>.html` for the newest.
 
     Raises:
@@ -57,7 +54,7 @@ def write_page(release: Release, entries: Sequence[Entry], home: Path) -> Path:
     return page
 
 
-def render_page(release: Release, entries: Sequence[Entry]) -> str:
+def render_page(release: ReleaseSummary, entries: Sequence[Entry]) -> str:
     """The whole page, self-contained: no script and no address that a browser would load."""
     evidence = newest_evidence(entries)
     return (
@@ -69,28 +66,25 @@ def render_page(release: Release, entries: Sequence[Entry]) -> str:
             evidence=evidence,
             names=NAMES,
             answered=_answered(evidence),
-            chance=sum(ALPHA),
-            split_alpha=SPLIT_ALPHA,
             strip=steps_strip(release, entries),
             charts=charts(release, entries),
-            bars=_bars(evidence),
         )
     )
 
 
 def newest_evidence(entries: Sequence[Entry]) -> Evidence | None:
-    """What the last look saw."""
+    """What the last evaluation cycle saw."""
     return next((entry.evidence for entry in reversed(entries) if entry.evidence), None)
 
 
-def picture(release: Release, entries: Sequence[Entry]) -> str:
+def picture(release: ReleaseSummary, entries: Sequence[Entry]) -> str:
     """The picture for the Prefect UI, as an image address: the metric that says most."""
     drawn = charts(release, entries)
     chosen = next((drawn[name] for name in NAMES if name in drawn), None)
     return as_data_url(chosen if chosen is not None else steps_strip(release, entries))
 
 
-def charts(release: Release, entries: Sequence[Entry]) -> dict[MetricName, Markup]:
+def charts(release: ReleaseSummary, entries: Sequence[Entry]) -> dict[MetricName, Markup]:
     """Bounds over time, one picture for each metric of which something is known."""
     found: dict[MetricName, Markup] = {}
     for metric in NAMES:
@@ -145,7 +139,7 @@ def _range(metric: MetricName, last: Finding) -> tuple[float, float]:
     return (low - reach if metric.startswith("task") else 0.0), high + reach
 
 
-def steps_strip(release: Release, entries: Sequence[Entry]) -> Markup:
+def steps_strip(release: ReleaseSummary, entries: Sequence[Entry]) -> Markup:
     """The share of the candidate over time, as steps of a stair."""
     end = release.closed_at or max((e.at for e in entries), default=release.step_since)
     total = max((end - release.opened_at).total_seconds(), 1.0) / 3600
@@ -154,7 +148,7 @@ def steps_strip(release: Release, entries: Sequence[Entry]) -> Markup:
         for period in release.periods:
             start = (period.since - release.opened_at).total_seconds() / 3600
             wide = ((period.until or end) - release.opened_at).total_seconds() / 3600 - start
-            name, share = release.steps[period.step].name, period.shares.candidate
+            name, share = release.step_names[period.step], period.shares.candidate
             wide = max(wide, total / 500)
             colour = WATER if share else STONE
             (stair,) = axes.bar([start], [4 + share], wide, align="edge", color=colour)
@@ -172,33 +166,5 @@ def steps_strip(release: Release, entries: Sequence[Entry]) -> Markup:
 def _answered(evidence: Evidence | None) -> list[tuple[str, Tally]]:
     if evidence is None:
         return []
-    told = [("stable", evidence.stable), ("candidate", evidence.candidate)]
-    return [*told, ("candidate, copies", evidence.shadow)]
-
-
-def _bars(evidence: Evidence | None) -> list[tuple[str, Markup]]:
-    """Histograms of scores and latency, one below the other, for each of the three."""
-    if evidence is None:
-        return []
-    return [
-        (title, _histograms(title, [(n, getattr(t, field)) for n, t in _answered(evidence)]))
-        for title, field in (
-            ("Scores, 0 to 1", "score_histogram"),
-            ("Latency, 0.1 ms to 10 s, by factors of 1.6", "latency_histogram"),
-        )
-    ]
-
-
-def _histograms(title: str, rows: Sequence[tuple[str, Sequence[int]]]) -> Markup:
-    shown = [(name, counts) for name, counts in rows if sum(counts)]
-    with canvas(520, max(len(shown) * 64, 40), (0, 0, 0, 0)) as drawing:
-        drawing.axes.set_axis_off()
-        colours = (STONE, WATER, SAND)
-        for number, ((name, counts), colour) in enumerate(zip(shown, colours, strict=False)):
-            drawing.write(16, number * 64 + 14, f"{name}: {sum(counts):,}")
-            axes = drawing.add(16, number * 64 + 24, 488, 38)
-            axes.set_axis_off()
-            bars = axes.bar(range(len(counts)), counts, 0.94, color=colour)
-            for bar, many in zip(bars, counts, strict=True):
-                drawing.tip(bar, f"{many / sum(counts):.1%}")
-        return drawing.svg(title, title)
+    named = {"stable": evidence.stable, "candidate": evidence.candidate}
+    return [*named.items(), ("candidate, copies", evidence.shadow)]

@@ -1,23 +1,60 @@
-"""Carrying out what was decided: traffic first, then the alias, then the note that it is done.
+"""A release from its beginning to its end: begin, evaluate, decide, move traffic and alias.
 
+What was decided is carried out in this order: traffic, the alias, the note that it is done.
 Everything here can be done again: a process killed anywhere leaves a release whose traffic is not
-as decided, and whoever comes next, a look or a person, brings it there.
+as decided, and whoever comes next, an evaluation cycle or a person, brings it there.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Protocol
 
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from tasks.contracts.rollout import Action, Evidence
 from tasks.kernel.errors import DataContractError, RegistryError
+from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
+from tasks.release.evidence import RequestLog, no_labels, observe
 from tasks.release.ledger import ReleaseLedger
-from tasks.release.records import ROLLED_BACK, Action, ByHand, Decision, Release, Wanted
-from tasks.release.traffic import Traffic, set_traffic, share_as
+from tasks.release.policy import decide
+from tasks.release.records import (
+    BY_HAND,
+    BY_ITSELF,
+    ROLLED_BACK,
+    ByHand,
+    Decision,
+    Release,
+    Wanted,
+)
+from tasks.release.traffic import TracksRefusedError, Traffic, set_traffic
 
 logger = logging.getLogger(__name__)
-BY_HAND = "by_hand"
+NOT_LOADED = "not_loaded"
+LOAD_MINUTES = 10
+"""After which a candidate that the server cannot load is rolled back."""
+
+
+class Cycle(BaseModel):
+    """What one evaluation cycle found and did."""
+
+    model_config = ConfigDict(frozen=True)
+
+    release: Release
+    """As it is afterwards."""
+    decision: Decision
+    evidence: Evidence | None = None
+    was_repaired: bool = False
+    """Traffic was not as decided, and was set again."""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether this cycle sends traffic elsewhere."""
+        return self.decision.action is not Action.HOLD
 
 
 class Champions(Protocol):
@@ -117,8 +154,8 @@ class Releasing:
         set_traffic(self.traffic, model, Wanted(stable=champion))
         last = self.ledger.last_release(model)
         if last is not None:
-            told = f"the alias went back to version {champion}, and all traffic with it"
-            self.ledger.note(last, "alias_restored", told)
+            reason = f"the alias went back to version {champion}, and all traffic with it"
+            self.ledger.note(last, "alias_restored", reason)
         logger.warning("%s: all traffic goes back from version %s to %s", model, stable, champion)
         return champion
 
@@ -137,37 +174,112 @@ class Releasing:
             if is_newest:
                 return release
 
-    def act(self, release: Release, decision: Decision, actor: str) -> Release:
-        """Record what a person wants and do it.
+    def evaluate(self, release: Release, log: RequestLog, now: datetime) -> Cycle:
+        """Compare the versions of an open release once, and do what the evidence says.
+
+        Args:
+            release: an open one.
+            log: asked only where something is compared.
+            now: this moment, UTC.
 
         Raises:
-            DataContractError: the release is closed, or changed while the person looked at it.
+            TransientError: the server, the gateway, the registry or the database did not answer;
+                what was decided stays decided, and the next cycle carries it out.
         """
-        if not release.is_moved and decision.action is not Action.ROLL_BACK:
-            release = self.settle(release)
+        release = self.ledger.release(release.release_id)  # a try before may have decided
+        if release.is_moved and not release.is_open:
+            return _held(release, "closed", f"{release.title} has ended")
+        is_left = not release.is_moved
+        if not is_left and self.champions.champion(release.model) != release.candidate:
+            reason = "another version is the champion by now; traffic stays with the stable one"
+            gone = Decision(action=Action.SUPERSEDE, rule="superseded", reason=reason)
+            return self._decided(release, gone)
+        try:
+            if is_left:
+                reason = "what was decided before is carried out now"
+                return _held(self.settle(release), "unfinished", reason, was_repaired=True)
+            # A server that was restarted begins with the champion in its track `stable`.
+            repaired = set_traffic(self.traffic, release.model, release.wanted)
+        except TracksRefusedError as exc:
+            return self._not_loaded(release, exc, now)
+        until = now - timedelta(seconds=release.config.settle_s)
+        labels, fault = _known_labels(log, release, now)
+        evidence = compare(observe(log.rows(release, until), release, labels, until), release)
+        evidence = evidence.model_copy(update={"label_fault": fault})
+        cycle = self._decided(release, decide(release, evidence, now), evidence)
+        return cycle.model_copy(update={"was_repaired": repaired})
+
+    def _decided(
+        self, release: Release, decision: Decision, evidence: Evidence | None = None
+    ) -> Cycle:
+        decided = self.ledger.decide(release, decision, BY_ITSELF, evidence)
+        if not decided.is_moved:
+            decided = self.settle(decided)
+        return Cycle(release=decided, decision=decision, evidence=evidence)
+
+    def _not_loaded(self, release: Release, exc: TracksRefusedError, now: datetime) -> Cycle:
+        """Roll back where the server has refused for long enough; the record says since when.
+
+        Raises:
+            TracksRefusedError: it may come yet, or the release has ended.
+        """
+        newest = self.ledger.entries(release.release_id)[-1]
+        if not release.is_open:
+            raise exc
+        if newest.rule != NOT_LOADED:
+            self.ledger.note(release, NOT_LOADED, str(exc))
+            raise exc
+        if now - newest.at < timedelta(minutes=LOAD_MINUTES):
+            raise exc
+        reason = f"the candidate cannot be loaded: {exc}"
+        back = Decision(action=Action.ROLL_BACK, rule=NOT_LOADED, reason=reason)
+        return self._decided(release, back)
+
+    def act_by_hand(
+        self, model: str, action: ByHand, actor: str, comment: str, seen: Release | None = None
+    ) -> Release:
+        """Record what a person wants with the open release of a model, and do it.
+
+        Args:
+            model: registered model.
+            action: what is wanted.
+            actor: who wants it.
+            comment: why.
+            seen: the release as it was when it was wanted. A second try, after one that recorded it
+                and did not come to its end, then brings that to its end and goes no further step.
+
+        Raises:
+            DataContractError: none is open, it changed in the same moment, or the name is empty.
+            TransientError: what was recorded is carried out by the next evaluation cycle.
+        """
+        check_name(actor)
+        wanted = Action(action)
+        if seen is not None and _was_recorded(self.ledger, seen, wanted, actor):
+            return self.settle(self.ledger.release(seen.release_id))
+        release = self.ledger.open_release(model)
+        if release is None or wanted is not Action.ROLL_BACK:  # it waits for nothing that may fail
+            self.finish(model)
+            release = self.ledger.open_release(model)
+        if release is None:
+            raise DataContractError(f"no release of {model} is open; nothing was changed")
+        reason = f"{actor}: {comment}" if comment else actor
+        decision = Decision(action=wanted, rule=BY_HAND, reason=reason)
         decided = self.ledger.decide(release, decision, actor)
-        changes = decision.action in (Action.PROMOTE, Action.ROLL_BACK)
-        holder = {Action.HOLD: actor, Action.RESUME: ""}.get(decision.action, decided.held_by)
+        changes = wanted in (Action.PROMOTE, Action.ROLL_BACK)
+        holder = {Action.HOLD: actor, Action.RESUME: ""}.get(wanted, decided.held_by)
         if decided.generation != release.generation + changes or decided.held_by != holder:
             raise DataContractError(
                 f"{decided.title} was changed by another one in the same moment; nothing was done. "
-                "Look at it again"
+                "Read it again"
             )
         return decided if decided.is_moved else self.settle(decided)
-
-    def keep(self, release: Release) -> bool:
-        """Set the traffic of a settled release again if it is not as wanted; True if it was not.
-
-        A server that was restarted begins with the champion in its track `stable`.
-        """
-        return set_traffic(self.traffic, release.model, release.wanted)
 
     def _move(self, release: Release) -> None:
         wanted = release.wanted
         if release.state == ROLLED_BACK:
             # Requests leave the candidate before anything that could fail is asked for.
             if self.traffic.can_split:
-                share_as(self.traffic, release.model, wanted.shares)
+                self.traffic.set_shares(release.model, wanted.shares)
             else:
                 set_traffic(self.traffic, release.model, wanted)
             self._take_back(release)
@@ -190,41 +302,17 @@ class Releasing:
             self.ledger.note(release, "alias_refused", str(exc))
 
 
-def act_by_hand(
-    releasing: Releasing,
-    model: str,
-    action: ByHand,
-    actor: str,
-    comment: str,
-    seen: Release | None = None,
-) -> Release:
-    """Do what a person wants with the open release of a model.
+def _held(release: Release, rule: str, reason: str, *, was_repaired: bool = False) -> Cycle:
+    decision = Decision(action=Action.HOLD, rule=rule, reason=reason)
+    return Cycle(release=release, decision=decision, was_repaired=was_repaired)
 
-    Args:
-        releasing: ledger, traffic and registry.
-        model: registered model.
-        action: what is wanted.
-        actor: who wants it.
-        comment: why.
-        seen: the release as it was when it was wanted. A second try, after one that recorded it and
-            did not come to its end, then brings that to its end and goes no further step.
 
-    Raises:
-        DataContractError: none is open, or the name is empty.
-        TransientError: what was recorded is carried out by the next look.
-    """
-    check_name(actor)
-    if seen is not None and _was_recorded(releasing.ledger, seen, Action(action), actor):
-        return releasing.settle(releasing.ledger.release(seen.release_id))
-    release = releasing.ledger.open_release(model)
-    if release is None or action != "roll_back":  # which waits for nothing that could fail
-        releasing.finish(model)
-        release = releasing.ledger.open_release(model)
-    if release is None:
-        raise DataContractError(f"no release of {model} is open; nothing was changed")
-    said = f": {comment}" if comment else ""
-    decision = Decision(action=Action(action), rule=BY_HAND, reason=f"{actor}{said}")
-    return releasing.act(release, decision, actor)
+def _known_labels(log: RequestLog, release: Release, now: datetime) -> tuple[pd.DataFrame, str]:
+    """The labels, or none and why: failures are to end a release though a table is damaged."""
+    try:
+        return log.labels(release, now), ""
+    except DataContractError as exc:
+        return no_labels(), str(exc)
 
 
 def _was_recorded(ledger: ReleaseLedger, seen: Release, action: Action, actor: str) -> bool:

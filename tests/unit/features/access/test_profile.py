@@ -44,7 +44,7 @@ def read(repo: Path, environment: dict[str, str] | None = None) -> dict[str, Any
     return read_profile(repo.parent / "home", repo, environment or ENVIRONMENT)
 
 
-@pytest.mark.parametrize("profile", ["local", "file", "server", "cluster"])
+@pytest.mark.parametrize("profile", ["local", "server", "cluster"])
 def test_each_profile_of_the_project_passes_its_own_guards(
     repo: Path, profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,20 +55,17 @@ def test_each_profile_of_the_project_passes_its_own_guards(
 
 def test_profiles_differ_in_their_stores_alone(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = read(repo)
-    for profile, stores in {
-        "file": {"registry"},
-        "server": {"registry", "online_store", "batch_engine"},
-    }.items():
-        monkeypatch.setenv("FALAJ_PROFILE", profile)
-        other = read(repo)
-        assert {key for key in local | other if local.get(key) != other.get(key)} <= stores
+    monkeypatch.setenv("FALAJ_PROFILE", "server")
+    other = read(repo)
+    stores = {"registry", "online_store"}
+    assert {key for key in local | other if local.get(key) != other.get(key)} == stores
 
 
 def test_an_unknown_profile_is_answered_with_those_there_are(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", "../server")
-    with pytest.raises(ConfigurationError, match=r"'\.\./server'.*local, cluster, file, server"):
+    with pytest.raises(ConfigurationError, match=r"'\.\./server'.*local, cluster, server"):
         profile_file(repo)
 
 
@@ -110,53 +107,46 @@ def test_a_store_that_loses_rows_is_refused_by_any_name(repo: Path, kind: str | 
         read(repo)
 
 
-def test_a_missing_offline_store_is_refused_because_the_default_loses_rows(repo: Path) -> None:
-    change(repo / "feature_store.yaml", "offline_store", None)
-    with pytest.raises(ConfigurationError, match=r"dask \(the default\)"):
-        read(repo)
-
-
 def test_a_store_that_loses_rows_is_refused_inside_another(repo: Path) -> None:
     stores = [{"type": "dask", "conf": {}}]
     change(repo / "feature_store.yaml", "offline_store", {"type": "hybrid", "stores": stores})
-    with pytest.raises(ConfigurationError, match="names offline store dask"):
+    with pytest.raises(ConfigurationError, match="offline store dask"):
         read(repo)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("registry.serve_features_while_materializing", False, "must be true"),
-        ("registry.serve_features_while_materializing", None, "must be true"),
-        ("registry.serve_while_materializing", True, "unknown key serve_while_materializing in"),
-        ("registry.registry_type", "snowflake.registry", "expected sql"),
-        ("registry", "data/registry.db", "section registry is missing"),
-        ("registry.registry_type", "file", "rewrites its only copy in place"),
-        ("materialisation", {"pull_latest_features": True}, "unknown key materialisation"),
+        ("registry.serve_features_while_materializing", False, "readers are refused"),
+        ("registry.serve_features_while_materializing", None, "readers are refused"),
+        ("registry.serve_while_materializing", True, "registry.serve_while_materializing"),
+        ("registry.registry_type", "snowflake.registry", "registry.registry_type.*'sql'"),
+        ("registry.registry_type", "file", "registry.registry_type.*'sql'"),
+        ("registry", "data/registry.db", "registry: Input should be"),
+        ("materialisation", {"pull_latest_features": True}, "materialisation"),
         ("materialization.pull_latest_features", None, "pulls the whole range"),
-        ("materialization.online_write_batch_size", None, "is None, expected 1 to 100,000"),
-        ("materialization.online_write_batch_size", 10**9, "expected 1 to 100,000"),
-        ("materialization.batch_size", 10, "unknown key batch_size in materialization"),
-        ("entity_key_serialization_version", 2, "is 2, expected 3"),
-        ("entity_key_serialization_version", None, "is None, expected 3"),
+        ("materialization.online_write_batch_size", None, "Python objects of all rows"),
+        ("materialization.online_write_batch_size", 10**9, "less than or equal to 100000"),
+        ("materialization.batch_size", 10, "materialization.batch_size"),
+        ("entity_key_serialization_version", 2, "should be 3.*never found again"),
+        ("entity_key_serialization_version", None, "never found again"),
         ("online_store.skip_dedup", True, "older value overwrite a newer one"),
         ("online_store.type", "sqlite", "older value overwrite a newer one"),
         ("online_store.type", "redis", "NewerWinsRedisOnlineStore"),
-        ("batch_engine.equal_times", "replace", "equal_times is no setting any more"),
+        ("offline_store", None, "drops entity rows"),
         ("provider", "local", "writes no audit"),
-        ("audit", None, "section audit is missing"),
+        ("audit", None, "audit: Field required"),
         ("audit.path", None, "nothing would be audited"),
-        ("project", None, "project is missing"),
-        ("flags", {"alpha_features": True}, "unknown key flags"),
+        ("project", None, "project: Field required"),
+        ("flags", {"alpha_features": True}, "flags"),
     ],
 )
 def test_an_unsafe_setting_is_refused_with_a_reason(
     repo: Path, path: str, value: Any, said: str
 ) -> None:
     change(repo / "feature_store.yaml", path, value)
-    with pytest.raises(ConfigurationError, match=said) as raised:
+    with pytest.raises(ConfigurationError, match=said):
         read(repo)
-    assert "Nothing was opened" in str(raised.value)
 
 
 @pytest.mark.parametrize("mode", [None, "sync"])
