@@ -273,17 +273,6 @@ def test_a_damaged_ledger_counts_as_absent(
     assert file.read_bytes() == whole
 
 
-def test_a_first_materialization_ends_with_its_window_although_more_has_landed(
-    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
-) -> None:
-    source, tables = refreshed
-    installation = Installation(tmp_path / "home", source.repository)
-    installation.home.mkdir()
-    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
-    views = run(installation, tables, days(1, 1))
-    assert {view.watermark for view in views.values()} == {days(1, 1).end}
-
-
 @pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
 def test_a_store_is_found_marked_whatever_its_folder_is_called(
     repository: SmallRepository, tmp_path: Path, name: str

@@ -158,15 +158,6 @@ def test_every_value_type_is_given_as_feast_gives_it(online: Online) -> None:
     assert ours[0]["every__longs"] == {3, 4}
 
 
-def test_columns_may_be_arrays_and_hold_more_than_keys(online: Online) -> None:
-    rows = [{"user_id": 1, "place": p, "destination": p, "small": -7, "ignored": 0} for p in PLACES]
-    lists = columns_of(rows)
-    reader = online.reader()
-    answer = reader.read({name: np.array(values) for name, values in lists.items()}, NOON)
-    assert answer.rows() == reader.read(lists, NOON).rows()
-    assert answer.columns["every__float"].dtype == np.float32
-
-
 def test_a_null_key_is_missing_and_disturbs_no_other_row(online: Online) -> None:
     columns = {
         "user_id": [1, None, float("nan"), 1],
@@ -182,13 +173,6 @@ def test_a_null_key_is_missing_and_disturbs_no_other_row(online: Online) -> None
     assert answer.columns["pair__count"] == [2**60, None, None, 2**60]
     assert np.isnan(answer.views["pair"].age_s[1])
     assert np.isnat(answer.views["pair"].event_time[1])
-
-
-def test_an_empty_request_has_an_empty_answer(online: Online) -> None:
-    columns: dict[str, list[Any]] = {n: [] for n in ("user_id", "place", "destination", "small")}
-    answer = online.reader().read(columns, NOON)
-    assert answer.num_rows == 0
-    assert answer.rows() == []
 
 
 def ask(place: str) -> dict[str, list[Any]]:
@@ -282,12 +266,6 @@ def test_a_wrong_request_is_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(DataContractError, match=sentence):
         online.reader().read(request_, NOON)
-
-
-@pytest.mark.parametrize("column", [None, 7, np.array("full"), {"full": 1}])
-def test_a_key_column_that_is_one_value_is_refused(online: Online, column: Any) -> None:
-    with pytest.raises(DataContractError, match=r"place of the request is one .*, expected a list"):
-        online.reader().read({**ask("full"), "place": column}, NOON)
 
 
 def test_a_moment_without_a_time_zone_is_refused(online: Online) -> None:

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,11 @@ from feast.types import Float32
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from redis.cluster import RedisCluster
 
 from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
 from tasks.features.online.redis_store import GROUP_ROWS, NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tasks.features.online.vector_engine import VectorComputeEngine
 from tasks.kernel.errors import DataContractError, FeatureStoreError, TransientError
 from tests.support.data.feature_views import (
     COLUMNS,
@@ -112,12 +110,6 @@ def write_to_redis(config: RepoConfig, view: FeatureView, *batches: pa.RecordBat
     written = store.write_rows(config, view, (encoded(view, batch) for batch in batches))
     store._get_client(config.online_store).close()
     return written
-
-
-def engine_for(config: RepoConfig, store: object, **options: Any) -> VectorComputeEngine:
-    return VectorComputeEngine(
-        repo_config=config, offline_store=None, online_store=store, **options
-    )
 
 
 def write_as_feast(config: RepoConfig, view: FeatureView, *batches: pa.RecordBatch) -> None:
@@ -287,38 +279,6 @@ def one_row(value: int, moment_us: int) -> pa.RecordBatch:
             "event": pa.array([moment_us], pa.timestamp("us", "UTC")),
         }
     )
-
-
-def test_a_setting_that_lets_older_values_win_is_refused(
-    server: RedisServer, tmp_path: Path
-) -> None:
-    with pytest.raises(ValidationError, match="remove skip_dedup"):
-        repo_config(tmp_path, redis_online(server, skip_dedup=True)).online_store  # noqa: B018
-
-
-def test_a_key_lives_as_long_as_feast_lets_it(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    config = repo_config(tmp_path, redis_online(server, key_ttl_seconds=1000))
-    view = make_view(["number"], ["int32"], created=False)
-    write_to_redis(config, view, one_row(1, 10))
-    (key,) = hashes(client)
-    assert 990 < client.ttl(key) <= 1000
-
-
-def test_a_version_of_a_view_has_fields_of_its_own(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    config = repo_config(tmp_path, redis_online(server))
-    config.registry.enable_online_feature_view_versioning = True
-    view = make_view(["number"], ["int32"], created=False)
-    view.current_version_number = 3
-    write_to_redis(config, view, one_row(1, 10))
-    ours = hashes(client)
-    client.flushall()
-    write_as_feast(config, view, one_row(1, 10))
-    assert ours == hashes(client)
-    assert b"_ts:v_v3" in next(iter(ours.values()))
 
 
 def test_many_batches_and_groups_lose_no_row(
@@ -560,20 +520,3 @@ def test_an_error_of_a_row_reaches_the_caller_and_the_view_stays_readable(
     assert client.dbsize() == 0
     answer = store.get_online_features(features=["v:int32"], entity_rows=[{"number": 1}])
     assert answer.to_dict()["int32"] == [None]
-
-
-def test_an_unknown_setting_of_the_engine_is_refused(tmp_path: Path) -> None:
-    config = repo_config(tmp_path, {"type": "redis", "connection_string": "127.0.0.1:1"})
-    with pytest.raises(ValidationError, match="equal_time"):
-        engine_for(config, NewerWinsRedisOnlineStore(), equal_time="keep")
-
-
-def test_all_of_the_source_is_written_where_event_times_are_disabled(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    write_table(tmp_path, "v", make_rows(1, ["number"], ["int32"], 20, "us", "UTC"))
-    store = feature_store(tmp_path, redis_online(server), batch_engine={"type": ENGINE})
-    define(store, view_of("v", ["int32"], ["number"]), ["number"])
-    far = datetime(2020, 1, 1, tzinfo=UTC)
-    store.materialize(far, far + timedelta(days=1), disable_event_timestamp=True)
-    assert client.dbsize() > 0

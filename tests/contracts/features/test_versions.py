@@ -179,17 +179,6 @@ def test_an_earlier_version_goes_on_being_written_where_it_is_asked_for(
     assert feast.get_feature_view("weather").current_version_number == 1
 
 
-def test_an_earlier_version_is_written_again_where_the_online_store_is_gone(bench: Bench) -> None:
-    bench.materialize()
-    before = bench.online(bench.open().get_feature_service(SERVICE))
-    bench.change(r'        "visib",\n', "")
-    bench.materialize()
-    (bench.installation.home / "feast" / "online.db").unlink()
-    bench.materialize()
-    old = bench.open().get_feature_service(versioned_name(SERVICE, 1))
-    assert bench.online(old) == before
-
-
 def test_an_earlier_version_whose_table_lost_a_column_is_left_out_with_a_warning(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,14 +215,6 @@ def test_what_feast_would_not_number_makes_a_version_too(
     assert (newest.number, newest.views["weather"]) == (2, 1)
 
 
-def test_a_shorter_ttl_takes_effect_in_the_new_version_alone(bench: Bench) -> None:
-    bench.apply()
-    bench.change(r"ttl=timedelta\(hours=\d+\)", "ttl=timedelta(minutes=30)")
-    bench.apply()
-    assert bench.weather("weather@v0:temp")["temp"] == pytest.approx(23)
-    assert pd.isna(bench.weather("weather@v1:temp")["temp"])
-
-
 def test_another_description_is_taken_over_without_a_version(bench: Bench) -> None:
     bench.apply()
     bench.change(r'description="Weather', 'description="The weather')
@@ -243,19 +224,6 @@ def test_another_description_is_taken_over_without_a_version(bench: Bench) -> No
     assert bench.open().get_feature_view("weather").description.startswith("The weather")
     assert view_versions(bench.open(), "weather") == [0]
     assert [v.number for v in service_versions(bench.open(), SERVICE)] == [1]
-
-
-def test_going_back_to_an_old_definition_is_a_version_of_its_own(bench: Bench) -> None:
-    original = (bench.repo / "definitions.py").read_text()
-    bench.apply()
-    bench.change(r'        "visib",\n', "")
-    bench.apply()
-    (bench.repo / "definitions.py").write_text(original)
-    feast = bench.apply()
-    first, _, third = service_versions(feast, SERVICE)
-    assert view_versions(feast, "weather") == [0, 1, 2]
-    assert third.views["weather"] == 2
-    assert first.views["weather"] == 0
 
 
 def test_a_service_whose_content_changed_under_the_same_name_is_noticed(bench: Bench) -> None:
@@ -434,12 +402,6 @@ def test_what_is_lost_is_named_where_a_snapshot_cannot_be_made_again(
     assert "pins nothing" in verify_snapshot(old, home, bench.repo, store).differences[0]
     with pytest.raises(ArtifactError, match="names 0 snapshots"):
         find_snapshot("feedbeef", store)
-
-
-def test_a_snapshot_of_an_earlier_release_is_still_read(bench: Bench) -> None:
-    described = json.loads(bench.snapshot().model_dump_json())
-    del described["pins"]
-    assert FeatureSnapshot.model_validate(described).pins is None
 
 
 def _sha256(path: Path) -> str:
