@@ -33,30 +33,16 @@ def over(horizons: tuple[str, ...], *names: str) -> list[Field]:
 
 # Entities
 
-carrier = Entity(
-    name="carrier",
-    join_keys=["carrier"],
-    value_type=ValueType.STRING,
-    description="Airline, two-letter IATA code.",
-)
-origin = Entity(
-    name="origin",
-    join_keys=["origin"],
-    value_type=ValueType.STRING,
-    description="Airport of departure, FAA code.",
-)
-destination = Entity(
-    name="destination",
-    join_keys=["dest"],
-    value_type=ValueType.STRING,
-    description="Airport of arrival, FAA code.",
-)
-plane = Entity(
-    name="plane",
-    join_keys=["tailnum"],
-    value_type=ValueType.STRING,
-    description="Aircraft, tail number.",
-)
+
+def entity(name: str, key: str, description: str) -> Entity:
+    """An entity whose key is text."""
+    return Entity(name=name, join_keys=[key], value_type=ValueType.STRING, description=description)
+
+
+carrier = entity("carrier", "carrier", "Airline, two-letter IATA code.")
+origin = entity("origin", "origin", "Airport of departure, FAA code.")
+destination = entity("destination", "dest", "Airport of arrival, FAA code.")
+plane = entity("plane", "tailnum", "Aircraft, tail number.")
 
 # Sources
 

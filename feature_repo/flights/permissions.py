@@ -22,32 +22,29 @@ READABLE = [
 ]
 VALUES = [FeatureView, FeatureService]
 
+
+def of_values(name: str, actions: list[AuthzedAction], *roles: str) -> Permission:
+    """What these roles may do with the values of readable views and services."""
+    policy = RoleBasedPolicy(roles=list(roles))
+    return Permission(
+        name=name, types=VALUES, name_patterns=READABLE, actions=actions, policy=policy
+    )
+
+
 definitions_are_seen = Permission(
     name="definitions_are_seen",
     types=[Project, Entity, DataSource, *VALUES],
     actions=[AuthzedAction.DESCRIBE],
     policy=RoleBasedPolicy(roles=["reader", "trainer", "operator"]),
 )
-values_are_read_online = Permission(
-    name="values_are_read_online",
-    types=VALUES,
-    name_patterns=READABLE,
-    actions=[AuthzedAction.READ_ONLINE],
-    policy=RoleBasedPolicy(roles=["reader", "trainer", "operator"]),
+values_are_read_online = of_values(
+    "values_are_read_online", [AuthzedAction.READ_ONLINE], "reader", "trainer", "operator"
 )
-values_are_read_from_history = Permission(
-    name="values_are_read_from_history",
-    types=VALUES,
-    name_patterns=READABLE,
-    actions=[AuthzedAction.READ_OFFLINE],
-    policy=RoleBasedPolicy(roles=["trainer"]),
+values_are_read_from_history = of_values(
+    "values_are_read_from_history", [AuthzedAction.READ_OFFLINE], "trainer"
 )
-values_are_written = Permission(
-    name="values_are_written",
-    types=VALUES,
-    name_patterns=READABLE,
-    actions=[AuthzedAction.WRITE_ONLINE, AuthzedAction.WRITE_OFFLINE],
-    policy=RoleBasedPolicy(roles=["operator"]),
+values_are_written = of_values(
+    "values_are_written", [AuthzedAction.WRITE_ONLINE, AuthzedAction.WRITE_OFFLINE], "operator"
 )
 everything_is_administered = Permission(
     name="everything_is_administered",
