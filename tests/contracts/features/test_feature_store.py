@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sqlite3
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,11 +12,9 @@ import yaml
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
-from tasks.features.access.store import find_service, open_store
-from tasks.features.access.versions import without_pins
-from tasks.features.tables.build import features_folder, read_query
+from tasks.features.access.store import open_store
+from tasks.features.tables.build import read_query
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days
 from tests.support.suite.promises import Promise, proves
@@ -137,65 +129,6 @@ def test_a_feature_changes_when_its_event_times_are_shifted(
     assert late["origin_stats__arr_delay_3h"].equals(honest["origin_stats__arr_delay_3h"])
 
 
-def test_online_and_offline_give_the_same_values_at_the_same_moment(
-    shared: tuple[Installation, FeatureTables],
-) -> None:
-    installation, tables = shared
-    window = days(0, 10)
-    installation.materialize(tables, window)
-    feast = open_store(
-        installation.home, installation.repository.path, features_folder(tables, installation.store)
-    )
-    service = find_service(feast, "flight_delay_v1")
-    flights = installation.repository.read("flights").tail(40)
-    keys = flights[["carrier", "origin", "dest", "tailnum"]].drop_duplicates()
-    keys = keys[keys["tailnum"] != "NA"]
-    at = window.end - timedelta(microseconds=1)
-    offline = feast.get_historical_features(
-        entity_df=keys.assign(event_timestamp=pd.Timestamp(at), asked=range(len(keys))),
-        features=service,
-        full_feature_names=True,
-    ).to_df()
-    online = feast.get_online_features(
-        features=service, entity_rows=keys.to_dict("records"), full_feature_names=True
-    ).to_df()
-    online = online.rename(columns=without_pins)
-    names = [c for c in online if "__" in c and not c.startswith("plane_history")]
-    left = offline.sort_values("asked")[names].reset_index(drop=True)
-    # Expired values are null offline; online they stay until something newer comes.
-    fresh = left.notna()
-    right = online[names].where(fresh)
-    pd.testing.assert_frame_equal(left.where(fresh), right, check_dtype=False)
-    assert fresh.to_numpy().mean() > 0.8
-
-
-def test_an_older_value_never_replaces_a_newer_one_online(fresh: Installation) -> None:
-    tables = fresh.refresh(days(0, 10))
-    fresh.materialize(tables, days(0, 10))
-    before = online_rows(fresh)
-    (fresh.home / "feast" / "materialized.json").unlink()
-    fresh.materialize(tables, days(0, 3))
-    assert online_rows(fresh) == before
-
-
-@pytest.mark.slow
-def test_materializing_twice_does_nothing_the_second_time(fresh: Installation) -> None:
-    tables = fresh.refresh(days(0, 3))
-    once = fresh.materialize(tables, days(0, 3))
-    written = (fresh.home / "feast" / "online.db").stat().st_mtime_ns
-    assert fresh.materialize(tables, days(0, 3)) == once
-    assert (fresh.home / "feast" / "online.db").stat().st_mtime_ns == written
-
-
-@pytest.mark.slow
-def test_a_removed_online_store_is_filled_again_with_all_of_history(fresh: Installation) -> None:
-    tables = fresh.refresh(days(0, 10))
-    once = fresh.materialize(tables, days(0, 10))
-    for file in (fresh.home / "feast").glob("online.db*"):
-        file.unlink()
-    assert fresh.materialize(tables, days(9, 1)) == once
-
-
 @proves(Promise.BAD_DATE, "a sentence; nothing touched")
 def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
     fresh: Installation,
@@ -239,73 +172,3 @@ def test_a_store_that_loses_rows_is_refused(tmp_path: Path, kind: str | None) ->
     file.write_text(file.read_text().replace(ours, f"type: {kind}" if kind else "threads: 2"))
     with pytest.raises(ConfigurationError, match="drops entity rows"):
         open_store(tmp_path / "home", repository.path)
-
-
-MATERIALIZE = """
-import sys
-from pathlib import Path
-from tasks.features.online.materialization import materialize
-from tasks.features.tables.build import FeatureTables
-from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import days
-home, repo = Path(sys.argv[1]), Path(sys.argv[2])
-tables = FeatureTables.model_validate_json(sys.stdin.read())
-materialize(tables, days(0, 10), home, repo, ArtifactStore(home / "artifacts"))
-"""
-
-
-@pytest.mark.slow
-def test_a_materialization_killed_midway_is_completed_by_the_next_run(
-    fresh: Installation, shared: tuple[Installation, FeatureTables]
-) -> None:
-    """Killed with SIGKILL once some views are online; readers go on, the next run completes."""
-    tables = fresh.refresh(days(0, 10))
-    process = subprocess.Popen(
-        [sys.executable, "-c", MATERIALIZE, str(fresh.home), str(fresh.repository.path)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-    )
-    assert process.stdin
-    process.stdin.write(tables.model_dump_json().encode())
-    process.stdin.close()
-    deadline = time.monotonic() + 60
-    while len(views_online(fresh)) < 3 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (fresh.home / "feast" / "materialized.json").exists()
-    feast = open_store(fresh.home, fresh.repository.path)
-    feast.get_online_features(
-        features=["weather:temp"], entity_rows=[{"origin": "JFK"}]
-    )  # not refused while the view is half written
-    completed = fresh.materialize(tables, days(0, 10))
-    whole, whole_tables = shared
-    assert completed == whole.materialize(whole_tables, days(0, 10))
-    assert online_rows(fresh) == online_rows(whole)
-
-
-def online_rows(installation: Installation) -> dict[str, list[tuple[object, ...]]]:
-    """Everything in the online store, by table."""
-    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
-        tables = connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table'"
-        ).fetchall()
-        return {
-            name: connection.execute(
-                f'SELECT entity_key, feature_name, value, event_ts FROM "{name}" ORDER BY 1, 2'
-            ).fetchall()
-            for (name,) in tables
-        }
-
-
-def views_online(installation: Installation) -> list[str]:
-    """Views that have at least one row online."""
-    if not (installation.home / "feast" / "online.db").exists():
-        return []
-    try:
-        return [name for name, rows in online_rows(installation).items() if rows]
-    except sqlite3.OperationalError:
-        return []

@@ -101,22 +101,6 @@ def test_a_spoilt_online_value_is_found_and_named(
     assert "temp of origin JFK is 128.0 online" in report.evidence[0]
 
 
-def test_a_row_that_is_missing_online_is_found(
-    refreshed: Refreshed,
-) -> None:
-    installation, tables = refreshed
-    with sqlite3.connect(installation.home / "feast" / "online.db") as connection:
-        connection.execute(
-            "DELETE FROM flights_carrier_stats WHERE instr(entity_key, CAST('UA' AS BLOB)) > 0"
-        )
-    connection.close()
-    report = parity(installation, tables)
-    assert of_view(report, "carrier_stats").num_differing >= 10
-    assert {e.entity["carrier"] for e in report.examples} == {"UA"}
-    assert {e.online for e in report.examples} == {None}
-    assert {e.online_event_time for e in report.examples} == {None}
-
-
 def test_an_entity_that_is_online_without_a_row_is_found(refreshed: Refreshed) -> None:
     """Its rows were taken back after they had been written online."""
     installation, tables = refreshed
@@ -151,24 +135,6 @@ def test_a_spoilt_offline_row_is_found(
     (example,) = report.examples
     assert (example.view, example.feature, example.offline) == ("origin_stats", "landed_1h", "-1.0")
     assert example.entity == {"origin": "EWR"}
-
-
-def test_values_that_expired_are_null_on_both_sides(refreshed: Refreshed) -> None:
-    """One carrier's feed ended ten hours before the watermark."""
-    installation, tables = refreshed
-    folder = features_folder(tables, installation.store) / "carrier_stats"
-    (file,) = folder.glob("*.parquet")
-    rows = pq.read_table(file)
-    ended = before(rows, days(0, 4).end - timedelta(hours=10))
-    kept = pc.or_(ended, pc.not_equal(rows["carrier"], "UA"))
-    pq.write_table(rows.filter(kept), file)
-    shutil.rmtree(installation.home / "feast")
-    installation.materialize(tables, days(0, 4))
-    report = parity(installation, tables)
-    carriers = of_view(report, "carrier_stats")
-    assert report.result == "equal", report.evidence
-    assert carriers.num_stale == 1
-    assert carriers.num_null >= 16
 
 
 def keep_weather(refreshed: Refreshed, age: timedelta, created_after: timedelta) -> None:
@@ -221,18 +187,6 @@ def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Ref
     assert weather.num_values == weather.num_null == 27
     (sentence,) = report.evidence
     assert sentence.startswith("nothing to compare: all 27 values of 3 entities of feature view")
-
-
-@pytest.mark.parametrize("harm", ["random bytes", "no file"])
-def test_an_online_store_that_is_damaged_or_gone_is_named(refreshed: Refreshed, harm: str) -> None:
-    installation, tables = refreshed
-    file = installation.home / "feast" / "online.db"
-    for part in file.parent.glob("online.db*"):  # SQLite would mend it from its write-ahead log
-        part.unlink()
-    if harm == "random bytes":
-        file.write_bytes(bytes(range(1, 256)) * 99)
-    with pytest.raises(FeatureStoreError, match=r"online\.db (is damaged|does not exist)"):
-        parity(installation, tables)
 
 
 @pytest.mark.parametrize(

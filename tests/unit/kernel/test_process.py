@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-from tasks.kernel.process import TOKEN, ProcessName, boot_id, start_of
+from tasks.kernel.process import TOKEN, ProcessName, start_of
 from tests.support.host.processes import wait_until
 
 
@@ -37,8 +37,3 @@ def test_a_token_names_a_process_to_those_who_can_see_it_and_to_nobody_else() ->
     assert me.sees_alive(me.model_copy(update={"start": me.start + 1}).token) is False
     for other in ({"space": "pid:[1]"}, {"boot": "another"}):
         assert me.sees_alive(me.model_copy(update=other).token) is None
-
-
-def test_the_boot_has_an_identity() -> None:
-    assert boot_id() == boot_id()
-    assert len(boot_id()) == 36

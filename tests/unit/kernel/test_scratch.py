@@ -79,12 +79,3 @@ def test_temporary_files_of_a_process_and_of_what_it_starts_are_in_one_folder(
         assert own.parent != dead
     assert list(tmp_path.iterdir()) == []
     assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(tmp_path)
-
-
-def test_a_link_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    link = tmp_path / f"work-{DEAD.token}-abc"
-    link.symlink_to(tmp_path / "kept")
-    remove_abandoned(tmp_path, "work")
-    assert not link.is_symlink()
-    assert (tmp_path / "kept").is_dir()

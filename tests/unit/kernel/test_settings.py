@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
@@ -21,18 +20,15 @@ from tasks.kernel.errors import (
     StorageError,
     refused_writes_explained,
 )
-from tasks.kernel.files import digest_of, private_folder, write_atomically
-from tasks.kernel.process import ProcessName
+from tasks.kernel.files import private_folder, write_atomically
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
     PROJECT_ROOT,
-    STAGING,
     ArtifactStore,
     Settings,
     StagedFolder,
     content_key,
     named_artifacts,
-    tool_python,
 )
 from tasks.metadata.database import open_database
 from tests.support.suite.promises import Promise, proves
@@ -76,30 +72,10 @@ def test_a_damaged_artifact_is_built_again(store: ArtifactStore) -> None:
     assert store.path(build(store).text).read_text() == "hello"
 
 
-def test_a_removed_artifact_is_named(store: ArtifactStore) -> None:
-    first = build(store)
-    store.path(first.text).unlink()
-    with pytest.raises(ArtifactError, match="absent"):
-        store.path(first.text)
-
-
 @pytest.mark.parametrize("uri", ["artifact:../../secret", "/etc/passwd", "artifact:/etc/passwd"])
 def test_a_uri_that_leaves_the_store_is_refused(store: ArtifactStore, uri: str) -> None:
     with pytest.raises(ArtifactError, match="no artifact of this store"):
         store.path(Artifact(uri=uri, sha256="0" * 64, num_bytes=1))
-
-
-def test_a_file_where_a_folder_of_the_store_should_be_is_told_and_left_alone(
-    store: ArtifactStore,
-) -> None:
-    store.root.mkdir(parents=True, exist_ok=True)
-    (store.root / "notes").write_text("in the way")
-    with pytest.raises(StorageError, match="notes/k: the disk refused a write"):
-        build(store)
-    assert (store.root / "notes").read_text() == "in the way"
-    (store.root / "notes").unlink()
-    assert build(store) == build(store)
-    assert store.num_builds == 1
 
 
 def test_a_failed_build_leaves_nothing(store: ArtifactStore) -> None:
@@ -144,17 +120,6 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     assert [folder.name for folder in (store.root / "notes").iterdir()] == ["k"]
 
 
-def test_a_build_in_another_container_on_the_same_volume_is_left_alone(
-    store: ArtifactStore,
-) -> None:
-    contained = ProcessName.of_this().model_copy(update={"space": "pid:[1]", "pid": 4_000_000})
-    live = store.root / "notes" / f"{STAGING}-{contained.token}-abc"
-    live.mkdir(parents=True)
-    (live / "half").write_text("x")
-    build(store, "one", 1)
-    assert (live / "half").exists()
-
-
 def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still_read(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,19 +139,6 @@ def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match=r"refused a write .*free space"):
         fill()
-
-
-def test_other_operating_system_errors_pass_through(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), refused_writes_explained(tmp_path):
-        (tmp_path / "absent").read_text()
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "state.json"
-    write_atomically(target, json.dumps({"a": 1}))
-    write_atomically(target, json.dumps({"a": 2}))
-    assert json.loads(target.read_text()) == {"a": 2}
-    assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.parametrize(
@@ -213,13 +165,6 @@ def test_whatever_makes_the_state_folder_closes_it_to_others(
     for folder in (home, *(path for path in home.rglob("*") if path.is_dir())):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755  # what was there stays as it was
-
-
-def test_a_folders_digest_depends_on_names_and_content(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1")
-    first = digest_of(tmp_path)
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert digest_of(tmp_path) != first
 
 
 def test_content_keys_depend_on_every_part(tmp_path: Path) -> None:
@@ -302,10 +247,3 @@ def test_operation_has_a_database_in_the_state_folder_or_a_shared_one(tmp_path: 
     shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
     assert shared.metadata_url == address
     assert "hunter2" not in repr(shared)
-
-
-def test_a_tool_has_the_interpreter_that_is_named_or_none(tmp_path: Path) -> None:
-    assert tool_python("no-such-tool", {}) is None
-    assert tool_python("no-such-tool", {"FALAJ_NO_SUCH_TOOL_PYTHON": str(tmp_path)}) is None
-    named = {"FALAJ_NO_SUCH_TOOL_PYTHON": sys.executable}
-    assert tool_python("no-such-tool", named) == Path(sys.executable)

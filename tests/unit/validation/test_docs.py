@@ -68,14 +68,6 @@ def test_runs_that_end_at_one_time_do_not_take_each_others_site_away(
     assert len(list((home / "data_docs" / "current").iterdir())) == 3
 
 
-def test_a_result_of_another_release_has_no_page(store: ArtifactStore, tmp_path: Path) -> None:
-    folder = store.root / "validations" / "old"
-    folder.mkdir(parents=True)
-    (folder / "validation.json").write_text("{}")
-
-    assert build_site(store, tmp_path / "home").num_pages == 0
-
-
 def test_what_would_be_loaded_from_outside_is_taken_out() -> None:
     page = (
         "<link rel='x' href='https://a.example/b.css'><script src=\"https://c.example/d.js\">"

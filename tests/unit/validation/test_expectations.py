@@ -107,30 +107,6 @@ def test_a_rule_that_needs_more_rows_is_left_unjudged() -> None:
     assert few.result is not None
 
 
-def test_an_empty_aggregate_is_left_unjudged() -> None:
-    [item] = judge(
-        people(),
-        suite(
-            between("n", 0, 1, table="none"),
-            aggregates={"none": "SELECT 1 AS n FROM subject HAVING count(*) > 100"},
-        ),
-    )
-
-    assert item.result is None
-
-
-def test_results_hold_the_rule_and_no_name_of_a_batch() -> None:
-    [item] = judge(people(), suite(between("age", 0, 30)))
-
-    assert item.result is not None
-    assert item.result["expectation_config"]["kwargs"] == {
-        "column": "age",
-        "min_value": 0.0,
-        "max_value": 30.0,
-    }
-    assert item.result["result"]["unexpected_count"] == 29
-
-
 COLUMNS = [f"c{n}" for n in range(9)]
 
 

@@ -78,7 +78,6 @@ def shifted(column: str, order: str) -> str:
 
 LOCAL = "(timezone('America/New_York', time_hour) AT TIME ZONE 'UTC')"
 FLIGHT_ORDER = "time_hour, minute, carrier, flight, origin"
-HALF = "(hash(flight) % 2 = 0)"
 
 SOME = "hash(flight::VARCHAR || origin || carrier) % 10"
 

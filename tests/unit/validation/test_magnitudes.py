@@ -64,11 +64,3 @@ def test_a_sparse_baseline_vouches_for_nothing(shop: Shop) -> None:
         "use_case.yaml", "  baseline: {start: 2024-01-01", "  baseline: {start: 2024-03-25"
     )
     assert validated(shop, multiplied(1e6, "2024-06")).tables
-
-
-def test_infinite_numbers_that_are_declared_disturb_no_statistic(shop: Shop) -> None:
-    declared = "suite: feature_habits, unbounded: [price_of_an_item]"
-    shop.replace("use_case.yaml", "suite: feature_habits", declared)
-    rows = orders()
-    rows.loc[rows["customer"] == "c07", "items"] = 0
-    assert validated(shop, rows).tables

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.validation.outcome import failure_in_words, observed_in_words
+from tasks.validation.outcome import failure_in_words
 
 BETWEEN = "expect_column_values_to_be_between"
 MEAN = "expect_column_mean_to_be_between"
@@ -59,8 +59,3 @@ def counted(kind: str, kwargs: dict[str, Any], count: int, *examples: Any) -> di
 )
 def test_a_failure_reads_as_a_sentence(failed: dict[str, Any], words: str) -> None:
     assert failure_in_words(failed) == words
-
-
-def test_what_was_seen_fits_a_table_cell() -> None:
-    assert observed_in_words(counted(BETWEEN, {}, 0)) == "none of 48,120 unexpected"
-    assert observed_in_words(result("x", {}, observed_value=0.123456789)) == "observed 0.123457"

@@ -15,7 +15,7 @@ from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.baseline import Baseline
 from tasks.validation.outcome import read_outcome
-from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline, write_window
+from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
 from tasks.validation.runner import validate_table
 from tasks.validation.suites import FOLDER, Suite, read_suite, with_baseline
 from tests.support.data.tables import REPO, store_table
@@ -123,13 +123,6 @@ def test_too_few_days_can_be_no_baseline(store: ArtifactStore) -> None:
         profile_table(table, SUITE, short, store)
 
 
-def test_a_table_that_misses_columns_can_be_no_baseline(store: ArtifactStore) -> None:
-    table = store_table(store, readings(CLEAN).drop(columns="temp"), "meters")
-
-    with pytest.raises(DataContractError, match="meters can be no baseline: column"):
-        profile_table(table, SUITE, CLEAN, store)
-
-
 def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
     tmp_path: Path,
 ) -> None:
@@ -148,16 +141,6 @@ def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
     assert again.expectations == before.expectations
 
 
-def test_only_the_rows_of_the_window_are_profiled(tmp_path: Path) -> None:
-    day = TimeWindow(start=START + timedelta(days=2), end=START + timedelta(days=3))
-    readings(CLEAN).to_parquet(tmp_path / "rows.parquet", index=False)
-
-    assert write_window(tmp_path, "at", day, tmp_path / "day") == 4 * 24
-
-    assert pd.read_parquet(tmp_path / "day")["at"].min() == day.start
-    assert write_window(tmp_path, None, day, tmp_path / "whole") == 20 * 4 * 24
-
-
 def test_a_baseline_file_of_other_columns_is_refused(baseline: Baseline) -> None:
     without = SUITE.model_copy(update={"columns": {"text": ("meter",), "timestamp": ("at",)}})
 
@@ -170,10 +153,3 @@ def test_a_file_of_an_earlier_version_is_read_where_it_is(tmp_path: Path) -> Non
     (tmp_path / FOLDER / "baseline").rename(tmp_path / FOLDER / "blessed")
 
     assert read_suite(tmp_path, "raw_weather") == read_suite(REPO, "raw_weather")
-
-
-def test_every_generated_file_of_the_repository_was_reviewed() -> None:
-    for file in (REPO / FOLDER / "baseline").glob("*.yaml"):
-        baseline = read_suite(REPO, file.stem).baseline
-        assert baseline is not None
-        assert baseline.reviewed != NOT_REVIEWED

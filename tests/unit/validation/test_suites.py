@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import content_key
-from tasks.validation.suites import read_suite, read_suites
-from tests.support.data.tables import suite
+from tasks.validation.suites import read_suite
 
 GOOD = """
 suite: people
@@ -34,31 +32,6 @@ def write(folder: Path, text: str, name: str = "people") -> Path:
     (folder / "expectations").mkdir(exist_ok=True)
     (folder / "expectations" / f"{name}.yaml").write_text(text)
     return folder
-
-
-def test_a_good_file_is_read_with_its_defaults(tmp_path: Path) -> None:
-    people = read_suite(write(tmp_path, GOOD), "people")
-
-    assert people.kind_of("age") == "number"
-    assert people.kind_of("is_grown") is None
-    assert people.expectations[0].severity == "critical"
-
-
-def test_suites_are_read_by_table(tmp_path: Path) -> None:
-    repo = write(write(tmp_path, GOOD), GOOD.replace("suite: people", "suite: others"), "others")
-
-    read = read_suites(repo, {"a": "people", "b": "others"})
-
-    assert {table: suite.suite for table, suite in read.items()} == {"a": "people", "b": "others"}
-
-
-def test_a_missing_file_is_named_with_those_that_exist(tmp_path: Path) -> None:
-    repo = write(tmp_path, GOOD)
-
-    with pytest.raises(
-        ConfigurationError, match=r"expectations/persons\.yaml.*has the suites people"
-    ):
-        read_suite(repo, "persons")
 
 
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
@@ -105,11 +78,6 @@ def test_a_wrong_entry_is_refused_with_its_place(
     with pytest.raises(ConfigurationError) as caught:
         read_suite(write(tmp_path, GOOD.replace(old, new)), "people")
     assert words in str(caught.value)
-
-
-def test_the_content_of_a_suite_is_its_cache_key() -> None:
-    assert content_key(suite()) == content_key(suite())
-    assert content_key(suite()) != content_key(suite(subject="one other person"))
 
 
 def test_reading_suites_loads_neither_great_expectations_nor_prefect() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from feast.value_type import ValueType
 
-from tasks.features.checks.equality import as_text, equal_values
+from tasks.features.checks.equality import equal_values
 
 
 def compare(online: Any, offline: list[Any], kind: ValueType, type_: Any = None) -> list[bool]:
@@ -59,10 +59,3 @@ def test_other_values_are_compared_as_what_they_stand_for(
     kind: ValueType, online: Any, offline: Any, same: bool
 ) -> None:
     assert compare([online], [offline], kind) == [same]
-
-
-def test_text_for_people_keeps_every_digit() -> None:
-    assert as_text(np.float32(0.1)) == "0.10000000149011612"
-    assert as_text(float("nan")) is None
-    assert as_text(None) is None
-    assert as_text("x") == "x"

@@ -9,7 +9,7 @@ import pytest
 from tasks.contracts.base import TimeWindow
 from tasks.features.config import FeatureConfig
 from tasks.features.tables.landing import land_raw_rows
-from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
+from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, days
 
@@ -78,17 +78,6 @@ def test_a_value_of_the_wrong_type_is_named_with_an_example(
     assert nothing_was_landed(store)
 
 
-def test_whole_numbers_written_as_decimals_are_accepted(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    flights = repository.read("flights")
-    flights["dep_delay"] = flights["dep_delay"].where(
-        flights["dep_delay"] == "NA", flights["dep_delay"] + ".0"
-    )
-    repository.write("flights", flights)
-    assert land(repository, store)["flights"] == len(flights)
-
-
 def test_times_stored_without_a_zone_are_refused(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:
@@ -117,14 +106,6 @@ def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
     with pytest.raises(WindowError, match="ends in the future"):
         land_raw_rows(window, repository.config, repository.path, store)
     assert not store.root.exists()
-
-
-def test_a_source_that_is_not_there_is_a_configuration_error(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    (repository.path / "raw" / "planes.csv").unlink()
-    with pytest.raises(ConfigurationError, match=r"planes: 'raw/planes.csv' names no file"):
-        land(repository, store)
 
 
 def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(

@@ -108,15 +108,6 @@ def test_another_encoding_than_utf_8_is_told_with_its_line(shop: Shop) -> None:
     assert "UTF-8" in told
 
 
-def test_half_a_parquet_file_is_told_so(shop: Shop) -> None:
-    file = shop.repo / "raw" / "customers.parquet"
-    pd.DataFrame({"customer": ["c01"], "town": ["Sur"], "age": [30]}).to_parquet(file)
-    file.write_bytes(file.read_bytes()[:-20])
-    shop.replace("use_case.yaml", "raw/customers.csv", "raw/customers.parquet")
-    with pytest.raises(DataContractError, match=r"raw table customers.*whole Parquet file"):
-        shop.land()
-
-
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
 def test_a_file_without_a_header_is_told_so(shop: Shop, content: bytes) -> None:
     assert "no line with the names of its columns" in refusal(shop, content)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +11,6 @@ from tasks.features.tables.build import (
     EMPTY,
     build_feature_tables,
     current_tables,
-    months_of,
     publish_tables,
     published_path,
 )
@@ -86,22 +84,6 @@ def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
     fresh = ArtifactStore(tmp_path / "fresh")
     at_once = refresh(repository, fresh, days(6, 6), refresh(repository, fresh, days(0, 6)))
     assert after.version == at_once.version != before.version
-
-
-def test_rolling_values_count_only_landings_up_to_the_hour(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    tables = refresh(repository, store, days(0, 3))
-    stats = rows_of(tables, "carrier_stats", store)
-    history = rows_of(tables, "plane_history", store)
-    moment = stats["event_timestamp"].iloc[len(stats) // 2]
-    landed = history[
-        (history["event_timestamp"] <= moment)
-        & (history["event_timestamp"] > moment - timedelta(hours=24))
-    ]
-    counted = stats[stats["event_timestamp"] == moment]["landed_24h"].sum()
-    assert counted == len(landed)
-    assert (stats["created"] > stats["event_timestamp"]).all()
 
 
 @pytest.mark.parametrize("content", ["{", "", '{"version": 1}', None])
@@ -184,8 +166,3 @@ def test_a_static_table_from_the_future_is_refused(tmp_path: Path, store: Artifa
     file.write_text(f"SELECT {ahead} FROM ({file.read_text()})")
     with pytest.raises(DataContractError, match=r"planes: .* before now"):
         refresh(repository, store, days(0, 2))
-
-
-def test_months_touch_every_month_of_a_window() -> None:
-    assert months_of(days(0, 31)) == ["201301", "201302"]
-    assert months_of(days(0, 1)) == ["201301"]
