@@ -162,18 +162,6 @@ def test_ranks_that_share_a_replica_read_the_same_rows_and_hold_their_parts(seen
         assert of_rank["kept"]
 
 
-@pytest.mark.parametrize("name", ["horovod", "ddp", "fsdp"])
-def test_an_fp16_overflow_on_one_rank_is_skipped_by_all_until_the_scale_fits(
-    seen: Seen, name: str
-) -> None:
-    ranks = seen.of(f"{name}, fp16 overflow", 2)
-    assert ranks[0] == ranks[1]
-    skipped = ranks[0]["skipped"]
-    assert 0 < skipped[-1] < len(skipped)
-    assert skipped == [min(step + 1, skipped[-1]) for step in range(len(skipped))]
-    assert ranks[0]["scale"] == 2.0 ** (16 - skipped[-1])
-
-
 @pytest.mark.parametrize("engine", ["horovod", "torch"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_collective_gives_each_rank_what_it_says(seen: Seen, engine: str, size: int) -> None:

@@ -29,7 +29,7 @@ from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger, Wanted
 from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.control.retraining.task import store_drift_result
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
 from tests.support.control import builders
@@ -151,18 +151,6 @@ def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_ret
     assert PipelineConfig.model_validate(run.parameters["config"]) == config
     with get_client(sync_client=True) as client:
         client.delete_deployment(deployed)
-
-
-@pytest.mark.timeout(300)
-def test_a_use_case_that_nothing_retrains_keeps_its_claim_and_says_what_to_do(
-    deployment: UUID, ledger: Ledger
-) -> None:
-    result = ledger.store_result(MODEL, "unheard-of", builders.stale(0), FREE)
-    with pytest.raises(ConfigurationError, match=r"pipeline-controlled \(governed\)"):
-        decision_flow(result.result_id)
-    (claim,) = ledger.claims(ClaimState.CLAIMED)
-    assert claim.trouble is not None
-    assert "python -m falaj deploy" in claim.trouble
 
 
 @pytest.mark.timeout(300)

@@ -30,7 +30,6 @@ from tests.support.suite.promises import Promise, proves
 pytestmark = pytest.mark.timeout(900)
 
 COORDINATOR_POOL, STAGE_POOL = "routed-coordinator", "routed-stages"
-QUICK = StageRouting(wait_s=0)
 
 
 @pytest.fixture(scope="module")

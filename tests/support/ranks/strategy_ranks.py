@@ -51,7 +51,6 @@ def main(folder: Path, device: str, names: list[str]) -> None:
     ranks.interchange([CASES[name] for name in names if CASES[name].exchanges_states])
     ranks.check_exchanges()
     ranks.break_gradients(["horovod", "ddp", "fsdp", "tensor-parallel"])
-    ranks.overflow(["horovod, fp16", "ddp, fp16", "fsdp, fp16"])
     ranks.close()
 
 
@@ -148,27 +147,6 @@ class Ranks:
                 said = str(exc)
             kept = strategy.checksum() == before
             self._seen[f"{name} broken"] = {"said": said, "kept": kept}
-
-    def overflow(self, names: list[str]) -> None:
-        """Rows of the last rank whose gradient is beyond fp16 until the scale has fallen."""
-        for name in names:
-            strategy = self._build(CASES[name], seed=1)
-            skipped = []
-            for _ in range(8):
-                batch = global_batch(0)
-                share = share_of(batch, 0, strategy.data_rank, strategy.data_size)
-                if strategy.data_rank == strategy.data_size - 1:
-                    positions, numbers = share.inputs
-                    share = Batch((positions, numbers * 30), share.labels)
-                    if not share.num_rows:
-                        share = batch
-                strategy.train_step(share, 1, LEARNING_RATE)
-                skipped.append(strategy.num_skipped_steps)
-            self._seen[f"{name} overflow"] = {
-                "skipped": skipped,
-                "checksum": strategy.checksum(),
-                "scale": strategy.state()["strategy"]["loss_scale"],
-            }
 
     def _save(self, name: str, state: State) -> None:
         """Rank 0's word; every rank has the same."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.control.leases.devices import core_sets
-from tasks.kernel.cores import core_limit, node_of_pci_device
+from tasks.kernel.cores import core_limit
 
 
 def write(file: Path, text: str) -> None:
@@ -77,11 +77,3 @@ def test_two_containers_that_call_their_group_alike_are_told_apart(tmp_path: Pat
         (root / "proc/self/ns/cgroup").symlink_to(space)
         groups.add(core_limit(root / "proc", root / "sys").group)
     assert groups == {"cgroup:[1]:/", "cgroup:[2]:/"}
-
-
-def test_the_node_of_a_device_is_read_from_its_place_on_the_bus(tmp_path: Path) -> None:
-    write(tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node", "1")
-    write(tmp_path / "bus/pci/devices/0000:5e:00.0/numa_node", "-1")
-    assert node_of_pci_device("00000000:3B:00.0", tmp_path) == 1
-    assert node_of_pci_device("00000000:5E:00.0", tmp_path) is None
-    assert node_of_pci_device("00000000:99:00.0", tmp_path) is None

@@ -113,17 +113,6 @@ def test_every_evidence_has_one_choice_and_a_fault_never_trains(
         assert choice.cause not in healed(seen, choice)
 
 
-@given(any_evidence(), metrics(st.floats(-1, 1)), any_config())
-def test_what_is_read_back_decides_alike(
-    seen: Evidence, change: Metric | None, config: RetrainingPolicy
-) -> None:
-    names = ("auc_change", "excess_brier_change", "r2_change", "skill_change")
-    finite = {**dict.fromkeys(names, change), "former_difference": None}
-    seen = seen.model_copy(update=finite)
-    again = Evidence.model_validate_json(seen.model_dump_json())
-    assert decide(again, config) == decide(seen, config)
-
-
 @given(any_evidence(), any_config(), st.floats(0, 1))
 def test_a_larger_loss_never_asks_for_less(
     seen: Evidence, config: RetrainingPolicy, more: float

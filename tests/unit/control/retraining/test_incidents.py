@@ -202,13 +202,6 @@ def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_do
     assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
 
 
-def test_trouble_that_went_away_while_it_waited_is_dropped(database: Path) -> None:
-    controller = Controller(f"sqlite:///{database}", RetrainingPolicy(max_runs_per_week=0))
-    assert controller.see(builders.stale(0)) == [Outcome.BUDGET]
-    controller.see(builders.stable(1))
-    assert controller.ledger.unsettled() == []
-
-
 @proves(Promise.CLOCK_JUMP, "the cool-down lasts as long as it should")
 def test_a_clock_that_was_years_ahead_holds_a_cool_down_no_longer_than_it_lasts(
     database: Path,
@@ -347,11 +340,6 @@ def test_what_another_release_wrote_is_read_as_far_as_it_goes(
     connection.close()
     with pytest.raises(DataContractError, match="written by another release"):
         controller.ask(result_id)
-
-
-def test_an_unknown_result_is_refused_with_what_to_check(controller: Controller) -> None:
-    with pytest.raises(DataContractError, match="same FALAJ_DATABASE_URL or state folder"):
-        controller.ask("f" * 32)
 
 
 def set_back_claims(database: Path, hours: float) -> None:

@@ -7,7 +7,7 @@ from tasks.training.elastic import commits as module
 from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup
 from tasks.training.elastic.link import FromRank, Pulse
 from tasks.training.strategies.base import State
-from tests.support.training.thread_ranks import Room, ThreadCommunicator, on_threads
+from tests.support.training.thread_ranks import ThreadCommunicator, on_threads
 
 
 class FakeLink:
@@ -99,13 +99,3 @@ def test_a_rank_that_is_to_leave_makes_all_write_a_checkpoint_first() -> None:
     ends = steps_until_regroup(2, leave=True)
     assert len(set(ends)) == 1
     assert ends[0][2] == 1
-
-
-def test_commits_of_a_slow_state_are_made_less_often() -> None:
-    link, session, commits = FakeLink(), FakeSession(), Commits()
-    ranks = ThreadCommunicator(Room(1), 0)
-    point = CheckedSteps(link, ranks, session, commits)  # type: ignore[arg-type]
-    point._commit_cost_s = 3600.0
-    for _ in range(20_000):
-        point()
-    assert commits.number == 0

@@ -22,13 +22,6 @@ class Rank:
     seniority: int
 
 
-def test_rank_0_is_one_that_holds_the_newest_commit() -> None:
-    ranks = [Rank("h1", 0, 0), Rank("h2", 7, 2), Rank("h1", 7, 3), Rank("h3", 6, 1)]
-    ordered = in_rank_order(ranks)
-    assert ordered[0] == Rank("h2", 7, 2)
-    assert [rank.host for rank in ordered] == ["h2", "h1", "h1", "h3"]
-
-
 members = st.lists(
     st.builds(Rank, st.sampled_from(["a", "b", "c"]), st.integers(0, 3), st.integers(0, 1000)),
     min_size=1,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.process import ElasticSpec, Lines, Member, ssh_command
+from tasks.training.elastic.process import ElasticSpec, Member, ssh_command
 from tests.support.host.processes import wait_until
 
 REMOTE = ElasticConfig.model_validate(
@@ -38,21 +37,6 @@ def test_only_known_hosts_are_reached_by_key_and_nothing_is_asked() -> None:
     assert shlex.split(" ".join(command[-4:])) == [
         *("exec", "/usr/bin/python", "-S", "/with space/agent.py")
     ]
-
-
-def test_a_pipe_is_split_into_lines_as_they_come() -> None:
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
-        lines = Lines(pipe)
-        assert lines.read() == []
-        os.write(write_end, b"one\ntw")
-        assert lines.read() == [b"one"]
-        os.write(write_end, b"o\nthree")
-        os.close(write_end)
-        assert lines.read() == [b"two"]
-        assert lines.is_open
-        assert lines.read() == [b"three"]
-        assert not lines.is_open
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, State
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import HorovodStrategy
@@ -131,26 +130,6 @@ def test_ranks_step_alone_and_average_as_the_papers_say(kind: str, local_steps: 
 
 
 @pytest.mark.parametrize("kind", ["local", "asynchronous"])
-def test_ranks_are_equal_whenever_anybody_looks(kind: str) -> None:
-    def part(exchange: ThreadCommunicator) -> list[Any]:
-        strategy = build(kind, exchange, 4, adam)
-        seen = []
-        for first in (0, 3, 7):
-            train(strategy, range(first, first + 3))
-            outputs = strategy.evaluate((torch.ones(2, 3),))
-            seen += [outputs.tolist(), strategy.checksum(), flat(strategy.state())]
-        return seen
-
-    of_ranks = on_threads(3, part)
-    assert all(of_rank == of_ranks[0] for of_rank in of_ranks)
-
-
-def flat(state: State) -> list[float]:
-    tensors = [*state["network"].values(), *state["optimizer"].values()]
-    return [number for tensor in tensors for number in tensor.reshape(-1).tolist()]
-
-
-@pytest.mark.parametrize("kind", ["local", "asynchronous"])
 @pytest.mark.parametrize("taken_at", [4, 5, 6])
 def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_at: int) -> None:
     def unbroken(exchange: ThreadCommunicator) -> tuple[State, Tensor]:
@@ -171,18 +150,3 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_a
 
     for (_, wanted), of_rank in zip(before, on_threads(2, resumed), strict=True):
         assert torch.equal(of_rank, wanted)
-
-
-def test_a_rank_whose_gradient_is_no_number_says_so_alone() -> None:
-    def part(exchange: ThreadCommunicator) -> None:
-        strategy = build("local", exchange, 10)
-        share = share_of(0, exchange.rank, 2)
-        if exchange.rank == 0:
-            return
-        share.labels[0] = float("inf")
-        before = weights(strategy)
-        with pytest.raises(TrainingError, match="rank 1: the gradient of its own"):
-            strategy.train_step(share, ROWS, RATE)
-        assert torch.equal(weights(strategy), before)
-
-    on_threads(2, part)

@@ -24,17 +24,6 @@ def network(*hidden_sizes: int) -> TabularNetwork:
     return TabularNetwork(preprocessing, TrainingConfig(hidden_sizes=hidden_sizes))
 
 
-def test_layers_are_cut_in_pairs_with_what_is_between_them() -> None:
-    assert network(16, 8).tensor_parallel_plan() == {
-        "perceptron.0": "outputs",
-        "perceptron.2": "units",
-        "perceptron.3": "inputs",
-    }
-    of_three = network(16, 8, 4).tensor_parallel_plan()
-    assert of_three["perceptron.6"] == "outputs"
-    assert of_three["perceptron.9"] == "inputs"  # the layer with the one output
-
-
 def test_cut_dropout_drops_what_dropout_drops() -> None:
     units = torch.randn(7, 12)
     torch.manual_seed(3)

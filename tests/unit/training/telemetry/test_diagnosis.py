@@ -125,17 +125,6 @@ def test_swapping_is_short_memory() -> None:
     assert "3000 MB came back from swap" in finding.evidence
 
 
-def test_a_rank_that_joined_for_a_few_steps_is_compared_by_step() -> None:
-    steady = rank(0)
-    late = rank(1, num_steps=13, num_rows=13_312)
-    tenth = {
-        name: phase.model_copy(update={"steady_s": phase.steady_s * 10 / 97})
-        for name, phase in late.phases.items()
-    }
-    joined = late.model_copy(update={"phases": tenth})
-    assert diagnose([steady, joined, rank(2, num_steps=3)], HOST, JOB).findings == ()
-
-
 times = st.floats(min_value=0, max_value=1e4, allow_nan=False)
 
 
@@ -152,10 +141,3 @@ def test_any_times_give_findings_in_order_with_shares_of_one(
     assert later == sorted(later, reverse=True)
     kinds = [finding.kind for finding in diagnosis.findings]
     assert len(kinds) == len(set(kinds))
-
-
-@pytest.mark.parametrize("factor", [0.01, 100.0])
-def test_the_result_depends_on_shares_and_not_on_the_length_of_a_step(factor: float) -> None:
-    times_ms = ((0.3, 9.0, 40.0), (0.3, 48.0, 0.7))
-    ranks = [rank(n, *(factor * ms for ms in times_ms[n])) for n in range(2)]
-    assert only(diagnose(ranks, HOST, JOB)).kind == "imbalance"

@@ -1,24 +1,21 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
-from tasks.training.telemetry import meters
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.meters import (
     DeviceMeter,
     ProcessorMeter,
-    RankMeter,
     computes_bf16,
     energy_use,
     is_visible,
     run_cost,
 )
-from tests.support.training.timed_ranks import RANGE_UJ, library, not_supported, reading, zone
+from tests.support.training.timed_ranks import RANGE_UJ, library, not_supported, zone
 
 
 def test_processor_energy_adds_packages_and_memory_over_their_range(tmp_path: Path) -> None:
@@ -128,16 +125,6 @@ def test_only_devices_that_the_ranks_may_use_are_read(visible: str | None, seen:
     assert [i for i in range(2) if is_visible(i, f"GPU-{i}abc", visible)] == seen
 
 
-@pytest.mark.gpu
-def test_a_real_device_reports_its_memory() -> None:
-    meter = DeviceMeter(None)
-    if meter.trouble:
-        pytest.skip(meter.trouble)
-    meter.sample()
-    meter.close()
-    assert all(device.peak_memory_bytes for device in meter.summaries())
-
-
 @pytest.mark.parametrize(
     ("vendor", "flags", "has"),
     [
@@ -152,14 +139,3 @@ def test_bf16_is_read_from_the_processors_flags(
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor : 0\nvendor_id : {vendor}\nflags : {flags}\n")
     assert computes_bf16(info) is has
-
-
-def test_a_process_id_that_is_given_out_again_takes_nothing_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    meter = RankMeter(reading(0, os.getpid()))
-    meter.sample(0.0)
-    monkeypatch.setattr(meters, "_tree", lambda _: [])
-    meter.sample(1.0)
-    assert meter.summary().busy_cores_mean is None
-    assert meter.summary().disk_read_bytes is not None

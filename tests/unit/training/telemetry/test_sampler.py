@@ -75,17 +75,6 @@ def test_a_rank_elsewhere_or_gone_is_known_by_its_clock_alone(tmp_path: Path) ->
         assert (rank.num_rows, rank.peak_memory_bytes) == (6400, 123_456_789)
 
 
-def test_a_clock_that_cannot_be_read_is_left_out_until_it_can(tmp_path: Path) -> None:
-    with sampled(tmp_path) as sampler:
-        write_clock(tmp_path, 0, 1, host="elsewhere")
-        clock_path(tmp_path, 1).write_text("{")
-        clock_path(tmp_path, 2).mkdir()
-        sampler.sample()
-        assert [rank.rank for rank in sampler.result().ranks] == [0]
-        write_clock(tmp_path, 1, 1, host="elsewhere")
-    assert [rank.rank for rank in sampler.result().ranks] == [0, 1]
-
-
 def test_what_cannot_be_measured_is_none_with_a_reason(tmp_path: Path) -> None:
     with sampled(tmp_path) as sampler:
         pass

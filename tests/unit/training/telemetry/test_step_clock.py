@@ -104,13 +104,6 @@ def test_a_rank_that_is_stuck_says_in_which_phase(tmp_path: Path) -> None:
     assert reading.phase == "exchange"
 
 
-def test_an_error_inside_a_phase_ends_it(tmp_path: Path) -> None:
-    with StepClock(tmp_path, 0, NEVER_S) as clock:
-        with pytest.raises(ValueError, match="broken"), clock.phase("compute"):
-            raise ValueError("broken")
-        assert clock.reading().phase == "other"
-
-
 def test_a_disk_that_refuses_is_told_by_a_later_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
