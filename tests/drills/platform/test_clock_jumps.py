@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import subprocess
 import sys
@@ -18,15 +17,13 @@ from tasks.control.retraining.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control import builders
 from tests.support.host.clocks import Clock, make_clock
-from tests.support.host.processes import wait_patiently, wait_until
+from tests.support.host.processes import wait_patiently
 from tests.support.platform import platform_schedule
 from tests.support.platform.commands import Platform
-from tests.support.platform.lease_farm import farm, lines_of
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
-LIMIT_S = 900
 CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
 JUMPS = {
     "ahead": (10,),
@@ -42,7 +39,7 @@ def clock(tmp_path: Path) -> Clock:
     return make_clock(folder)
 
 
-class GovernedByClock:
+class ControlledByClock:
     """The controller of one model, in processes that go by a clock of their own."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
@@ -73,7 +70,7 @@ class GovernedByClock:
 def test_a_cool_down_holds_whatever_the_clock_says(
     tmp_path: Path, clock: Clock, jumps: tuple[float, ...]
 ) -> None:
-    controller = GovernedByClock(tmp_path, clock)
+    controller = ControlledByClock(tmp_path, clock)
     controller.judge(builders.stale(0))
     assert controller.sweep() == 1
     controller.judge(builders.stable(1))
@@ -81,36 +78,6 @@ def test_a_cool_down_holds_whatever_the_clock_says(
     for hours in jumps:
         clock.jump_to(hours)
         assert [controller.sweep() for _ in range(2)] == [1, 1]
-
-
-@proves(Promise.CLOCK_JUMP, "no device held by two, no lease lost, nobody waits for ever")
-def test_leases_go_on_while_the_clock_jumps(
-    tmp_path: Path,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chance, folder, num_jumps = random.Random(3), tmp_path / "farm", 20
-    with monkeypatch.context() as patch:
-        for name, value in clock.environment.items():
-            patch.setenv(name, value)
-        process = farm(folder, f"sqlite:///{tmp_path / 'operation.db'}")
-        started = process.__enter__()
-    try:
-        wait_until(lambda: lines_of(folder / "journal"), "a first lease", LIMIT_S)
-        for _ in range(num_jumps):
-            clock.jump_to(chance.uniform(-12, 12))
-            served = len(lines_of(folder / "journal"))
-            wait_until(
-                lambda: len(lines_of(folder / "journal")) > served + 20,  # noqa: B023
-                "leases after a jump",
-                LIMIT_S,
-            )
-        (folder / "stop").touch()
-        started.wait(LIMIT_S)
-    finally:
-        process.__exit__(None, None, None)
-    assert not lines_of(folder / "violations")
-    assert not lines_of(folder / "lost")
 
 
 @proves(Promise.CLOCK_JUMP, "schedules go on within minutes; doctor finds no problem")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psycopg
 
+from tasks.kernel.files import is_held
+
 NOTHING: Mapping[str, object] = {}
 UNFINISHED = """
 SELECT flow_run.name || ' is ' || flow_run.state_name
@@ -96,12 +98,8 @@ class Account:
 
     def leases(self) -> list[str]:
         """Device leases, held or waited for."""
-        file = self.home / "operation" / "operation.db"
-        if not file.exists():
-            return []
-        rows = _rows(file, "SELECT state, holder FROM falaj_leases")
-        units = _rows(file, "SELECT 'unit', unit FROM falaj_lease_units")
-        return [f"{what} {who}" for what, who in [*rows, *units]]
+        files = (self.home / "leases").glob("*/*.json")
+        return [file.read_text() for file in files if is_held(file)]
 
     def repeated_builds(self) -> list[str]:
         """Things of the artifact store that were built more than once."""
