@@ -81,6 +81,14 @@ class _Registry(_Section):
         return self
 
 
+class _Engine(_Section):
+    type: Annotated[
+        Literal["tasks.features.online.vector_engine.VectorComputeEngine"],
+        Field(description="any other does not say what it wrote"),
+    ]
+    backend: str = "pandas"
+
+
 class _Materialization(_Section):
     pull_latest_features: Annotated[
         Literal[True], Field(description="the default pulls the whole range into memory")
@@ -108,7 +116,7 @@ class _Profile(_Section):
         dict[str, Any],
         Field(description=f"the default, dask, drops entity rows; use {ASOF_STORE}"),
     ]
-    batch_engine: dict[str, Any] | str | None = None
+    batch_engine: _Engine
     feature_server: dict[str, Any] | None = None
     materialization: _Materialization
     entity_key_serialization_version: Annotated[

@@ -27,7 +27,7 @@ from feast.saved_dataset import SavedDataset, SavedDatasetStorage
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.audit import AuditTrail, flow_run_id, process_identity
-from tasks.features.online.write_rules import check_pushed
+from tasks.features.online.newer_wins import check_pushed
 from tasks.kernel.errors import WindowError
 
 

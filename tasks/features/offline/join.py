@@ -21,7 +21,7 @@ from feast.feature_view import DUMMY_ENTITY_ID, DUMMY_ENTITY_NAME, FeatureView
 from feast.repo_config import RepoConfig
 
 from tasks.features.offline.source import damage_explained, moment, scan, source_name
-from tasks.features.online.write_rules import check_without_function
+from tasks.features.online.newer_wins import check_without_function
 from tasks.kernel.errors import FeatureStoreError
 
 if TYPE_CHECKING:

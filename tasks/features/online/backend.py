@@ -21,8 +21,8 @@ from feast.infra.key_encoding_utils import deserialize_entity_key
 from feast.type_map import feast_value_type_to_python_type
 
 from tasks.features.config import OnlineConfig
+from tasks.features.online.newer_wins import micros
 from tasks.features.online.plan import KeyGroup, ReadPlan
-from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0

@@ -32,9 +32,6 @@ BINARY = pa.large_binary()
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 """Wire types of protobuf."""
 
-PACKED = b"\x0a"
-"""Field 1, length-delimited: where every list message keeps its elements."""
-
 NO_TIME = np.iinfo(np.int64).min
 """What Feast stores for a missing timestamp, and numpy for `NaT`."""
 
@@ -249,52 +246,6 @@ def _blobs(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | Non
     return delimited(_tag(value_type), column) if _is_blob(column.type) else None
 
 
-def _lists(column: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
-    """A list message holds its elements as one packed field, or each text as a field of its own."""
-    if not _is_list(column.type):
-        return None
-    elements = column.flatten()
-    payload = None if elements.null_count else _elements(elements, value_type)
-    if payload is None:
-        return None
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    offsets, data = contents(payload)
-    message = from_offsets(offsets[ends], data)
-    if value_type not in (ValueType.STRING_LIST, ValueType.BYTES_LIST):
-        lengths = np.diff(offsets[ends])
-        message = join_parts([tagged_varints(PACKED, lengths, lengths > 0), message], len(column))
-    whole = delimited(_tag(value_type), message)
-    return whole if not column.null_count else pc.if_else(column.is_valid(), whole, constant(b""))
-
-
-def _elements(values: pa.Array, value_type: ValueType) -> pa.LargeBinaryArray | None:
-    """Bytes of every element of a list column."""
-    kind = values.type
-    if value_type in (ValueType.STRING_LIST, ValueType.BYTES_LIST):
-        fits = _is_text(kind) if value_type == ValueType.STRING_LIST else _is_blob(kind)
-        return delimited(PACKED, values) if fits else None
-    plain = values.to_numpy(zero_copy_only=False)
-    if value_type in (ValueType.FLOAT_LIST, ValueType.DOUBLE_LIST):
-        wanted = np.float32 if value_type == ValueType.FLOAT_LIST else np.float64
-        with np.errstate(over="ignore"):
-            return fixed(b"", plain.astype(wanted), None) if pa.types.is_floating(kind) else None
-    if value_type == ValueType.UNIX_TIMESTAMP_LIST:
-        if not kind.equals(pa.timestamp("us", None)):
-            return None
-        plain = np.trunc(plain.astype(np.int64) / 1_000_000)
-    elif kind not in _VARINT_ELEMENTS[value_type]:
-        return None
-    return tagged_varints(b"", plain.astype(np.int64), np.ones(len(plain), bool))
-
-
-_VARINT_ELEMENTS = {
-    ValueType.INT32_LIST: [pa.int32()],
-    ValueType.INT64_LIST: [pa.int32(), pa.int64()],
-    ValueType.BOOL_LIST: [pa.bool_()],
-}
-
-
 Native = Callable[[pa.Array, ValueType], pa.LargeBinaryArray | None]
 
 _LAYOUTS: dict[ValueType, Native] = {
@@ -306,19 +257,6 @@ _LAYOUTS: dict[ValueType, Native] = {
         (ValueType.STRING, ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _texts
     ),
     **dict.fromkeys((ValueType.BYTES, ValueType.PDF_BYTES, ValueType.IMAGE_BYTES), _blobs),
-    **dict.fromkeys(
-        (
-            ValueType.FLOAT_LIST,
-            ValueType.DOUBLE_LIST,
-            ValueType.INT32_LIST,
-            ValueType.INT64_LIST,
-            ValueType.BOOL_LIST,
-            ValueType.UNIX_TIMESTAMP_LIST,
-            ValueType.STRING_LIST,
-            ValueType.BYTES_LIST,
-        ),
-        _lists,
-    ),
 }
 _FIELDS = {ValueType.PDF_BYTES: "bytes_val", ValueType.IMAGE_BYTES: "bytes_val"}
 _WIRE_TYPES = {
@@ -345,12 +283,6 @@ def _is_text(kind: pa.DataType) -> bool:
 def _is_blob(kind: pa.DataType) -> bool:
     named = str(kind) in ("binary", "large_binary", "binary_view")
     return bool(named or pa.types.is_fixed_size_binary(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
 
 
 # Every function below makes one byte string for each row, as an Arrow array that holds them one

@@ -22,7 +22,7 @@ from tasks.features.access.versions import publish_services, service_versions, v
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet
 from tasks.features.online.store_token import new_token, read_token, write_token
-from tasks.features.online.vector_engine import VectorComputeEngine, ViewWrite
+from tasks.features.online.vector_engine import VectorComputeEngine
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pinned_views
 from tasks.features.tables.ledger import (
@@ -52,7 +52,7 @@ def materialize(
     """Write each view's newest values of the window online, and of windows changed since the last.
 
     What an earlier version of a table had put online and a corrected one no longer has is taken
-    back, `write_rules.py` says how; pushed values stay until newer ones come. Watermarks move, all
+    back, `newer_wins.py` says how; pushed values stay until newer ones come. Watermarks move, all
     together, only after every view was written, so a killed run is simply done again. Nothing is
     done where this version of the tables is online up to the window's end. Two processes may do it
     at once: of two values the newer stays, and so does the later watermark.
@@ -80,9 +80,7 @@ def materialize(
     since = changed - timedelta(hours=config.lateness_hours) if same else BEGINNING
     until = _reach(tables, window, ledger, mark)
     grew = same and ledger is not None and all(v.watermark <= changed for v in ledger.views)
-    engine = feast._get_provider().batch_engine
-    if isinstance(engine, VectorComputeEngine):
-        engine.takes_back = not grew
+    _engine(feast).takes_back = not grew
     written = tuple(
         _materialize_view(feast, view, since, until)
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
@@ -148,7 +146,7 @@ def _materialize_view(
     with quiet():
         feast.materialize(start, last, feature_views=[view.name])
     in_window, in_all = _count_keys(feast, view, start, last)
-    write = _last_write(feast, view, in_window)
+    write = _engine(feast).writes[view.name]
     count = getattr(feast._get_provider().online_store, "count_entities", None)
     online = count(feast.config, view) if count else max(in_all, write.num_rows)
     if min(online, write.num_rows) < in_window:
@@ -178,17 +176,10 @@ def _check_window(window: TimeWindow) -> None:
     window.check_not_in_future(datetime.now(UTC))
 
 
-def _last_write(feast: FeatureStore, view: FeatureView, in_window: int) -> ViewWrite:
-    """What the engine did; with an engine that does not say, all went Feast's way."""
+def _engine(feast: FeatureStore) -> VectorComputeEngine:
     engine = feast._get_provider().batch_engine
-    if isinstance(engine, VectorComputeEngine):
-        return engine.writes[view.name]
-    return ViewWrite(
-        num_rows=in_window,
-        num_written=in_window,
-        num_feast_rows=in_window,
-        reason=f"the engine is a {type(engine).__name__}",
-    )
+    assert isinstance(engine, VectorComputeEngine)  # the profile is refused otherwise
+    return engine
 
 
 def _count_keys(

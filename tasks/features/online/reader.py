@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from feast import FeatureService, FeatureStore
 from feast.infra.online_stores.redis import RedisOnlineStoreConfig
-from feast.infra.online_stores.sqlite import SqliteOnlineStore, SqliteOnlineStoreConfig
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
@@ -34,10 +33,11 @@ from tasks.features.online.answer import (
     value_decoder,
 )
 from tasks.features.online.backend import FeastBackend, OnlineBackend, Rows
+from tasks.features.online.newer_wins import micros
 from tasks.features.online.plan import FLOATS, ReadPlan, RequestedKeys, plan_read
 from tasks.features.online.redis_reader import RedisBackend
 from tasks.features.online.sqlite_reader import SqliteBackend
-from tasks.features.online.write_rules import micros
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStoreConfig
 from tasks.kernel.errors import DataContractError, StaleFeaturesError
 
 Request = Mapping[str, Sequence[Any]]
@@ -276,9 +276,7 @@ def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> O
     online = store.config.online_store
     if isinstance(online, RedisOnlineStoreConfig) and online.redis_type == "redis":
         return RedisBackend(store, plan, config)
-    if isinstance(online, SqliteOnlineStoreConfig) and isinstance(
-        store._get_provider().online_store, SqliteOnlineStore
-    ):
+    if isinstance(online, NewerWinsSqliteOnlineStoreConfig):
         return SqliteBackend(store, plan, config)
     return FeastBackend(store, plan, config)
 

@@ -1,4 +1,4 @@
-"""Feast online store on Redis with the rules of `write_rules.py`, for pushed values too.
+"""Feast online store on Redis with the rules of `newer_wins.py`, for pushed values too.
 
 Name it as `online_store.type`. Feast's own Redis store compares first and writes later, drops a
 value of an equal event time whatever its `created`, and keeps no trace of what wrote a value. Here
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,6 @@ from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
 from feast.infra.online_stores.redis import RedisOnlineStore, RedisOnlineStoreConfig
 from feast.repo_config import RepoConfig
-from pydantic import model_validator
 from redis import Redis
 from redis.cluster import RedisCluster
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
@@ -45,8 +44,7 @@ from tasks.features.online.encoding import (
     fixed,
     join_parts,
 )
-from tasks.features.online.newer_wins import Extent, NewerWinsOnlineStore
-from tasks.features.online.write_rules import PUSHED, Origin, checked
+from tasks.features.online.newer_wins import PUSHED, Extent, NewerWinsOnlineStore, Origin, checked
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
 SCANNED_KEYS = 1000
@@ -172,12 +170,6 @@ class NewerWinsRedisOnlineStoreConfig(RedisOnlineStoreConfig):
     """Settings in `feature_store.yaml`: those of Feast's Redis store."""
 
     type: str = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
-
-    @model_validator(mode="after")
-    def _always_compares(self) -> Self:
-        if self.skip_dedup:
-            raise ValueError("this online store compares before each write; remove skip_dedup")
-        return self
 
 
 @dataclass(frozen=True)

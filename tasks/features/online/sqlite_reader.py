@@ -1,13 +1,11 @@
-"""Read from Feast's SQLite online store: all views in one transaction, values undecoded."""
+"""Read from this project's SQLite online store: all views in one transaction, undecoded."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ from tasks.features.config import OnlineConfig
 from tasks.features.offline.duck import sql_name
 from tasks.features.online.backend import Breaker, OnlineBackend, Pool, Rows, chunks, key_values
 from tasks.features.online.plan import KeyGroup, ReadPlan
-from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError
 
 KEYS_PER_QUERY = 500
@@ -32,8 +29,6 @@ class _OpenFile:
 
     connection: sqlite3.Connection
     inode: tuple[int, int]
-    fine_times: set[str] = field(default_factory=set)
-    """Tables known to have event times in microseconds."""
 
 
 class _ViewColumns(NamedTuple):
@@ -45,7 +40,7 @@ class _ViewColumns(NamedTuple):
 
 
 class SqliteBackend(OnlineBackend):
-    """One SQLite file, as Feast's store writes it."""
+    """One SQLite file, as `NewerWinsSqliteOnlineStore` writes it."""
 
     name = "sqlite"
 
@@ -64,7 +59,7 @@ class SqliteBackend(OnlineBackend):
             for encode, distinct in zip(self._encoders, keys, strict=True)
         ]
         with self._opened() as opened:
-            return self._read(opened, packed)
+            return self._read(opened.connection, packed)
 
     def moment(self, cell: int) -> int:
         """See `OnlineBackend`."""
@@ -105,7 +100,7 @@ class SqliteBackend(OnlineBackend):
                 "Nothing was read"
             ) from exc
         except sqlite3.OperationalError as exc:
-            if "no such table" in str(exc):
+            if "no such" in str(exc):
                 raise FeatureStoreError(
                     f"the online store {self._path.name} has no table for a view of "
                     f"{self._plan.service} ({exc}); run the feature refresh. Nothing was read"
@@ -138,7 +133,6 @@ class SqliteBackend(OnlineBackend):
             opened.connection.close()
             again = self._open()
             opened.connection, opened.inode = again.connection, again.inode
-            opened.fine_times.clear()
 
     def _table(self, view: int) -> str:
         return sql_name(f"{self._plan.project}_{self._plan.views[view].stored_name}")
@@ -153,8 +147,7 @@ class SqliteBackend(OnlineBackend):
             for number, position in enumerate(group.views)
         ]
 
-    def _read(self, opened: _OpenFile, packed: list[list[bytes]]) -> list[Rows]:
-        connection = opened.connection
+    def _read(self, connection: sqlite3.Connection, packed: list[list[bytes]]) -> list[Rows]:
         connection.execute("BEGIN")  # what is read from here on is of one moment
         try:
             found: list[Rows] = []
@@ -162,7 +155,7 @@ class SqliteBackend(OnlineBackend):
                 cells = len(group.cells) + len(views)
                 rows: dict[bytes, list[Any]] = {key: [None] * cells for key in keys}
                 for view in views:
-                    _fill(opened, view, keys, rows)
+                    _fill(connection, view, keys, rows)
                 found.append([*map(rows.__getitem__, keys)])
             return found
         finally:
@@ -171,46 +164,23 @@ class SqliteBackend(OnlineBackend):
 
 
 def _fill(
-    opened: _OpenFile,
+    connection: sqlite3.Connection,
     view: _ViewColumns,
     keys: list[bytes],
     rows: dict[bytes, list[Any]],
 ) -> None:
     """Put the cells of one view into the rows of their keys."""
-    event_us = "event_us" if _has_fine_times(opened, view.table) else "NULL"
     for batch in chunks(keys, KEYS_PER_QUERY):
-        asked = opened.connection.execute(
-            f"SELECT entity_key, feature_name, value, {event_us}, event_ts FROM {view.table} "
+        asked = connection.execute(
+            f"SELECT entity_key, feature_name, value, event_us FROM {view.table} "
             f"WHERE entity_key IN ({','.join('?' * len(batch))})",
             batch,
         )
-        for key, feature, value, fine, coarse in asked:
+        for key, feature, value, moment in asked:
             column = view.by_feature.get(feature)
             if column is not None:
                 row = rows[key]
                 row[column] = value
-                moment = fine if fine is not None else _stored_moment(coarse)
                 # Features of one write share its time; after a partial one the oldest counts.
                 known = row[view.time]
                 row[view.time] = moment if known is None or moment < known else known
-
-
-def _has_fine_times(opened: _OpenFile, table: str) -> bool:
-    """Whether a table has event times in microseconds; Feast's own has whole seconds only."""
-    if table not in opened.fine_times:
-        columns = opened.connection.execute(f"PRAGMA table_info({table})").fetchall()
-        if any(column[1] == "event_us" for column in columns):
-            opened.fine_times.add(table)
-    return table in opened.fine_times
-
-
-@lru_cache(65_536)
-def _stored_moment(cell: str | int) -> int:
-    """Microseconds since 1970 of an event time as Feast's store keeps it.
-
-    Feast takes the UTC wall clock for local time when it stores whole seconds, and undoes it when
-    it reads; so does this. Text is the UTC wall clock.
-    """
-    if isinstance(cell, int):
-        return micros(datetime.fromtimestamp(cell))
-    return micros(datetime.fromisoformat(cell))

@@ -1,7 +1,7 @@
 """Feast online store on SQLite that never lets an older value overwrite a newer one.
 
 Name it as `online_store.type`. Feast's own SQLite store overwrites whatever is there; here the
-comparison is part of the write itself (`write_rules.py`). The tables are Feast's, with three
+comparison is part of the write itself (`newer_wins.py`). The tables are Feast's, with three
 columns more: event time and `created` in microseconds (Feast's are whole seconds, which cannot tell
 two values of one second apart), and the origin of the value.
 """
@@ -34,8 +34,14 @@ from feast.value_type import ValueType
 from pydantic import model_validator
 
 from tasks.features.online.encoding import NO_TIME, EncodedColumn, EncodedRows, Integers
-from tasks.features.online.newer_wins import Extent, NewerWinsOnlineStore
-from tasks.features.online.write_rules import EPOCH, PUSHED, Origin, checked
+from tasks.features.online.newer_wins import (
+    EPOCH,
+    PUSHED,
+    Extent,
+    NewerWinsOnlineStore,
+    Origin,
+    checked,
+)
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tasks.kernel.files import shows_damage
 
@@ -103,6 +109,8 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
             )
             kept = {_table_id_of(config, view) for view in tables_to_keep}
             connection = self._get_conn(config)
+            for name in kept:
+                _make_ready(connection, name)
             for view in tables_to_delete:
                 for name in _version_tables(connection, f"{config.project}_{view.name}"):
                     if name not in kept:  # a view may be named like a version of another
@@ -248,15 +256,13 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origi
     )
     copied = ("value", "value_text", "event_ts", "created_ts", *COLUMNS)
     ours = origin.began_us or MAX_INTEGER  # what is pushed comes after what was written before
-    # The time of a row that Feast's own store wrote is local time read as UTC.
-    stored_us = f"strftime('%s', {name}.event_ts, 'unixepoch', 'localtime') * {MICRO}"
     before = connection.total_changes
     connection.executemany(
         f"INSERT INTO {name} (entity_key, feature_name, {', '.join(copied)}) VALUES {values} "
         "ON CONFLICT (entity_key, feature_name) DO UPDATE "
         f"SET {', '.join(f'{column} = excluded.{column}' for column in copied)} "
         f"WHERE (excluded.event_us, coalesce(excluded.created_us, {NO_TIME}), {ours}) >= "
-        f"(coalesce({name}.event_us, {stored_us}), "
+        f"(coalesce({name}.event_us, {NO_TIME}), "
         f"coalesce({name}.created_us, {NO_TIME}), coalesce({name}.origin_us, 0)) "
         f"OR ({_earlier_copy(origin.began_us, origin.end_us, f'{name}.')})",
         _in_order_of_keys(rows),

@@ -28,8 +28,13 @@ from feast.repo_config import FeastConfigBaseModel
 from feast.utils import _validate_vector_field_lengths
 
 from tasks.features.online.encoding import EncodedRows, encode_rows
-from tasks.features.online.newer_wins import NewerWinsOnlineStore
-from tasks.features.online.write_rules import Origin, check_without_function, micros, written_by
+from tasks.features.online.newer_wins import (
+    NewerWinsOnlineStore,
+    Origin,
+    check_without_function,
+    micros,
+    written_by,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ class VectorComputeEngine(LocalComputeEngine):
 
     Values are written as Feast writes them, byte for byte, but for two cases in which Feast's own
     way changes one: an integer beyond 2^53 keeps its digits beside a null, and a row without a join
-    key is refused with a sentence. What replaces what is said in `write_rules.py`.
+    key is refused with a sentence. What replaces what is said in `newer_wins.py`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -216,8 +221,6 @@ def _stream(job: RetrievalJob, num_rows: int) -> Iterator[pa.RecordBatch]:
     if hasattr(job, "open_batches"):  # the ASOF store of this project
         with job.open_batches(num_rows) as batches:
             yield from batches
-    elif hasattr(getattr(job, "table", None), "to_pyarrow_batches"):  # Ibis
-        yield from job.table.to_pyarrow_batches(chunk_size=num_rows)
     else:
         yield from job.to_arrow().to_batches(max_chunksize=num_rows)
 
@@ -230,21 +233,13 @@ def _with_dummy_key(batch: pa.RecordBatch, join_keys: dict[str, Any]) -> pa.Reco
 
 
 def _log(view: str, write: ViewWrite) -> None:
-    counts = (write.num_rows, write.num_written, write.num_kept)
-    logger.info("%s: %d entities, %d written, %d had values as new or newer", view, *counts)
-    if write.num_taken_back:
-        logger.warning(
-            "%s: values of %d entities were taken back: their rows are no longer in the source",
-            view,
-            write.num_taken_back,
-        )
+    counts = (write.num_rows, write.num_written, write.num_kept, write.num_taken_back)
+    logger.info("%s: %d entities, %d written, %d kept as newer, %d taken back", view, *counts)
     if write.num_feast_rows:
-        logger.warning(
-            "%s: %d rows took Feast's slower way: %s", view, write.num_feast_rows, write.reason
-        )
+        count, reason = write.num_feast_rows, write.reason
+        logger.warning("%s: %d rows took Feast's slower way: %s", view, count, reason)
     if write.num_feast_cells:
+        count = write.num_feast_cells
         logger.warning(
-            "%s: %d cells were converted by Feast, one by one: their types have no layout here",
-            view,
-            write.num_feast_cells,
+            "%s: %d cells of types without a layout here went through Feast", view, count
         )

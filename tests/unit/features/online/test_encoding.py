@@ -81,8 +81,6 @@ def test_a_large_integer_beside_a_null_keeps_its_last_digits() -> None:
     ("column", "value_type"),
     [
         (pa.array([1, None, 2]), ValueType.STRING),
-        (pa.array([[1.5, None]]), ValueType.DOUBLE_LIST),
-        (pa.array([["a", None], []]), ValueType.STRING_LIST),
         (pa.array([None, None], pa.null()), ValueType.FLOAT),
         (pa.array([True, None]), ValueType.INT64),
     ],

@@ -11,19 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from feast import RepoConfig
-from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.utils import to_naive_utc
 from pydantic import ValidationError
 
 from tasks.features.online import sqlite_store as online_store
+from tasks.features.online.newer_wins import micros
 from tasks.features.online.sqlite_store import (
     NewerWinsSqliteOnlineStore,
     NewerWinsSqliteOnlineStoreConfig,
     feasts_seconds,
 )
-from tasks.features.online.write_rules import micros
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tests.support.data.feature_views import NOON, make_view, repo_config
 
@@ -59,29 +58,6 @@ def test_times_of_any_zone_are_compared_as_moments(store: Pair) -> None:
     push(store, 1, NOON)
     push(store, 2, (NOON - timedelta(hours=1)).replace(tzinfo=None))
     assert read(store) == 1
-
-
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_rows_that_feasts_own_store_wrote_are_compared_too(
-    store: Pair, zone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Feast notes a moment as local wall-clock time, whatever zone the machine is in."""
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        path = Path(store[1].online_store.path)
-        config = repo_config(path.parent, {"type": "sqlite", "path": str(path)})
-        theirs = SqliteOnlineStore()
-        values = {"int32": Value(int32_val=5), "text": Value(string_val="5")}
-        theirs.online_write_batch(config, VIEW, [(KEY, values, NOON, None)], None)
-        theirs._get_conn(config).close()
-        push(store, 1, NOON - timedelta(seconds=1))
-        assert read(store) == 5
-        push(store, 2, NOON + timedelta(seconds=1))
-        assert read(store) == 2
-    finally:
-        monkeypatch.undo()
-        time.tzset()
 
 
 def test_readers_of_the_same_process_see_nothing_before_the_commit(store: Pair) -> None:
