@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import (
     AliasChoices,
     BaseModel,
@@ -25,6 +24,7 @@ from serving.observability.config import ObservabilityConfig
 from serving.security.config import SecuritySection, faults_of, is_loopback
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import USE_CASE_FILE, Settings
+from tasks.kernel.strict_yaml import read_yaml
 from tasks.predictions.config import PredictionLogConfig
 from tasks.registry.config import RegistryConfig
 
@@ -145,14 +145,9 @@ def read_serving_config(repo: Path) -> ServingConfig:
     """
     file = repo / SERVING_FILE
     try:
-        told = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return checked_config(read_yaml(file, str(file)), str(file))
     except FileNotFoundError:
         return ServingConfig()
-    except OSError as exc:
-        raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"{file} is no YAML: {exc}") from exc
-    return checked_config({} if told is None else told, str(file))
 
 
 def registered_model(settings: Settings) -> str:
@@ -163,9 +158,9 @@ def registered_model(settings: Settings) -> str:
     """
     file = settings.feature_repo / USE_CASE_FILE
     settings.use_case  # noqa: B018 (says what is wrong with the file as a whole)
-    described: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    registry = read_yaml(file, USE_CASE_FILE).get("registry") or {}
     try:
-        return RegistryConfig.model_validate(described.get("registry") or {}).model_name
+        return RegistryConfig.model_validate(registry).model_name
     except ValidationError as exc:
         raise ConfigurationError(f"{file}: registry: {exc}. Nothing was started") from exc
 

@@ -25,7 +25,7 @@ def test_a_repository_without_the_file_serves_with_defaults(tmp_path: Path) -> N
     ("text", "says"),
     [
         ("{", "is no YAML"),
-        ("[1]", "valid dictionary"),
+        ("[1]", "expected names with values"),
         ("prot: 1", "prot: Extra inputs are not permitted"),
         ("http: {port: 9}\ngrpc: {port: 9}", "ports .* are the same twice"),
         ("models: [{name: a}, {name: a}]", "models .* are the same twice"),
