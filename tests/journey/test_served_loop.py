@@ -185,22 +185,3 @@ def test_the_admin_listener_shows_numbers_and_a_page_to_who_has_the_token(served
     address = served.addresses["admin"]
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{address}/metrics", timeout=LIMIT_S)
-
-
-def test_a_second_process_on_the_state_folder_is_refused_and_sigterm_ends_the_first(
-    loop: Loop, served: Served
-) -> None:
-    line = [sys.executable, "-m", "serving", "--home", str(loop.home), "--http-port", "0"]
-    environment = {**os.environ, "FALAJ_FEATURE_REPO": str(loop.repository.path)}
-    second = subprocess.run(
-        [*line, "--grpc-port", "0", "--admin-port", "0"],
-        cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-        check=False,
-    )  # fmt: skip
-    assert second.returncode == 2
-    assert "another process serves from" in second.stderr
-    served.process.terminate()
-    assert served.process.wait(LIMIT_S) == 0
-    assert read_addresses(loop.home) is None
-    last = (loop.home / "serving.log").read_text().splitlines()[-1]
-    assert json.loads(last)["message"].startswith("ending")  # no library's words after it

@@ -254,7 +254,7 @@ def test_tracks_move_through_the_admin_interface(server: Process) -> None:
 
 
 def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:
-    env = {**os.environ, "FALAJ_HOME": str(server.home), "FALAJ_TEST_MODEL": "none",
+    env = {**os.environ, "FALAJ_HOME": str(server.home),
            "FALAJ_FEATURE_REPO": str(server.home.parent / "repo")}  # fmt: skip
     command = [sys.executable, "-m", "tests.support.serving.serving_process"]
     told = subprocess.run(

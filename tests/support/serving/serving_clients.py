@@ -19,7 +19,6 @@ from typing import Any
 from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.serving.inline_engine import write_model
 
 START_S = 120.0
 INFER = "/v2/models/sums/infer"
@@ -128,14 +127,10 @@ def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -
     repo.mkdir(parents=True, exist_ok=True)
     (repo / "use_case.yaml").write_text("name: sums\nregistry: {model_name: sums}\n")
     (repo / "serving.yaml").write_text(yaml or "{}")
-    model = folder / "model.onnx"
-    if not model.exists():
-        write_model(model)
     env = {
         **os.environ,
         "FALAJ_HOME": str(home),
         "FALAJ_FEATURE_REPO": str(repo),
-        "FALAJ_TEST_MODEL": str(model),
         "PYTHONWARNINGS": "error",
         **environment,
     }

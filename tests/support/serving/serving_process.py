@@ -1,7 +1,7 @@
 """A serving process with the small engine of the tests; run as a module, with its arguments.
 
-`FALAJ_TEST_MODEL` is the ONNX file; `FALAJ_TEST_DELAY_S` makes every answer so much later;
-`FALAJ_TEST_EMPTY` starts with nothing registered.
+`FALAJ_TEST_DELAY_S` makes every answer so much later; `FALAJ_TEST_EMPTY` starts with nothing
+registered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from serving.config import ServingConfig
 from serving.errors import BadRequestError, FeaturesRefusedError
 from serving.interfaces import num_rows_of
 from tasks.kernel.settings import Settings
-from tests.support.serving.inline_engine import InlineEngine, session_of
+from tests.support.serving.inline_engine import InlineEngine, sums
 
 
 class TableReader:
@@ -48,7 +48,7 @@ class TableReader:
 def components_of(settings: Settings) -> ComponentsOf:
     def made(config: ServingConfig, home: Path) -> Components:
         stable: str | None = None if "FALAJ_TEST_EMPTY" in os.environ else "1"
-        engine = InlineEngine(session_of(Path(os.environ["FALAJ_TEST_MODEL"])), version=stable)
+        engine = InlineEngine(sums, version=stable)
         engine.delay_s = float(os.environ.get("FALAJ_TEST_DELAY_S", "0"))
         pages = {"/metrics": lambda: ("text/plain", b"calls %d\n" % len(engine.answered))}
         return Components(engine, entities=TableReader(), pages=pages)
