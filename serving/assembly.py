@@ -232,17 +232,17 @@ def _only_one(home: Path) -> Iterator[None]:
 
 
 def _described_process(home: Path) -> str:
-    told = read_addresses(home)
-    return f" (process {told['pid']}, {told['http']})" if told else ""
+    found = read_addresses(home)
+    return f" (process {found['pid']}, {found['http']})" if found else ""
 
 
 def read_addresses(home: Path) -> dict[str, str | int | None] | None:
     """What the process that serves from a state folder says of itself; None where none does."""
     try:
-        told = json.loads((home / ADDRESS_FILE).read_text(encoding="utf-8"))
+        found = json.loads((home / ADDRESS_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def is_locked(home: Path) -> bool:

@@ -165,13 +165,13 @@ def registered_model(settings: Settings) -> str:
         raise ConfigurationError(f"{file}: registry: {exc}. Nothing was started") from exc
 
 
-def checked_config(told: object, source: str) -> ServingConfig:
+def checked_config(values: object, source: str) -> ServingConfig:
     """A configuration from plain data.
 
     Raises:
         ConfigurationError: it says something that cannot be.
     """
     try:
-        return ServingConfig.model_validate(told)
+        return ServingConfig.model_validate(values)
     except ValidationError as exc:
         raise ConfigurationError(f"{source}: {faults_of(exc)}. Nothing was started") from exc

@@ -97,7 +97,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
-    """Calls that were computed together, told to observers after their answers are sent.
+    """Calls that were computed together, shown to observers after their answers are sent.
 
     Attributes:
         calls: in the order of their rows.

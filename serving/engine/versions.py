@@ -42,7 +42,7 @@ class Circuit:
         self.retry_at = now + self._next_s
 
     def probe_due(self, now: float) -> bool:
-        """Whether a probe should be sent; the one who is told so sends it."""
+        """Whether a probe should be sent; whoever gets True sends it."""
         if self.closed or self.probing or now < self.retry_at:
             return False
         self.probing = True

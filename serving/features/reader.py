@@ -56,7 +56,7 @@ class Refusal:
 
     Attributes:
         again_at: `time.monotonic()` from which on it is opened again.
-        retry_after_s: told to clients, where it may pass soon.
+        retry_after_s: for clients, where it may pass soon.
     """
 
     reason: str

@@ -46,8 +46,8 @@ def take_served_window(
     settings = Settings.from_environment()
     home, store, now = settings.home, settings.store, datetime.now(UTC)
     served = take(home, model, reference, window, offset, min_rows, min_days, store, now)
-    told = served.reason if isinstance(served, TooFewPredictions) else served.told
-    create_markdown_artifact(f"{told[:1].upper()}{told[1:]}.", key="served-window")
+    sentence = served.reason if isinstance(served, TooFewPredictions) else served.told
+    create_markdown_artifact(f"{sentence[:1].upper()}{sentence[1:]}.", key="served-window")
     return served
 
 

@@ -173,13 +173,13 @@ async def _overhead(world: BenchHome, chunks: int) -> Measured:
     await engine.stop()
     # Of the turns in which other programs took least of the processor's caches.
     direct, turn, alone, rows = np.quantile(np.array(taken), 0.1, axis=0).tolist()
-    told = (
+    evidence = (
         f"CPU: session.run {direct:.1f} us, an empty turn of the loop {turn:.1f} us, through the "
         f"engine {alone:.1f} us"
     )
     together = f"{rows:.1f} us of CPU a call"
     return [
-        at_most("engine above session.run and a turn, us", alone - direct - turn, 6.0, told),
+        at_most("engine above session.run and a turn, us", alone - direct - turn, 6.0, evidence),
         at_most("1 row of 64 together, of its own session.run", rows / direct, 0.6, together),
     ]
 
@@ -321,12 +321,14 @@ async def _swap(
     distance = float(np.abs(expected["1"] - expected["2"]).min())
     bad = counted["lost"] + counted["wrong"]
     total = counted["version 1"] + counted["version 2"] + counted["lost"]
-    told = (
+    evidence = (
         f"{total} calls, {swaps} swaps, {loads} loads beside them; versions differ by "
         f"{distance:.1e} and more; {counted['version 1']} and {counted['version 2']} answers"
     )
     return [
-        at_most(f"lost or wrong answers of {num_calls:,}", bad + abs(num_calls - total), 0, told)
+        at_most(
+            f"lost or wrong answers of {num_calls:,}", bad + abs(num_calls - total), 0, evidence
+        )
     ]
 
 

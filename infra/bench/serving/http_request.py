@@ -184,10 +184,10 @@ def figures(bench: Bench) -> Measured:
     measured: Measured = []
     for connections in CONNECTIONS:
         ours = found[f"ours {connections}"]
-        told = f"{np.median(ours):.0f} us, the model alone {np.median(found['alone']):.0f} us"
+        evidence = f"{np.median(ours):.0f} us, the model alone {np.median(found['alone']):.0f} us"
         ratio = float(np.median(ours / found["alone"]))
         name = f"HTTP answer, 1 row, {connections} connections, to the model alone"
-        measured.append(at_most(name, ratio, BOUNDS[connections], told))
+        measured.append(at_most(name, ratio, BOUNDS[connections], evidence))
         measured += _beside(found, connections)
     return measured
 
@@ -200,5 +200,5 @@ def _beside(found: Mapping[str, np.ndarray], connections: int) -> Iterator[Figur
         if theirs is None:
             yield LeftOut(title, f"there is no environment .venv-{name}")
         else:
-            told = f"{np.median(ours):.0f} us, {name} {np.median(theirs):.0f} us"
-            yield at_most(title, float(np.median(ours / theirs)), bound, told)
+            evidence = f"{np.median(ours):.0f} us, {name} {np.median(theirs):.0f} us"
+            yield at_most(title, float(np.median(ours / theirs)), bound, evidence)

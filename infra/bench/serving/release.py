@@ -69,7 +69,7 @@ def _alike(num_alike: int) -> Measured:
     reasons[2] = _events_act(rng, ERROR_RATE, ALPHA.errors, num_alike)
     reasons[3] = _events_act(rng, SLOW_RATE, ALPHA.latency, num_alike)
     shares = reasons.mean(axis=1)
-    told = ", ".join(
+    evidence = ", ".join(
         f"{name} {share:.2%}"
         for name, share in zip(("AUC", "scores", "errors", "latency"), shares, strict=True)
     )
@@ -79,7 +79,7 @@ def _alike(num_alike: int) -> Measured:
             "alike versions rolled back at any look",
             rate,
             0.05,
-            f"{num_alike:,} releases, {NUM_LABELS:,} labels, nothing tolerated; {told}",
+            f"{num_alike:,} releases, {NUM_LABELS:,} labels, nothing tolerated; {evidence}",
         )
     ]
 

@@ -155,8 +155,8 @@ def figures(bench: Bench) -> Measured:
     rounds = bench.size(ROUNDS, 1)
     with _installation(bench.folder) as (installation, candidate):
         seconds = [_roll_back_under_load(installation, candidate) for _ in range(rounds)]
-    told = f"{rounds} rounds, median {statistics.median(seconds):.3f} s, {PER_S:.0f} requests/s"
-    return [at_most("roll back by hand to the last old answer, s", max(seconds), BOUND_S, told)]
+    evidence = f"{rounds} rounds, median {statistics.median(seconds):.3f} s, {PER_S:.0f} requests/s"
+    return [at_most("roll back by hand to the last old answer, s", max(seconds), BOUND_S, evidence)]
 
 
 def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef) -> float:
