@@ -189,7 +189,7 @@ def test_many_at_once_share_reads_and_each_gets_its_own_rows(serving: Serving) -
         assert features.answer.num_rows == len(inputs["numeric"])
     assert counters["shared"] >= 20
     assert counters["waiting"] == 0
-    assert counters["freshness"]["weather"]["fresh"] > 0
+    assert counters["freshness"]["weather", "fresh"] > 0
 
 
 def test_what_is_over_the_bounds_is_refused_at_once(
