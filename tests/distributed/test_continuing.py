@@ -47,7 +47,7 @@ def test_a_warm_start_takes_over_what_means_the_same_and_begins_better(
     settings = config(**ONE_RANK, start="champion", learning_rate=1e-4, max_epochs=1)
     warm, log = go_on(folder, settings, start_of(champion))
     assert warm.started_from == start_of(champion)
-    assert "taken over: category carrier: 4 of 4 known values by their code" in log
+    assert "took over the champion's weights" in log
     cold = train(folder, config(**ONE_RANK, learning_rate=1e-4, max_epochs=1))
     assert cold.started_from is None
     assert warm.epochs[0].validation_auc > cold.epochs[0].validation_auc + 0.05

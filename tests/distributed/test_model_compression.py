@@ -1,4 +1,4 @@
-"""Smaller networks on real ranks: the same loop, with a teacher's answers in its loss."""
+"""Smaller networks on real ranks: the same loop, with a teacher's outputs in its loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from tasks.training.compression.planning import plan_student
 
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import CompressionParent, RegisteredProgram
@@ -17,7 +16,7 @@ from tasks.evaluation.judge import score_window
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.compression.distillation import StudentPlan
+from tasks.training.compression.plan import StudentPlan, plan_student
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.launcher import OnEpoch, launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits

@@ -52,27 +52,12 @@ def replay_probability(num_new: int, num_old: int, share: float) -> float:
     return min(1.0, share / (1.0 - share) * num_new / num_old)
 
 
-def replayed(row_ids: NDArray[np.int64], probability: float, seed: int) -> NDArray[np.bool_]:
-    """Which of the older rows come along, shape as `row_ids`.
-
-    Each id gets a number in [0, 1) by SplitMix64 (Steele, Lea and Flood, 2014).
-    """
-    with np.errstate(over="ignore"):  # the arithmetic is that of 64 bits, on purpose
-        mixed = row_ids.astype(np.uint64) + np.uint64(seed + 1) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    uniform = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
-    return uniform < probability
-
-
-def numbers_of(row_ids: pa.ChunkedArray) -> NDArray[np.int64]:
-    """A number for each row id: the id itself, or a hash of an id that is text."""
-    if pa.types.is_integer(row_ids.type):
-        return np.asarray(row_ids.to_numpy(), dtype=np.int64)
-    texts = row_ids.cast(pa.string()).to_numpy(zero_copy_only=False)
+def replayed(row_ids: pa.ChunkedArray, probability: float, seed: int) -> NDArray[np.bool_]:
+    """Which of the older rows come along, shape as `row_ids`: a hash of id and seed decides."""
+    named = pc.binary_join_element_wise(row_ids.cast(pa.string()), str(seed), "/")
+    texts = named.to_numpy(zero_copy_only=False)
     hashes = np.asarray(pd.util.hash_array(texts, categorize=False), dtype=np.uint64)
-    return hashes.view(np.int64)
+    return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53 < probability
 
 
 def write_replayed(
@@ -84,7 +69,7 @@ def write_replayed(
     share: float,
     seed: int,
 ) -> str:
-    """Write the rows of a continued training, a row group at a time; returns a sentence about it.
+    """Write the rows of a continued training, a row group at a time; returns a line about it.
 
     Args:
         snapshot: all rows, Parquet.
@@ -112,7 +97,7 @@ def write_replayed(
                 older = _inside(table[columns.event_time], splits.train) & ~_inside(
                     table[columns.event_time], new
                 )
-                chosen = replayed(numbers_of(table[columns.row_id]), probability, seed)
+                chosen = replayed(table[columns.row_id], probability, seed)
                 num_old += int((older & chosen).sum())
                 out.write_table(table.filter(pa.array(~older | chosen)))
     return (

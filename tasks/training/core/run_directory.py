@@ -14,8 +14,6 @@ training.log        driver: every line that a rank printed, all attempts
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,11 +27,10 @@ from tasks.contracts.data import DatasetSchema, DataSplits
 from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.contracts.training import DistillationTargets, EpochMetrics
 from tasks.kernel.errors import TransientError, refused_writes_explained
-from tasks.kernel.files import write_atomically
+from tasks.kernel.files import locked, write_atomically
 from tasks.training.config import TrainingConfig
 
 PROGRESS_EVERY_S = 1.0
-LOCK_POLL_S = 0.1
 # The exit code of a rank that could not even write down its error.
 EXIT_REPORT_REFUSED = 74
 # What an attempt writes for the driver, which the next one must not take for its own.
@@ -263,48 +260,22 @@ def exclusive(path: Path, wait_s: float) -> Iterator[int]:
     """Hold the run directory `path` for one driver; yields the lock's file descriptor.
 
     A process that inherits the descriptor holds the lock too: so a new driver waits until the ranks
-    of a killed one are gone. The lock file lies beside the folder and is removed in the end.
+    of a killed one are gone. The lock file is beside the folder. It is removed after a success:
+    whoever waits for it finds the result.
 
     Raises:
         TransientError: another process still holds it after `wait_s` seconds.
         StorageError: the lock file cannot be written.
     """
-    lock_path = path.with_name(f"{path.name}.lock")
-    deadline = time.monotonic() + wait_s
-    with refused_writes_explained(lock_path):
-        lock_path.parent.mkdir(parents=True, exist_ok=True)
-        while (descriptor := _try_lock(lock_path)) is None:
-            if time.monotonic() > deadline:
-                raise TransientError(
-                    f"{path.name}: {_holder(lock_path)} is already training this very model (same "
-                    "data, splits, configuration and code); wait until it has finished and run "
-                    "again, its result will be reused. Nothing was touched"
-                )
-            time.sleep(LOCK_POLL_S)
-    try:
-        os.truncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+    lock = path.with_name(f"{path.name}.lock")
+
+    def held() -> TransientError:
+        return TransientError(
+            f"{path.name}: another process is already training this very model (same data, "
+            "splits, configuration and code); wait until it has finished and run again, its "
+            "result will be reused. Nothing was touched"
+        )
+
+    with locked(lock, wait_s=wait_s, held=held) as descriptor:
         yield descriptor
-        lock_path.unlink()  # not after a failure: a process that is left may hold it still
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(lock_path: Path) -> int | None:
-    """Lock the file that is at `lock_path`; None where another holds it or has just removed it."""
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_ino == os.stat(lock_path).st_ino:
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _holder(lock_path: Path) -> str:
-    try:
-        return f"process {int(lock_path.read_text())}"
-    except (FileNotFoundError, ValueError):
-        return "another process"
+        lock.unlink(missing_ok=True)

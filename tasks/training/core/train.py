@@ -35,7 +35,7 @@ from tasks.training.core.run_directory import (
     TrainingJob,
 )
 from tasks.training.core.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, one_cycle_rate
-from tasks.training.core.warm_start import Fitted, described, warm_start
+from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.source import BLOCK_ROWS
 from tasks.training.elastic.commits import CommitPoint
@@ -157,8 +157,9 @@ class TrainingSession:
         start = warm_start(state["network"], fitted, champion["network"], earlier)
         self._strategy.load({**state, "network": start.weights})
         if self._exchange.rank == 0:
-            for line in described(start):
-                LOGGER.info("%s", line)
+            LOGGER.info("took over the champion's weights, but for %d thing(s)", len(start.lines))
+            for line in start.lines:
+                LOGGER.info("not taken over: %s", line)
 
     def snapshot(self) -> State:
         """All that is needed to go on from between two steps; tensors may be the live ones."""

@@ -10,7 +10,7 @@ the champion, but for what the report names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +69,8 @@ class WarmStart:
     """Weights to begin with, and what became of the champion's."""
 
     weights: dict[str, Tensor]
-    taken: tuple[str, ...]
-    """What was taken over, in sentences."""
-    fresh: tuple[str, ...]
-    """What was not, and why."""
+    lines: tuple[str, ...]
+    """What was not taken over, and why; for the run's log."""
 
 
 def warm_start(initial: Weights, new: Fitted, champion: Weights, old: Fitted) -> WarmStart:
@@ -88,7 +86,7 @@ def warm_start(initial: Weights, new: Fitted, champion: Weights, old: Fitted) ->
     move.embeddings()
     if move.first_layer():
         move.later_layers()
-    return WarmStart(move.weights, tuple(move.taken), tuple(move.fresh))
+    return WarmStart(move.weights, tuple(move.lines))
 
 
 class _Move:
@@ -96,8 +94,7 @@ class _Move:
 
     def __init__(self, initial: Weights, new: Fitted, champion: Weights, old: Fitted) -> None:
         self.weights = {name: value.detach().cpu().clone() for name, value in initial.items()}
-        self.taken: list[str] = []
-        self.fresh: list[str] = []
+        self.lines: list[str] = []
         self._new, self._old = new, old
         self._champion = {name: value.detach().cpu() for name, value in champion.items()}
         # Old inputs of the first layer in terms of the new ones, per category column.
@@ -107,7 +104,7 @@ class _Move:
         """Move each table by category code; one that the champion does not know is its unknown."""
         for position, name in enumerate(self._new.categorical):
             if name not in self._old.categorical:
-                self.fresh.append(f"category {name}: the champion does not have this column")
+                self.lines.append(f"category {name}: the champion does not have this column")
                 continue
             earlier = self._old.categorical.index(name)
             old_codes = self._old.preprocessing.vocabularies[earlier]
@@ -117,30 +114,19 @@ class _Move:
             table = self.weights[f"tables.{position}"]
             kept, self._turns[name] = _fitted_width(moved, table.shape[1])
             table[:, : kept.shape[1]] = torch.from_numpy(kept).to(table.dtype)
-            self._tell_of_table(name, old_codes, codes, moved.shape[1], table.shape[1])
-
-    def _tell_of_table(
-        self, name: str, old: Int32Array, new: Int32Array, old_width: int, new_width: int
-    ) -> None:
-        known = int(np.isin(new, old).sum())
-        self.taken.append(f"category {name}: {known} of {len(new)} known values by their code")
-        if known < len(new):
-            self.fresh.append(
-                f"category {name}: {len(new) - known} new value(s) begin as the champion's unknown"
-            )
-        if gone := int((~np.isin(old, new)).sum()):
-            self.fresh.append(f"category {name}: {gone} value(s) of the champion are unknown now")
-        if new_width < old_width:
-            self.fresh.append(
-                f"category {name}: {old_width} embedding columns were pressed into {new_width}"
-            )
+            known, gone = int(np.isin(codes, old_codes).sum()), ~np.isin(old_codes, codes)
+            if known < len(codes) or gone.any():
+                self.lines.append(
+                    f"category {name}: {len(codes) - known} new value(s) begin as the champion's "
+                    f"unknown, {gone.sum()} of its own are unknown now"
+                )
 
     def first_layer(self) -> bool:
         """Move the inputs of the first layer by column; False where its units do not fit."""
         weight, bias = f"{FIRST_LAYER}.weight", f"{FIRST_LAYER}.bias"
-        old, new = self._champion[weight], self.weights[weight]
+        old, new = self._champion[weight].double().numpy(), self.weights[weight]
         if old.shape[0] != new.shape[0]:
-            self.fresh.append(
+            self.lines.append(
                 f"all layers: the champion's first one has {old.shape[0]} units, this one has "
                 f"{new.shape[0]}"
             )
@@ -149,20 +135,14 @@ class _Move:
         target = _Inputs.of(self._new, self.weights)
         made = np.zeros(new.shape)
         offset = self._champion[bias].double().numpy().copy()
-        self._move_categories(old.double().numpy(), source, made, target)
-        self._move_numbers(old.double().numpy(), source, made, target, offset)
-        self.weights[weight] = torch.from_numpy(made).to(new.dtype)
-        self.weights[bias] = torch.from_numpy(offset).to(new.dtype)
-        self.taken.append(f"first layer: {old.shape[0]} units")
-        return True
-
-    def _move_categories(
-        self, old: Float64Array, source: _Inputs, made: Float64Array, target: _Inputs
-    ) -> None:
         for name, turn in self._turns.items():
             columns = target.tables[name]
             part = old[:, source.tables[name]] @ turn.T
             made[:, columns.start : columns.start + part.shape[1]] = part
+        self._move_numbers(old, source, made, target, offset)
+        self.weights[weight] = torch.from_numpy(made).to(new.dtype)
+        self.weights[bias] = torch.from_numpy(offset).to(new.dtype)
+        return True
 
     def _move_numbers(
         self,
@@ -179,11 +159,10 @@ class _Move:
         """
         for position, name in enumerate(self._new.numeric):
             if name not in self._old.numeric:
-                self.fresh.append(f"number {name}: the champion does not have this column")
+                self.lines.append(f"number {name}: the champion does not have this column")
                 continue
-            earlier = self._old.numeric.index(name)
             edges = self._new.preprocessing.edges[position]
-            old_edges = self._old.preprocessing.edges[earlier]
+            old_edges = self._old.preprocessing.edges[self._old.numeric.index(name)]
             function = _at(edges, old[:, source.bins[name]], old_edges)
             flag = old[:, source.flags[name]] if name in source.flags else 0.0
             base = function[:, 0] if len(edges) else 0.0
@@ -192,24 +171,18 @@ class _Move:
             if name in target.flags:
                 made[:, target.flags[name]] = flag - base
             if len(old_edges) and not len(edges):
-                self.fresh.append(f"number {name}: is constant now; what it meant is left out")
-            elif not set(old_edges.tolist()) <= set(edges.tolist()):
-                self.taken.append(f"number {name}: on new bins, equal at their edges")
-            else:
-                self.taken.append(f"number {name}: equal everywhere")
+                self.lines.append(f"number {name}: is constant now; what it meant is left out")
 
     def later_layers(self) -> None:
         """Take over the layers behind the first one, up to the first that does not fit."""
-        layers = [name for name in self.weights if name.startswith("perceptron.")]
-        for name in layers:
-            if name.startswith(f"{FIRST_LAYER}."):
+        for name in self.weights:
+            if not name.startswith("perceptron.") or name.startswith(f"{FIRST_LAYER}."):
                 continue
             before = self._champion.get(name)
             if before is None or before.shape != self.weights[name].shape:
-                self.fresh.append(f"{name} and what follows it: other shapes than the champion's")
+                self.lines.append(f"{name} and what follows it: other shapes than the champion's")
                 return
             self.weights[name] = before.clone()
-        self.taken.append(f"all {(len(layers) - 2) // 2} layers behind the first one")
 
 
 @dataclass(frozen=True)
@@ -274,11 +247,3 @@ def _at(values: Float32Array, weights: Float64Array, edges: Float32Array) -> Flo
     wide = edges.astype(np.float64)
     shares = (values.astype(np.float64)[:, None] - wide[:-1]) / np.diff(wide)
     return weights @ np.clip(shares, 0.0, 1.0).T
-
-
-def described(start: WarmStart) -> Sequence[str]:
-    """Everything a run's log should say about a warm start, one line each."""
-    return [
-        *(f"taken over: {s}" for s in start.taken),
-        *(f"not taken over: {s}" for s in start.fresh),
-    ]

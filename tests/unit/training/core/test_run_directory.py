@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from tasks.training.core.run_directory import (
     exclusive,
 )
 from tests.support.data.builders import COLUMNS, splits
-from tests.support.host.processes import wait_until
 from tests.support.training.trials import epoch
 
 JOB = TrainingJob(
@@ -47,32 +46,22 @@ def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -
     assert (run.checkpoints / "epoch-0001.pt").read_bytes() == b"state"
 
 
-def test_progress_is_written_at_once_and_then_at_most_once_a_second(tmp_path: Path) -> None:
+def test_progress_is_written_at_once_and_then_at_most_once_a_second_and_never_twice_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the driver would take a long phase without epochs, such as reading, for a stuck rank."""
     run = RunDirectory(tmp_path)
     reporter = ProgressReporter(run, rank=3)
     reporter.enter("training")
     for _ in range(50):
         reporter.step(epoch=0)
     assert str(run.read_all_progress().get(3)) == "training"
-    wait_until(
-        lambda: reporter.step(1) or str(run.read_all_progress().get(3)) != "training", "a second"
-    )
-    assert re.fullmatch(r"training, epoch 1, step \d\d+", str(run.read_all_progress().get(3)))
-
-
-def test_every_written_step_differs_from_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the driver would take a long phase without epochs, such as reading, for a stuck rank."""
     monkeypatch.setattr(run_directory, "PROGRESS_EVERY_S", 0)
-    run = RunDirectory(tmp_path)
-    reporter = ProgressReporter(run, rank=0)
-    reporter.enter("reading rows")
-    said = []
-    for _ in range(3):
-        reporter.step()
-        said.append(str(run.read_all_progress().get(0)))
-    assert said == [f"reading rows, step {number}" for number in (1, 2, 3)]
+    written = []
+    for _ in range(2):
+        reporter.step(epoch=1)
+        written.append(str(run.read_all_progress().get(3)))
+    assert written == ["training, epoch 1, step 51", "training, epoch 1, step 52"]
 
 
 def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +71,9 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(StorageError, match="Read-only file system"):
         RunDirectory(tmp_path / "run").prepare(JOB)
-    with pytest.raises(StorageError, match="Read-only file system"), exclusive(tmp_path / "run", 0):
-        raise AssertionError("must not be entered")
 
 
-def test_a_second_driver_is_refused_with_the_holders_process(tmp_path: Path) -> None:
+def test_a_second_driver_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     holder = (
         "import sys; from pathlib import Path\n"
         "from tasks.training.core.run_directory import exclusive\n"
@@ -97,21 +84,22 @@ def test_a_second_driver_is_refused_with_the_holders_process(tmp_path: Path) -> 
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         with (
-            pytest.raises(TransientError, match=f"process {process.pid} is already training"),
+            pytest.raises(TransientError, match="is already training"),
             exclusive(tmp_path / "run", 0.2),
         ):
             raise AssertionError("must not be entered")
         process.kill()
-    with exclusive(tmp_path / "run", 0):
-        assert (tmp_path / "run.lock").read_text() == str(os.getpid())
+    with exclusive(tmp_path / "run", 1):
+        pass
     assert not (tmp_path / "run.lock").exists()
 
 
 def test_a_process_that_inherits_the_lock_holds_it_on(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "run", 0) as lock:
-        heir = subprocess.Popen(["sleep", "300"], pass_fds=(lock,))
-        (tmp_path / "kept.lock").hardlink_to(tmp_path / "run.lock")
-    (tmp_path / "kept.lock").rename(tmp_path / "run.lock")  # as after a kill -9 of the driver
+    driver = ExitStack()
+    lock = driver.enter_context(exclusive(tmp_path / "run", 0))
+    heir = subprocess.Popen(["sleep", "300"], pass_fds=(lock,))
+    with pytest.raises(KeyError), driver:
+        raise KeyError
     with pytest.raises(TransientError), exclusive(tmp_path / "run", 0.2):
         raise AssertionError("must not be entered")
     heir.kill()
