@@ -1,8 +1,13 @@
-"""Strategies against each other: two pinned ranks each, in turn, in random order.
+"""Strategies against each other: two pinned ranks each, interleaved, in random order.
 
-Each engine has two rank processes of its own, on the same two cores. They train in turn for a few
-steps, while the ranks of the others are stopped, so that a busy machine slows all alike; a
-figure is the median of the ratios within a round.
+Each engine has two rank processes of its own, on the same two cores. They train for a few steps,
+one engine after the other, while the ranks of the others are stopped, so that a busy machine slows
+all alike; a figure is the median of the ratios within a round.
+
+    python -m infra.bench.training.strategies ENGINE    (in a rank's environment)
+
+is one rank: it builds its networks, then trains some steps at each request. Requests come as lines
+of JSON on standard input, responses as lines of JSON on standard output.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ import random
 import signal
 import statistics
 import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +27,23 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
-from infra.bench.figures import LeftOut, Measured, at_least, at_most
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from infra.bench.figures import LeftOut, Measured, at_least
 from infra.bench.parts import Bench
 from tasks.kernel import guard
+from tasks.training.config import TrainingConfig
+from tasks.training.core.network import TabularNetwork
+from tasks.training.data.preprocess import Preprocessing
 from tasks.training.launch.rank_group import local_environments
+from tasks.training.strategies.base import Batch, Communicator
+from tasks.training.strategies.build import build_strategy, join
+from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy
+from tasks.training.strategies.optimizer import SIXTEEN_BITS
 
 NUM_RANKS = 2
 STALL_S = 600
@@ -32,7 +52,7 @@ ENGINES = ("horovod", "ddp", "alone")
 STEPS = {"tabular": 8, "transformer": 2}
 """Training steps in a round."""
 COMPARISONS = (("horovod", "ddp", 0.95), ("horovod", "alone", 0.75), ("ddp", "alone", 0.75))
-ROUNDS, SEEDS = 40, 4
+ROUNDS = 40
 USEFUL_GAIN = 1.2
 """bf16 products that are less than this faster than fp32's cannot make a step 1.5 times so."""
 
@@ -41,7 +61,7 @@ class Pair:
     """The two ranks of one engine; stopped except when they are asked for something."""
 
     def __init__(self, engine: str, environments: Sequence[Mapping[str, str]]) -> None:
-        command = guard.python("-m", "infra.bench.training.strategy_rank", engine)
+        command = guard.python("-m", "infra.bench.training.strategies", engine)
         self._guards = [
             subprocess.Popen(
                 guard.guarded(command, 2),
@@ -139,24 +159,14 @@ def _precision_figures(alone: Pair, bench: Bench) -> Measured:
         for precision in ("fp32", "bf16")
     }
     gain = products["fp32"] / products["bf16"]
-    aucs = {
-        precision: [
-            float(alone.one_rank(task="auc", precision=precision, seed=seed)["auc"])
-            for seed in range(bench.size(SEEDS, 2))
-        ]
-        for precision in ("fp32", "bf16")
-    }
-    gap = abs(statistics.median(aucs["fp32"]) - statistics.median(aucs["bf16"]))
-    spread = max(aucs["fp32"]) - min(aucs["fp32"])
-    quality = at_most("bf16: AUC gap to seed spread", gap / spread, 1, f"{gap:.4f} of {spread:.4f}")
     if gain < USEFUL_GAIN:
         reason = f"this CPU's matrix products run at {gain:.2f} of their fp32 speed in bf16"
-        return [quality, LeftOut("bf16 to fp32, samples/s", reason)]
+        return [LeftOut("bf16 to fp32, samples/s", reason)]
     runs = {p: partial(alone.seconds, "transformer", p, 2) for p in ("fp32", "bf16")}
     taken = interleaved(runs, bench.size(ROUNDS, 1))
     speed = median_ratio(taken["fp32"], taken["bf16"])
     evidence = f"transformer; bare matrix products {gain:.2f}"
-    return [quality, at_least("bf16 to fp32, samples/s", speed, 1.5, evidence)]
+    return [at_least("bf16 to fp32, samples/s", speed, 1.5, evidence)]
 
 
 def interleaved(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -175,3 +185,161 @@ def interleaved(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[st
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """Median of the rounds' ratios."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+# The program of a rank.
+
+CATEGORY_COUNTS = (16, 3, 105, 3200, 7, 35, 128, 12, 7, 24)
+NUM_NUMBERS = 43
+NUM_BINS = 16
+VOCABULARY = 1000
+WIDTH = 256
+TOKENS = 32
+
+
+def tabular(rows: int, seed: int) -> tuple[nn.Module, Batch]:
+    """The project's own network in the flights' size, and random rows of the flights' shape."""
+    rng = np.random.default_rng(seed)
+    edges = np.linspace(-2, 2, NUM_BINS + 1).astype(np.float32)
+    preprocessing = Preprocessing(
+        vocabularies=tuple(np.arange(count, dtype=np.int32) for count in CATEGORY_COUNTS),
+        edges=(edges,) * NUM_NUMBERS,
+        flagged=(0, 1, 2),
+    )
+    config = TrainingConfig(hidden_sizes=(128, 64), dropout=0.2, num_bins=NUM_BINS)
+    positions = rng.integers(0, np.array(CATEGORY_COUNTS), (rows, len(CATEGORY_COUNTS)))
+    numbers = rng.normal(size=(rows, NUM_NUMBERS)).astype(np.float32)
+    inputs = (torch.from_numpy(positions), torch.from_numpy(numbers))
+    # What can be learnt: three numbers and two categories.
+    logits = numbers[:, :3].sum(1) + positions[:, 0] / 8 - positions[:, 4] / 4 - 1.5
+    labels = torch.from_numpy((rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.float32))
+    return TabularNetwork(preprocessing, config), Batch(inputs, labels)
+
+
+class Transformer(nn.Module):
+    """Two encoder layers of width 256 over 32 tokens, and one logit for each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
+            for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits, shape (sequences,), of int64 (sequences, tokens)."""
+        hidden = self.tokens(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        logits: Tensor = self.head(hidden.mean(dim=1)).squeeze(1)
+        return logits
+
+
+def transformer(rows: int, seed: int) -> tuple[nn.Module, Batch]:
+    """A small transformer, and random sequences."""
+    rng = np.random.default_rng(seed)
+    tokens = torch.from_numpy(rng.integers(0, VOCABULARY, (rows, TOKENS)))
+    labels = torch.from_numpy((rng.random(rows) < 0.5).astype(np.float32))
+    return Transformer(), Batch((tokens,), labels)
+
+
+SUBJECTS = {"tabular": tabular, "transformer": transformer}
+ROWS = {"tabular": 1024, "transformer": 32}
+"""Of one rank in a step: half of a global batch of 2048 rows, of 64 sequences."""
+PRODUCTS = 40
+
+
+class Alone:
+    """A communicator of one rank: the same step, without communication."""
+
+    rank = local_rank = 0
+    size = local_size = 1
+
+    def broadcast_(self, tensors: object) -> None:
+        """Nothing to do, as in the other two."""
+
+    sum_ = broadcast_
+
+    def shut_down(self) -> None:
+        """Nothing to leave."""
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    """The project's optimizer."""
+    return torch.optim.AdamW([p for _, p in parameters], lr=1e-3, fused=True)
+
+
+def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross entropy of each row."""
+    return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+
+
+def build(engine: str, network: nn.Module, exchange: Any, precision: str) -> Strategy:
+    """The strategy of one engine; `alone` is the default one without anybody to talk to."""
+    config = StrategyConfig.model_validate(
+        {"name": "horovod" if engine == "alone" else engine, "precision": precision}
+    )
+    arguments = (network, row_losses, adamw, torch.device("cpu"))
+    if engine == "alone":
+        return HorovodStrategy(config, exchange, *arguments)
+    return build_strategy(config, exchange, *arguments)
+
+
+def main(engine: str) -> None:
+    """Answer requests until standard input ends."""
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    exchange: Communicator | Alone = (
+        Alone()
+        if engine == "alone"
+        else join(StrategyConfig.model_validate({"name": engine}), "cpu")
+    )
+    # After the meeting, as a rank of training does: the library's own thread is not pinned.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    built: dict[tuple[str, str], tuple[Strategy, Batch]] = {}
+    answer({"pid": os.getpid()})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["task"] == "products":
+            answer({"seconds": product_seconds(request["precision"])})
+            continue
+        name, precision = request["network"], request["precision"]
+        if (name, precision) not in built:
+            torch.manual_seed(0)
+            network, batch = SUBJECTS[name](ROWS[name], rank)
+            built[name, precision] = (build(engine, network, exchange, precision), batch)
+        answer({"seconds": timed(*built[name, precision], exchange.size, request["steps"])})
+    exchange.shut_down()
+
+
+def timed(strategy: Strategy, batch: Batch, size: int, steps: int) -> float:
+    """Wall seconds of some training steps."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        strategy.train_step(batch, size * batch.num_rows, 1e-3).item()
+    return time.perf_counter() - started
+
+
+def product_seconds(precision: str) -> float:
+    """CPU seconds of one matrix product of a layer's size, the best of many."""
+    kind = SIXTEEN_BITS.get(precision, torch.float32)
+    rows, weights = torch.ones(1024, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
+    taken = []
+    for _ in range(PRODUCTS):
+        started = time.process_time()
+        functional.linear(rows, weights)
+        taken.append(time.process_time() - started)
+    return min(taken)
+
+
+def answer(content: dict[str, Any]) -> None:
+    """One line of JSON."""
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
