@@ -1,8 +1,6 @@
-"""Smaller networks in a real registry: whose child a version is, and what is compressed next."""
+"""Smaller networks in a real registry: whose child a version is, and what is made smaller next."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +9,7 @@ from tasks.contracts.release import CompressionParent
 from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.kernel.errors import RegistryError
 from tasks.registry.candidate import register_candidate
-from tasks.registry.mlflow_registry import CHAMPION, ORIGIN_TAG, Registry
+from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.model_folder import read_version
 from tasks.registry.programs import find_compression_parent
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
@@ -93,13 +91,3 @@ def test_without_a_champion_there_is_nothing_to_make_smaller(installed: Installa
         found(installed)
     with pytest.raises(RegistryError, match="version 7 is not in the registry"):
         found(installed, 7)
-
-
-def test_a_version_that_was_trained_elsewhere_is_refused(
-    installed: Installation, tmp_path: Path
-) -> None:
-    large = first(installed, LateRate())
-    registry = Registry(installed.location)
-    registry.set_tags(registry.confirmed(large), {ORIGIN_TAG: "a package"})
-    with pytest.raises(RegistryError, match="was trained elsewhere"):
-        found(installed, large.version)

@@ -10,11 +10,6 @@ from tasks.training.launch.config import LaunchConfig
 from tasks.training.strategies.config import StrategyConfig
 
 
-def test_a_batch_that_does_not_divide_over_the_shards_is_refused_with_the_fix() -> None:
-    with pytest.raises(ValidationError, match=r"global_batch_size=100 .* use a multiple of 8"):
-        TrainingConfig(global_batch_size=100)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.compression.distillation import logits_of, write_distillation_targets
 from tasks.training.core.objective import Classification, Regression, labels_of
-from tasks.training.data.decode import TEACHER_OUTPUT
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.training.parents import SCALE
 from tests.support.training.reading_ranks import job, opened
@@ -102,30 +100,6 @@ def test_a_teacher_that_is_certain_has_a_finite_logit() -> None:
     assert logits[1] == 0.0
     assert logits[0] == pytest.approx(-logits[2], rel=1e-3)
     assert logits[2] > 15
-
-
-def test_answers_stand_beside_their_rows_and_nowhere_else(tmp_path: Path) -> None:
-    store, rows = ArtifactStore(tmp_path / "store"), frame(1600)
-    data = dataset(store, rows)
-    shuffled = rows.sample(frac=1, random_state=1)  # rows are found by id, not by place
-    source = tmp_path / "rows.parquet"
-    shuffled.to_parquet(source, row_group_size=100, index=False)
-    answers = scored(store, rows, data.snapshot.data.sha256)
-    target = tmp_path / "distilled.parquet"
-    line = write_distillation_targets(source, target, data, splits(), targets(answers), store)
-    made = pd.read_parquet(target)
-    assert f"{answers.num_rows:,} training rows" in line
-    pd.testing.assert_frame_equal(
-        made.drop(columns=TEACHER_OUTPUT), shuffled.reset_index(drop=True)
-    )
-    train = splits().train
-    inside = made[COLUMNS.event_time].between(train.start, train.end, inclusive="left")
-    assert made.loc[~inside, TEACHER_OUTPUT].isna().all()
-    expected = expected_logit(made.loc[inside, COLUMNS.row_id], len(rows))
-    np.testing.assert_allclose(made.loc[inside, TEACHER_OUTPUT], expected, rtol=1e-4, atol=1e-5)
-    before, after = (pq.ParquetFile(path).metadata for path in (source, target))
-    sizes = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in (before, after)]
-    assert sizes[0] == sizes[1]
 
 
 def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:

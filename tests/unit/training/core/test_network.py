@@ -66,16 +66,6 @@ def test_unseen_missing_and_rare_categories_give_exactly_the_unknown_vector() ->
     assert torch.equal(scores, scores[0].expand(3))
 
 
-def test_a_category_is_known_in_its_own_column_alone() -> None:
-    fitted = preprocessing()
-    program = ScoringProgram(network_of(fitted), fitted)
-    aa = category_code("AA")
-    codes = torch.tensor([[0, 0, 0], [0, aa, aa], [aa, 0, 0]], dtype=torch.int32)
-    elsewhere, misplaced, known = program(codes, torch.zeros(3, 4))
-    assert elsewhere == misplaced
-    assert elsewhere != known
-
-
 def test_category_dropout_hides_categories_in_training_only() -> None:
     fitted = preprocessing()
     config = TrainingConfig(hidden_sizes=(16,), dropout=0.0, category_dropout=0.9)

@@ -16,7 +16,7 @@ from tasks.training.core.objective import (
 )
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts
-from tasks.training.data.fitting import fit_labels, label_moments
+from tasks.training.data.fitting import fit_labels
 from tests.support.data.builders import COLUMNS, splits
 from tests.support.training.parents import SCALE
 from tests.support.training.thread_ranks import on_threads
@@ -30,15 +30,6 @@ def test_auc_agrees_with_scikit_learn(seed: int, num_rows: int, signal: float) -
     scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
     ours = histogram_auc(score_histograms(scores, labels))
     assert ours == pytest.approx(roc_auc_score(labels, scores), abs=2e-3)
-
-
-def test_histograms_of_parts_add_up_and_extreme_scores_have_a_bin() -> None:
-    scores = np.array([0.0, 0.25, 0.25, 1.0], dtype=np.float32)
-    labels = np.array([0, 0, 1, 1], dtype=np.float32)
-    whole = score_histograms(scores, labels)
-    parts = score_histograms(scores[:1], labels[:1]) + score_histograms(scores[1:], labels[1:])
-    assert np.array_equal(whole, parts)
-    assert histogram_auc(whole) == (1 + 1 + 1 + 0.5) / 4
 
 
 NUMBERS = COLUMNS.model_copy(update={"task": "regression"})
@@ -104,13 +95,6 @@ def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int)
     assert len(set(scales)) == 1
     assert scales[0].mean == pytest.approx(labels.mean(), rel=1e-6)
     assert scales[0].deviation == pytest.approx(labels.std(), rel=1e-6)
-
-
-def test_a_rank_without_rows_brings_nothing() -> None:
-    labels = np.array([1.0, 2.0, 6.0])
-    parts = [labels, labels[:0]]
-    moments = on_threads(2, lambda rank: label_moments(facts_of(parts[rank.rank]), rank))
-    assert moments == [(3, 3.0, 14.0)] * 2
 
 
 def test_labels_that_are_all_equal_are_refused() -> None:

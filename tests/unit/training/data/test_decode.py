@@ -108,21 +108,6 @@ def test_facts_count_what_lies_in_the_window(tmp_path: Path) -> None:
         np.testing.assert_array_equal(missing, inside[list(COLUMNS.numeric)].isna().sum())
 
 
-def test_ranges_come_as_they_are_asked_for(tmp_path: Path) -> None:
-    store = store_of(write(tmp_path, frame(900), row_group_size=40))
-    whole = words_of(store, 1)
-    parts = store.read(1, np.array([3, 90, 140]), np.array([4, 135, 141]))
-    np.testing.assert_array_equal(
-        parts, np.concatenate([whole[3:4], whole[90:135], whole[140:141]])
-    )
-
-
-def test_row_groups_outside_the_window_are_not_read(tmp_path: Path) -> None:
-    snapshot = SnapshotFile(write(tmp_path, frame(1200)), COLUMNS, NUM_SHARDS)
-    assert 1 <= len(snapshot.groups(month(6))) <= 3
-    assert sum(f.num_rows for f in store_of(snapshot.path, month(6)).facts.values()) > 0
-
-
 def test_a_window_without_rows_gives_empty_shards(tmp_path: Path) -> None:
     later = TimeWindow(start=YEAR.end, end=YEAR.end.replace(year=2015))
     store = store_of(write(tmp_path, frame(300)), later)

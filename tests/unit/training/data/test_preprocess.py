@@ -20,10 +20,6 @@ from tasks.training.data.preprocess import (
 COLLIDING = ("c3985819", "c4420602")
 
 
-def test_the_colliding_pair_collides() -> None:
-    assert category_code(COLLIDING[0]) == category_code(COLLIDING[1])
-
-
 def test_categories_that_share_a_code_are_refused() -> None:
     with pytest.raises(DataContractError, match=r"column 'carrier'.*same 31-bit code as category"):
         fit_vocabulary("carrier", {COLLIDING[0]: 90, COLLIDING[1]: 1}, min_rows=20)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -69,15 +68,6 @@ def test_a_file_that_was_cut_is_decoded_again(tmp_path: Path, snapshot: Snapshot
     assert len(whole.read(0, np.array([0]), np.array([50]))) == 50
 
 
-def test_rows_that_were_removed_are_a_transient_error(
-    tmp_path: Path, snapshot: SnapshotFile
-) -> None:
-    store, _ = open_store(tmp_path / "rows", snapshot, 0)
-    shutil.rmtree(tmp_path / "rows")
-    with pytest.raises(TransientError, match=r"rows of shard 0 cannot be read"):
-        store.read(0, np.array([0]), np.array([1]))
-
-
 def test_a_full_disk_is_a_storage_error_and_leaves_nothing(
     tmp_path: Path, snapshot: SnapshotFile
 ) -> None:
@@ -100,13 +90,3 @@ def test_what_a_killed_process_left_half_written_is_removed(
     open_store(tmp_path / "rows", snapshot, 0)
     assert not abandoned.exists()
     assert ours.exists()
-
-
-def test_a_refused_snapshot_leaves_no_half_written_file(tmp_path: Path) -> None:
-    rows = frame(900).astype({"is_late": "float64"})
-    rows.loc[890, "is_late"] = 5
-    path = tmp_path / "data.parquet"
-    rows.to_parquet(path, row_group_size=100, index=False)
-    with pytest.raises(Exception, match="flight_id is 890"):
-        open_store(tmp_path / "rows", SnapshotFile(path, COLUMNS, NUM_SHARDS), *range(NUM_SHARDS))
-    assert [p for p in (tmp_path / "rows").rglob("*") if p.is_file()] == []

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-import optuna
 import pytest
 
 from tasks.contracts.training import StudyRecord
@@ -27,7 +26,6 @@ from tests.support.training.trials import (
     SPACE,
     Trainer,
     auc_of,
-    metrics,
     open_study,
     run_search,
     search,
@@ -227,12 +225,6 @@ def test_a_damaged_database_is_named(tmp_path: Path) -> None:
         open_study(tmp_path, search())
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "search").write_text("a file")
-    with pytest.raises(StorageError, match="refused a write"):
-        open_study(tmp_path, search())
-
-
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
@@ -279,14 +271,6 @@ def test_a_study_on_postgresql_ends_like_one_on_sqlite(tmp_path: Path) -> None:
     assert whole.trials == expected.trials
 
 
-def test_a_trial_reports_an_epoch_once(tmp_path: Path) -> None:
-    study = open_study(tmp_path, search())
-    proposal = study.propose()
-    assert proposal is not None
-    for _ in range(2):  # a second report of a step would be a warning, hence an error
-        study.report(proposal.number, metrics(0, 0.6))
-
-
 def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path: Path) -> None:
     program = (
         "import signal, sys, time; from pathlib import Path\n"
@@ -308,7 +292,3 @@ def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path:
         _, errors = running.communicate(timeout=120)  # not the 600 s of the trial
     assert "KeyboardInterrupt" in errors
     assert [p.number for p in open_study(tmp_path, search(num_trials=2)).running()] == [0]
-
-
-def test_optuna_is_the_version_whose_trials_can_be_reopened() -> None:
-    assert optuna.__version__.split(".")[0] == "5"
