@@ -141,7 +141,7 @@ class TrainingConfig(BaseModel):
         default=90,
         ge=3,
         le=7200,
-        description="A rank missing from an exchange ends the run; it is reported after a third.",
+        description="A rank missing from a collective ends the run; it is reported after a third.",
     )
     progress_timeout_s: int = Field(
         default=180, ge=5, le=7200, description="No progress on any rank ends the run."

@@ -67,7 +67,7 @@ def train_distributed(
 ) -> TrainedModel:
     """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
 
-    Safe to retry: ranks go on from the newest whole checkpoint, and the model appears whole, under
+    Safe to retry: ranks resume from the newest complete checkpoint, and the model appears complete, under
     a key of its content, or not at all.
 
     Raises:

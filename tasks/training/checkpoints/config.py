@@ -16,7 +16,7 @@ S3_URI = re.compile(rf"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{FOLDERS})")
 
 
 class CheckpointConfig(BaseModel):
-    """Checkpoints of one training run; says how it is carried out, not what it computes."""
+    """Checkpoints of one training run; how it is carried out, not what it computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 

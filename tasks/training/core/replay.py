@@ -101,7 +101,7 @@ def write_replayed(
                 num_old += int((older & chosen).sum())
                 out.write_table(table.filter(pa.array(~older | chosen)))
     return (
-        f"training goes on from the champion with {num_new} rows of {new} and {num_old} of "
+        f"training continues the champion's with {num_new} rows of {new} and {num_old} of "
         f"{num_all - num_new} older ones (replay_share={share:g})"
     )
 

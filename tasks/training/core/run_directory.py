@@ -8,7 +8,7 @@ plan.json           rank 0 -> driver: how much there is to do
 progress-0000N.json rank N -> driver: what it is doing, at most once a second
 telemetry-0000N.json rank N -> driver: what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
-result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are whole when it exists
+result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are complete when it exists
 training.log        driver: every line that a rank printed, all attempts
 """
 
@@ -76,7 +76,7 @@ class RankError(Contract):
 
 
 class RankProgress(Contract):
-    """What a rank was doing when it last said so."""
+    """What a rank was doing when it last reported."""
 
     doing: str
     epoch: int | None = None
@@ -118,7 +118,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.rows = path / "rows"
-        # The rows of a training that goes on from the champion, and those with a teacher's outputs.
+        # The rows of a training that continues the champion's, and those with a teacher's outputs.
         self.snapshot = path / "snapshot.parquet"
         self.distillation_snapshot = path / "distillation.parquet"
         # What became of the ranks of an elastic run, and every line of every rank.
@@ -206,7 +206,7 @@ class RunDirectory:
         self._write(self.elastic.name, report)
 
     def write_result(self, result: RunResult) -> None:
-        """Rank 0: all is done, and the program and the best checkpoint are whole."""
+        """Rank 0: all is done, and the program and the best checkpoint are complete."""
         self._write("result.json", result)
 
     def read_result(self) -> RunResult | None:

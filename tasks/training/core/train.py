@@ -46,12 +46,12 @@ from tasks.training.telemetry.profiler import StepProfiler
 from tasks.training.telemetry.step_clock import StepClock
 
 LOGGER = logging.getLogger(__name__)
-# A question to rank 0 costs all ranks an exchange of a few bytes.
+# A question to rank 0 costs all ranks a collective of a few bytes.
 STEPS_BETWEEN_QUESTIONS = 32
 
 
 class TrainingSession:
-    """One rank's part in training one network; `ElasticSession` says when what is called.
+    """One rank's part in training one network; `ElasticSession` calls what when.
 
     All public methods are collective.
 
@@ -75,7 +75,7 @@ class TrainingSession:
         self._run = run
         self._store = store
         self._writer = writer
-        self._exchange: Communicator
+        self._ranks: Communicator
         self._progress: ProgressReporter
         self._clock: StepClock
         self._sources: Sources
@@ -102,10 +102,10 @@ class TrainingSession:
     def rejoin(self, exchange: Communicator) -> None:
         """Read the shards that are this rank's among the others, and build the network.
 
-        Where rank 0 has done nothing yet, all go on from the newest whole checkpoint.
+        Where rank 0 has done nothing yet, all resume from the newest complete checkpoint.
         """
         self.close()
-        self._exchange = exchange
+        self._ranks = exchange
         self._progress = ProgressReporter(self._run, exchange.rank)
         self._clock = self._open.enter_context(StepClock(self._run.path, exchange.rank))
         self._progress.enter("reading rows")
@@ -133,14 +133,14 @@ class TrainingSession:
         self._resume()
 
     def _resume(self) -> None:
-        """Go on from the newest whole checkpoint, which rank 0 chooses, if it has none in hand."""
-        is_wanted = bool(self._exchange.from_rank_0(int(self._is_new)))
-        chosen = agreed_newest(self._store, self._exchange) if is_wanted else None
+        """Resume from the newest complete checkpoint, if there is one and rank 0 is new."""
+        is_wanted = bool(self._ranks.from_rank_0(int(self._is_new)))
+        chosen = agreed_newest(self._store, self._ranks) if is_wanted else None
         if chosen is None:
             self._begin_with_champion()
             return
         self.restore(self._store.load(chosen))
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             where = f"{self._step} steps into epoch {len(self._history)}"
             if self._step == 0:
                 where = f"after epoch {len(self._history) - 1}"
@@ -156,7 +156,7 @@ class TrainingSession:
         earlier = Fitted.from_state(champion.get("preprocessing"), self._job.initial_columns)
         start = warm_start(state["network"], fitted, champion["network"], earlier)
         self._strategy.load({**state, "network": start.weights})
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             LOGGER.info("took over the champion's weights, but for %d thing(s)", len(start.lines))
             for line in start.lines:
                 LOGGER.info("not taken over: %s", line)
@@ -197,7 +197,7 @@ class TrainingSession:
 
     def checkpoint(self, state: State) -> None:
         """Rank 0: write a state, from `snapshot`, so that it outlives all ranks."""
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             self._store.save(state["epoch"], state["step"], state)
 
     def close(self) -> None:
@@ -224,13 +224,13 @@ class TrainingSession:
                 self._profiler = profiled.enter_context(self._new_profiler())
             while not self._is_done():
                 self._run_epoch(commit_point)
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             self._write_result()
 
     def _new_profiler(self) -> StepProfiler:
         return StepProfiler(
             self._run.path,
-            self._exchange.rank,
+            self._ranks.rank,
             with_timeline=self._config.strategy.engine == "horovod",
         )
 
@@ -314,8 +314,8 @@ class TrainingSession:
 
     def _summed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums over all replicas; ranks that share one have seen the same rows."""
-        sharing = self._exchange.size // self._strategy.data_size
-        return self._exchange.sum(values) / sharing
+        sharing = self._ranks.size // self._strategy.data_size
+        return self._ranks.sum(values) / sharing
 
     # The end of an epoch
 
@@ -336,11 +336,11 @@ class TrainingSession:
     def _blocks_in_step(self) -> Iterator[Batch]:
         """This rank's validation rows in as many blocks as the rank with most of them has.
 
-        Where ranks share a network, evaluating is an exchange, which none may leave out.
+        Where ranks share a network, evaluating is a collective, which none may leave out.
         """
         validation = self._sources.validation
         num_blocks = sum(-(-size // BLOCK_ROWS) for size in validation.sizes.values())
-        left = -self._exchange.minimum(-num_blocks)
+        left = -self._ranks.minimum(-num_blocks)
         for block in validation.blocks():
             yield block
             left -= 1
@@ -356,12 +356,12 @@ class TrainingSession:
             )
 
     def _check_replicas(self, epoch: int) -> None:
-        """Refuse to go on with weights that differ between ranks: an exchange went wrong."""
+        """Refuse to go on with weights that differ between ranks: a collective went wrong."""
         own = self._strategy.checksum()
         LOGGER.debug("epoch %d: weights add up to %.12f", epoch, sum(own))
-        if any(of_rank != own for of_rank in self._exchange.gather_values(own)):
+        if any(of_rank != own for of_rank in self._ranks.gather_values(own)):
             raise TrainingError(
-                f"after epoch {epoch} the ranks' weights differ from rank {self._exchange.rank}'s; "
+                f"after epoch {epoch} the ranks' weights differ from rank {self._ranks.rank}'s; "
                 "expected equal replicas. The exchange of gradients is broken on this machine"
             )
 
@@ -392,18 +392,18 @@ class TrainingSession:
         self._steps_to_ask -= 1
         if self._steps_to_ask > 0 or self._step == self._sources.plan.num_steps:
             return
-        is_due = bool(self._exchange.from_rank_0(int(self._writer.is_due)))
+        is_due = bool(self._ranks.from_rank_0(int(self._writer.is_due)))
         self._steps_to_ask = STEPS_BETWEEN_QUESTIONS
         if is_due:
             self._save()
 
     def _save(self) -> None:
-        """Write a checkpoint, and report the epochs in it once it is whole."""
+        """Write a checkpoint, and report the epochs in it once it is complete."""
         if self._strategy.is_cut:
             self._save_together()
             return
         state = self.snapshot()
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             report = partial(self._run.rewrite_epochs, list(self._history))
             with self._clock.phase("checkpoint"):
                 self._writer.save(state["epoch"], state["step"], state, then=report)
@@ -413,16 +413,16 @@ class TrainingSession:
         state = self._described(self._strategy.own_state())
         with self._clock.phase("checkpoint"):
             where = state["epoch"], state["step"]
-            save_by_ranks(self._store, self._exchange, *where, state)
+            save_by_ranks(self._store, self._ranks, *where, state)
         self._writer.note_saved()
         self._report_epochs()
 
     def _report_epochs(self) -> None:
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             self._run.rewrite_epochs(self._history)
 
     def _announce_plan(self) -> None:
-        if self._exchange.rank != 0:
+        if self._ranks.rank != 0:
             return
         rows, num_steps = self._rows_per_step, self._sources.plan.num_steps
         self._run.write_plan(RunPlan(steps_per_epoch=num_steps, rows_per_step=rows))
@@ -453,7 +453,7 @@ class TrainingSession:
                 best_epoch=self._best_epoch,
                 num_parameters=sum(p.numel() for p in network.parameters()),
                 seconds=self._seconds(),
-                num_ranks=self._exchange.size,
+                num_ranks=self._ranks.size,
                 num_skipped_steps=self._strategy.num_skipped_steps,
             )
         )

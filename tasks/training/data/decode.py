@@ -325,7 +325,7 @@ class SnapshotFile:
         return self.columns.task == "regression"
 
     def _may_overlap(self, group: int, window: TimeWindow) -> bool:
-        """False where the row group's statistics rule out that any row lies in the window."""
+        """False where the row group's statistics rule out that any row is in the window."""
         position = self._file.schema_arrow.get_field_index(self.columns.event_time)
         statistics = self._file.metadata.row_group(group).column(position).statistics
         if statistics is None or not statistics.has_min_max:
@@ -340,7 +340,7 @@ class SnapshotFile:
 
 
 def check_types(schema: pa.Schema, columns: DatasetSchema) -> None:
-    """Refuse a file that cannot be what `columns` says.
+    """Refuse a file that cannot be what `columns` describes.
 
     Raises:
         DataContractError: a column is missing or of a wrong type, or none is a feature.

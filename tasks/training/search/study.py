@@ -26,7 +26,7 @@ LEAST_FOR_IMPORTANCE = 4
 RANDOM_TRIALS = 5
 """First trials of `tpe`, which are drawn at random."""
 WHOLE_TRIALS = 4
-"""First trials that the median rule ends never: a median of fewer says little."""
+"""First trials that the median rule ends never: a median of fewer is noise."""
 WARM_UP_EPOCHS = 2
 """Epochs that every trial gets."""
 MAX_RETRIES = 2
@@ -157,7 +157,7 @@ class Study:
         return self._record_of(self._frozen(number))
 
     def record(self, use_case: str, ended_because: str) -> StudyRecord:
-        """The study as it stands."""
+        """The study as it is now."""
         config, trials = self._config, self.trials()
         complete = [t for t in trials if t.state == "complete" and t.quality is not None]
         best = max(complete, key=lambda t: (cast(float, t.quality), -t.number), default=None)

@@ -79,7 +79,7 @@ def study_name(
 def run_trial(order: TrialOrder, study: Study, work: Path, launch: Launch) -> None:
     """Run a trial to its end and keep the outcome in the study.
 
-    A trial whose outcome is kept already is not run again. One that was cut off goes on from its
+    A trial whose outcome is kept already is not run again. One that was cut off resumes from its
     newest checkpoint, in a folder of its own.
 
     Args:
