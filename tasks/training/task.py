@@ -67,8 +67,8 @@ def train_distributed(
 ) -> TrainedModel:
     """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
 
-    Safe to retry: ranks resume from the newest complete checkpoint, and the model appears complete, under
-    a key of its content, or not at all.
+    Safe to retry: ranks resume from the newest complete checkpoint, and the model appears under a
+    key of its content, complete or not at all.
 
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same. Retried.

@@ -27,8 +27,8 @@ from tasks.training.search.trial import TrialOrder
 def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) -> TrialRecord:
     """Train one point of the search space and keep the outcome in the study.
 
-    Not cached: the study itself records what was done, and a model is trained once whatever asks for
-    it. Safe to retry: an outcome is kept once, and ranks resume from the newest complete checkpoint.
+    Not cached: the study records what was done, and a model is trained once whatever asks for it.
+    Safe to retry: an outcome is kept once, and ranks resume from the newest complete checkpoint.
 
     Raises:
         TransientError: a rank was lost, or the study's database does not answer. Retried.
