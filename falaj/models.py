@@ -79,7 +79,7 @@ def _answer(
         subject={"model": model, "version": f"version {version}"},
         who={**process_identity(), "subject": answer.approver},
     ):
-        made = answer_and_promote(model, version, answer, location, settings.store, overrule=True)
+        made = answer_and_promote(model, version, answer, location, settings.store, digest=None)
     lines = _resume_run(model, version, settings)
     if answer.decision == "approve":
         _check_promoted(made)

@@ -46,7 +46,7 @@ from tasks.control.retraining.task import (
 from tasks.kernel.errors import ConfigurationError, RegistryError, TransientError
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
-from tasks.registry.task import find_standing, roll_back
+from tasks.registry.task import find_champion_state, roll_back
 
 PIPELINE, RECALIBRATION = "pipeline", "recalibration"
 ENTRY_POINTS = {
@@ -83,7 +83,7 @@ def decision_flow(result_id: str, mode: Mode = "act") -> Answer:
     """
     result = read_drift_result(result_id)
     recalibrates = can_recalibrate(result.use_case)
-    answer = answer_drift_result(result, find_standing(result.model), mode, recalibrates)
+    answer = answer_drift_result(result, find_champion_state(result.model), mode, recalibrates)
     FlowStarter(Settings.from_environment()).start_all(answer.orders)
     return answer
 
@@ -96,7 +96,7 @@ def advise_on_drift(model: str, use_case: str) -> Answer | None:
     """
     if deployments_of(decision_flow.name):
         return None
-    return settle_drift_results(model, use_case, find_standing(model), "decide_only")
+    return settle_drift_results(model, use_case, find_champion_state(model), "decide_only")
 
 
 @flow(
@@ -112,7 +112,7 @@ def retraining_sweep_flow() -> list[Answer]:
     starter.note_ends()
     answers = [
         settle_drift_results(
-            model, use_case, find_standing(model), recalibrates=can_recalibrate(use_case)
+            model, use_case, find_champion_state(model), recalibrates=can_recalibrate(use_case)
         )
         for model, use_case in find_unsettled()
     ]

@@ -26,11 +26,11 @@ from tasks.control.retraining.evidence import asks_for_former
 from tasks.control.retraining.records import StoredResult
 from tasks.control.retraining.task import find_newest_drift_result, store_drift_result
 from tasks.evaluation.drift.task import check_drift
-from tasks.evaluation.task import compare_former, judge_served_window, score_model_window
+from tasks.evaluation.task import compare_previous, judge_served_window, score_model_window
 from tasks.features.task import count_new_rows
 from tasks.kernel.settings import Settings
 from tasks.predictions.task import count_served_rows, take_served_window
-from tasks.registry.task import fetch_version, find_champion, find_standing
+from tasks.registry.task import fetch_version, find_champion, find_champion_state
 from tasks.validation.suites import read_suite, read_suites
 
 
@@ -146,18 +146,18 @@ def hand_over(
     served: ServedWindow | None = None,
 ) -> None:
     """Store the result for the controller, with how the former champion would have done."""
-    standing = find_standing(config.registry.model_name)
+    standing = find_champion_state(config.registry.model_name)
     difference = None
     whole = served is None or not served.left_out  # else the former cannot score the rows
     if (
         whole
         and standing
-        and standing.former
+        and standing.previous
         and asks_for_former(report, standing, config.retraining)
     ):
-        former = fetch_version(standing.former)
+        former = fetch_version(standing.previous)
         then = score_model_window(former, current, report.current, config.evaluation)
-        difference = compare_former(then, now, current)
+        difference = compare_previous(then, now, current)
     store_drift_result(
         report, champion.version, standing, difference, config.name, config.retraining
     )
@@ -192,7 +192,7 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
 
 def check_served_by_volume(config: PipelineConfig) -> str | None:
     """The same for rows that the champion has answered, by the log of predictions."""
-    standing, rows = find_standing(config.registry.model_name), config.drift.served.volume_rows
+    standing, rows = find_champion_state(config.registry.model_name), config.drift.served.volume_rows
     if rows is None or standing is None:
         return None
     champion, offset = standing.version, server_clock_offset(config)

@@ -27,7 +27,7 @@ from tasks.predictions.reading import LogQuery, ReadTally, read_rows
 from tasks.predictions.schema import FIXED
 from tasks.registry.approval import VISIBLE
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.promotion import find_standing, roll_back
+from tasks.registry.promotion import find_champion_state, roll_back
 from tasks.release.config import ReleaseConfig
 from tasks.release.evidence import COLUMNS, no_labels
 from tasks.release.ledger import ReleaseLedger
@@ -181,13 +181,13 @@ class RegistryChampions:
     def champion(self, model: str) -> str | None:
         """Number of the champion; None where there is none."""
         location = RegistryLocation.of(self.settings)
-        standing = find_standing(model, location, datetime.now(UTC))
+        standing = find_champion_state(model, location, datetime.now(UTC))
         return None if standing is None else str(standing.version.version)
 
     def was_restored(self, model: str) -> bool:
         """Whether a roll back made the champion what it is."""
         location = RegistryLocation.of(self.settings)
-        standing = find_standing(model, location, datetime.now(UTC))
+        standing = find_champion_state(model, location, datetime.now(UTC))
         return standing is not None and standing.promoted_at is None
 
     def take_back(self, release: Release, reason: str) -> str:

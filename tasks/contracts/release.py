@@ -255,9 +255,9 @@ class ChampionState(Contract):
         description="When a promotion made it champion; None where that is not known, or where a "
         "roll back did."
     )
-    former: ModelVersionRef | None = Field(description="The champion before it.")
-    former_trouble: str | None = Field(
-        description="Why the former cannot serve: files that are missing or damaged."
+    previous: ModelVersionRef | None = Field(description="The champion before it.")
+    previous_trouble: str | None = Field(
+        description="Why the previous one cannot serve: files that are missing or damaged."
     )
     asked_about: int | None = Field(
         default=None,

@@ -50,7 +50,7 @@ CHAMPION_SCORE = "champion_score"
 def judge_model(
     trained: CandidateModel,
     dataset: ValidatedDataset,
-    rival: RegisteredProgram | None,
+    incumbent: RegisteredProgram | None,
     baseline_model: BaselineModel,
     config: EvaluationConfig,
     store: ArtifactStore,
@@ -60,7 +60,7 @@ def judge_model(
     Args:
         trained: the candidate.
         dataset: the snapshot it was trained from.
-        rival: the champion's program, scored on the same rows; None where there is none.
+        incumbent: the champion's program, scored on the same rows; None where there is none.
         baseline_model: scores of the same test rows.
         config: intervals, slices, curves.
         store: holds programs, snapshot and scores, and takes the predictions.
@@ -80,15 +80,15 @@ def judge_model(
         trained.columns,
         trained.splits,
         dataset.snapshot.data.sha256,
-        rival,
+        incumbent,
         baseline_model,
         config,
     )
 
     def build(folder: StagedFolder) -> EvaluationReport:
-        rows = _scored_test_rows(trained, dataset, rival, baseline_model, config, store)
+        rows = _scored_test_rows(trained, dataset, incumbent, baseline_model, config, store)
         predictions = _write_predictions(rows, dataset.snapshot.columns, folder)
-        return _report(rows, trained, dataset, rival, baseline_model, config, predictions)
+        return _report(rows, trained, dataset, incumbent, baseline_model, config, predictions)
 
     return store.build_once("evaluations", key, EvaluationReport, build)
 
@@ -130,27 +130,20 @@ def _check_same_origin(
     trained: CandidateModel, dataset: ValidatedDataset, baseline_model: BaselineModel
 ) -> None:
     snapshot = dataset.snapshot.data.sha256
-    for thing, seen in (
-        ("model was trained", trained.snapshot_sha256),
-        ("baseline model was fitted", baseline_model.snapshot_sha256),
-    ):
-        if seen != snapshot:
-            raise DataContractError(
-                f"the {thing} on snapshot {seen[:12]}, the rows to judge on are of "
-                f"{snapshot[:12]}; expected the same snapshot. Nothing was judged"
-            )
-    if baseline_model.splits != trained.splits:
+    seen = {trained.snapshot_sha256, baseline_model.snapshot_sha256}
+    if seen != {snapshot} or baseline_model.splits != trained.splits:
         raise DataContractError(
-            f"the baseline model was tested on {baseline_model.splits.test}, the model on "
-            f"{trained.splits.test}, or their training windows differ; expected equal splits. "
-            "Nothing was judged"
+            f"the rows to judge on are of snapshot {snapshot[:12]} and {trained.splits.test}, the "
+            f"model and the baseline model of {', '.join(sorted(s[:12] for s in seen))} and "
+            f"{baseline_model.splits.test}; expected the same snapshot and splits. Nothing was "
+            "judged"
         )
 
 
 def _scored_test_rows(
     trained: CandidateModel,
     dataset: ValidatedDataset,
-    rival: RegisteredProgram | None,
+    incumbent: RegisteredProgram | None,
     baseline_model: BaselineModel,
     config: EvaluationConfig,
     store: ArtifactStore,
@@ -168,24 +161,24 @@ def _scored_test_rows(
     _check_same_rows(rows, reference, columns.row_id)
     rows[BASELINE_MODEL_SCORE] = reference[BASELINE_MODEL_SCORE]
     rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
-    if rival is not None:
-        _check_has_inputs(rival, columns)
-        champion = Program.open(rival.program, rival.raw_columns, store)
+    if incumbent is not None:
+        _check_has_inputs(incumbent, columns)
+        champion = Program.open(incumbent.program, incumbent.raw_columns, store)
         scored = score_rows(champion, dataset, window, (columns.row_id,), store)
         rows[CHAMPION_SCORE] = scored[SCORE]
     return rows
 
 
-def _check_has_inputs(rival: RegisteredProgram, columns: DatasetSchema) -> None:
-    needed, model = rival.raw_columns, rival.version
+def _check_has_inputs(incumbent: RegisteredProgram, columns: DatasetSchema) -> None:
+    needed, model = incumbent.raw_columns, incumbent.version
     held = {*columns.categorical, *columns.numeric}
     if lost := [c for c in (*needed.categorical, *needed.numeric) if c not in held]:
         raise DataContractError(
             f"the champion, version {model.version} of {model.name}, needs {', '.join(lost)}, "
             "which the training set no longer has, so the two cannot be compared on the same rows. "
             "Keep what it needs until another model serves, or take the champion back: python -m "
-            f"flows withdraw {model.name} {model.version} --reason WHY --approver NAME. Nothing "
-            "was judged"
+            f"falaj models withdraw {model.name} {model.version} --reason WHY --approver NAME. "
+            "Nothing was judged"
         )
 
 
@@ -212,7 +205,7 @@ def _report(
     rows: pd.DataFrame,
     trained: CandidateModel,
     dataset: ValidatedDataset,
-    rival: RegisteredProgram | None,
+    incumbent: RegisteredProgram | None,
     baseline_model: BaselineModel,
     config: EvaluationConfig,
     predictions: Artifact,
@@ -221,9 +214,9 @@ def _report(
     candidate = measure_rows(rows, columns, SCORE)
     reference = measure_rows(rows, columns, BASELINE_MODEL_SCORE)
     comparisons = [candidate.minus(reference, "yardstick")]
-    if rival is not None:
+    if incumbent is not None:
         champion = measure_rows(rows, columns, CHAMPION_SCORE)
-        comparisons.append(candidate.minus(champion, f"champion:{rival.version.version}"))
+        comparisons.append(candidate.minus(champion, f"champion:{incumbent.version.version}"))
     slices, skipped = judge_slices(rows, columns, config)
     overall = candidate.metric_set()
     logger.info("judged %d rows: %s %.4f", len(rows), overall.primary_name, overall.primary.value)
@@ -312,11 +305,11 @@ def _judged(
     )
 
 
-SMALLEST_TOLD = 1e-4
+SMALLEST_REPORTED = 1e-4
 """Differences below this matter to nobody, however surely they are measured."""
 
 
-def judge_siblings(
+def judge_networks(
     student: CompressedModel,
     parent: RegisteredProgram,
     distilled: TrainedModel | None,
@@ -389,12 +382,13 @@ def who_won(report: StudentReport) -> str | None:
     if report.gain is None:
         return None
     change, name = report.gain.primary, report.parent.primary_name
-    shown = f"{name} {change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}]"
-    rows = f"{report.parent.num_rows:,} test rows"
-    if abs(change.value) < SMALLEST_TOLD:
-        return f"The teacher made no difference: distilled minus control is {shown} on {rows}."
-    if change.low > 0:
-        return f"The teacher helped: distilled minus control is {shown} on {rows}."
-    if change.high < 0:
-        return f"The teacher did harm: distilled minus control is {shown} on {rows}."
-    return f"Whether the teacher helped, {rows} cannot tell: distilled minus control is {shown}."
+    if abs(change.value) < SMALLEST_REPORTED:
+        result = "The teacher made no difference"
+    elif change.low > 0:
+        result = "The teacher helped"
+    else:
+        result = "The teacher did harm" if change.high < 0 else "Nobody can tell if it helped"
+    return (
+        f"{result}: distilled minus control is {name} {change.value:+.4f} [{change.low:+.4f}, "
+        f"{change.high:+.4f}] on {report.parent.num_rows:,} test rows."
+    )

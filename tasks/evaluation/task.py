@@ -18,7 +18,7 @@ from tasks.contracts.evaluation import (
     FeatureRanking,
     Metric,
     MetricSet,
-    Quality,
+    RegressionMetrics,
     ScoredWindow,
     StudentReport,
 )
@@ -82,7 +82,7 @@ def check_test_window(
 def judge_candidate(
     trained: CandidateModel,
     dataset: ValidatedDataset,
-    rival: RegisteredProgram | None,
+    incumbent: RegisteredProgram | None,
     baseline_model: BaselineModel,
     config: EvaluationConfig,
     ranking: FeatureRanking | None = None,
@@ -101,7 +101,7 @@ def judge_candidate(
     from tasks.evaluation.judge import judge_model
 
     store = Settings.from_environment().store
-    report = judge_model(trained, dataset, rival, baseline_model, config, store)
+    report = judge_model(trained, dataset, incumbent, baseline_model, config, store)
     if ranking is not None:
         report = report.model_copy(update={"leading": ranking.features})
     create_table_artifact(
@@ -150,11 +150,11 @@ def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> Score
     return judge_served(served, config, Settings.from_environment().store)
 
 
-@task(name="compare-former", task_run_name="compare-former-{present.window.slug}", **_KEPT)
-def compare_former(
-    former: ScoredWindow, present: ScoredWindow, dataset: ValidatedDataset
+@task(name="compare-previous", task_run_name="compare-previous-{current.window.slug}", **_KEPT)
+def compare_previous(
+    previous: ScoredWindow, current: ScoredWindow, dataset: ValidatedDataset
 ) -> Comparison | None:
-    """Former minus present champion on the labelled rows of a window; None with too few labels.
+    """Previous minus current champion on the labelled rows of a window; None with too few labels.
 
     Safe to retry: it only reads artifacts.
 
@@ -164,7 +164,7 @@ def compare_former(
     from tasks.evaluation.metrics import compare_scored
 
     store = Settings.from_environment().store
-    return compare_scored(former, present, dataset.snapshot.columns, store)
+    return compare_scored(previous, current, dataset.snapshot.columns, store)
 
 
 @task(name="judge-student", task_run_name="judge-student-of-v{parent.version.version}", **_KEPT)
@@ -184,10 +184,10 @@ def judge_student(
         DataContractError: the test window cannot be judged, or a program does not give one
             probability a row. Not retried.
     """
-    from tasks.evaluation.judge import judge_siblings
+    from tasks.evaluation.judge import judge_networks
 
     store = Settings.from_environment().store
-    report = judge_siblings(student, parent, distilled, control, dataset, config, store)
+    report = judge_networks(student, parent, distilled, control, dataset, config, store)
     if report.refusal:
         get_run_logger().warning("not registered: %s", report.refusal)
     return report
@@ -209,61 +209,42 @@ def metric_rows(report: EvaluationReport) -> list[dict[str, str]]:
 
 def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
     """One row a judged slice; then the skipped ones, with the reason."""
-    judged = [
-        {
-            "slice": f"{part.column}={part.value}",
-            "rows": f"{part.metrics.num_rows:,}",
-            **_slice_figures(part.metrics),
-            **({"RMSE ratio": shown(part.error_ratio)} if part.error_ratio is not None else {}),
-        }
-        for part in report.slices
-    ]
-    figures = _slice_figures(report.overall)
-    ratio = ["RMSE ratio"] if any(part.error_ratio for part in report.slices) else []
-    empty = dict.fromkeys([*figures, *ratio], "") | {report.overall.primary_name: "not judged"}
-    skipped = [{"slice": text, "rows": "", **empty} for text in report.skipped_slices]
-    return judged + skipped
-
-
-def _slice_figures(metrics: Quality) -> dict[str, str]:
-    if isinstance(metrics, MetricSet):
-        return {
-            "base rate": f"{metrics.base_rate:.3f}",
-            "AUC": shown(metrics.auc),
-            "Brier": shown(metrics.brier),
-        }
-    return {
-        "mean label": f"{metrics.label_mean:.4g}",
-        metrics.primary_name: shown(metrics.r2),
-        "RMSE": shown(metrics.rmse),
-        "skill": "no baseline" if metrics.skill is None else shown(metrics.skill),
-    }
+    name = report.overall.primary_name
+    ratio = "RMSE ratio" if isinstance(report.overall, RegressionMetrics) else "calibration error"
+    judged = []
+    for part in report.slices:
+        metrics = part.metrics
+        second = metrics.calibration_error if isinstance(metrics, MetricSet) else part.error_ratio
+        judged.append(
+            {
+                "slice": f"{part.column}={part.value}",
+                "rows": f"{metrics.num_rows:,}",
+                name: shown(metrics.primary),
+                ratio: shown(second) if second else "",
+            }
+        )
+    skipped = {"rows": "", name: "not judged", ratio: ""}
+    return judged + [{"slice": text, **skipped} for text in report.skipped_slices]
 
 
 def judgement(report: EvaluationReport) -> str:
     """The judgement in a few lines of markdown."""
     overall, name = report.overall, report.overall.primary_name
     lines = [
-        f"**{name} {shown(overall.primary)}** on {overall.num_rows:,} rows of {report.window}, "
-        f"{_describe_labels(overall)}. Brackets hold 95 % intervals.",
+        f"**{name} {shown(overall.primary)}** on {overall.num_rows:,} rows of {report.window}. "
+        "Brackets hold 95 % intervals.",
         "",
         f"Baseline model: {report.baseline_model_name}, {name} "
         f"{shown(report.baseline_model.primary)}.",
         "",
         *(
-            f"- minus {part.against}: {name} {shown(part.primary, signed=True)}, {part.error_name} "
+            f"- minus {part.against.replace('yardstick', 'baseline model')}: {name} "
+            f"{shown(part.primary, signed=True)}, {part.error_name} "
             f"{shown(part.error, signed=True)}"
             for part in report.comparisons
         ),
     ]
     return "\n".join(lines)
-
-
-def _describe_labels(overall: Quality) -> str:
-    if isinstance(overall, MetricSet):
-        return f"base rate {overall.base_rate:.3f}"
-    skill = "" if overall.skill is None else f", skill {shown(overall.skill)} over the baseline"
-    return f"mean label {overall.label_mean:.4g} {overall.unit}{skill}"
 
 
 def shown(metric: Metric, *, signed: bool = False) -> str:

@@ -8,7 +8,6 @@ tags of the version. The first answer counts. Nothing here moves an alias: see `
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
@@ -28,17 +27,19 @@ logger = logging.getLogger(__name__)
 
 STATE_TAG = "approval"
 QUESTION_TAG = "approval_question"  # SHA-256 of the question's file
-ASKED_TAG = "approval_asked"
-DEADLINE_TAG = "approval_deadline"
-ANSWERED_TAG = "approval_answered"
-APPROVER_TAG = "approver"
-COMMENT_TAG = "approval_comment"
+TAGS = {
+    "asked": "approval_asked",
+    "deadline": "approval_deadline",
+    "answered": "approval_answered",
+    "approver": "approver",
+    "comment": "approval_comment",
+}
+"""Where the fields of an `Approval` are, but its state."""
 WAITING: Final = "waiting"
 APPROVED: Final = "approved"
 REJECTED: Final = "rejected"
 TIMED_OUT: Final = "timed_out"
 QUESTION_FILE = "promotion/question-{}.json"
-FINAL = frozenset({APPROVED, REJECTED, TIMED_OUT})
 VISIBLE = r"[^\s\x1c-\x1f]"  # what `str.strip` leaves: it takes four separators that `\s` does not
 
 
@@ -58,12 +59,12 @@ class Question(Contract):
 
 
 class Answer(Contract):
-    """What one person said."""
+    """The decision of one person."""
 
     decision: Literal["approve", "reject"]
     approver: str = Field(min_length=1, max_length=200, pattern=VISIBLE)
     comment: str = Field(default="", max_length=2000)
-    given: datetime = Field(description="When it was said, UTC.")
+    given: datetime = Field(description="When it was given, UTC.")
 
 
 def consent(
@@ -81,13 +82,11 @@ def consent(
         now: this moment, UTC.
         ask: write the question down where it has not been put; False while a gate is closed.
     """
-    known, same = known_approval(version), version.tags.get(QUESTION_TAG) == question.digest
+    known = known_approval(version)
     if known is not None and known.state in (REJECTED, TIMED_OUT):
         return known
-    if known is not None and same:
-        if known.state == WAITING and now >= known.deadline:
-            return _close(registry, version, known)
-        return known
+    if known is not None and version.tags.get(QUESTION_TAG) == question.digest:
+        return _closed_in_time(registry, version, known, now)
     return put_question(registry, version, question, now) if ask else None
 
 
@@ -102,8 +101,8 @@ def put_question(
     deadline = now + timedelta(hours=question.config.approval.timeout_h)
     tags = {
         QUESTION_TAG: registry.keep(version, QUESTION_FILE, question),
-        ASKED_TAG: now.isoformat(),
-        DEADLINE_TAG: deadline.isoformat(),
+        TAGS["asked"]: now.isoformat(),
+        TAGS["deadline"]: deadline.isoformat(),
         STATE_TAG: WAITING,  # last: until then the version is as it was
     }
     registry.set_tags(version, tags)
@@ -130,19 +129,19 @@ def read_question(registry: Registry, version: RegisteredVersion) -> Question:
     except (OSError, ValidationError, UnicodeDecodeError) as exc:
         raise RegistryError(
             f"the question about {version} cannot be read from {file} ({type(exc).__name__}); run "
-            "the promotion again to put it anew. Nothing was changed"
+            "the promotion again to put it again. Nothing was changed"
         ) from exc
     if question.digest != digest:
         raise RegistryError(
             f"the question about {version} in {file} has SHA-256 {question.digest[:12]}, expected "
-            f"{digest[:12]}: it was changed. Run the promotion again to put it anew. Nothing was "
+            f"{digest[:12]}: it was changed. Run the promotion again to put it again. Nothing was "
             "changed"
         )
     return question
 
 
 def reopen_question(name: str, number: int, location: RegistryLocation, now: datetime) -> Question:
-    """Put the last question about a version anew, where it was answered or its time is over.
+    """Put the last question about a version again, where it was answered or its time is over.
 
     Raises:
         RegistryError: nobody was asked, or the question cannot be read.
@@ -153,30 +152,24 @@ def reopen_question(name: str, number: int, location: RegistryLocation, now: dat
     with exclusive(location):
         version = registry.version(name, number)
         question, known = read_question(registry, version), known_approval(version)
-        if known is not None and known.state in FINAL:
+        if known is not None and known.state != WAITING:
             put_question(registry, version, question, now)
     return question
 
 
 def record_answer(
-    name: str,
-    number: int,
-    answer: Answer,
-    location: RegistryLocation,
-    *,
-    digest: str | None = None,
-    overrule: bool = False,
+    name: str, number: int, answer: Answer, location: RegistryLocation, digest: str | None
 ) -> Question:
-    """Write down what a person said; returns the question, to be decided on.
+    """Write down a person's answer; returns the question, to be decided on.
 
     Args:
         name: registered model.
         number: version that was asked about.
-        answer: what was said, by whom, when.
+        answer: the decision, by whom, when.
         location: the registry.
-        digest: question that the person saw; None for the one that was put last.
-        overrule: let this answer replace an earlier one, and count after the deadline too; else
-            the first answer stays, and one that comes too late closes the question.
+        digest: question that the person saw: the first answer to it stays, and one that comes too
+            late closes it. None for an order about the last question, which replaces an earlier
+            answer and counts after the deadline too.
 
     Raises:
         RegistryError: nobody was asked, or by now about something else.
@@ -185,20 +178,17 @@ def record_answer(
     registry = Registry(location)
     with exclusive(location):
         version = registry.version(name, number)
-        question = read_question(registry, version)
+        question, known = read_question(registry, version), known_approval(version)
         if digest not in (None, question.digest):
             raise RegistryError(
                 f"the answer about {version} is to question {str(digest)[:12]}, and by now another "
                 f"one ({question.digest[:12]}) was put: the evidence or the gates' bounds changed. "
                 "Nothing was changed; answer the newer one"
             )
-        known = known_approval(version)
-        if known is None or overrule or known.state not in FINAL:
-            too_late = known is not None and answer.given >= known.deadline and not overrule
-            if known is not None and too_late:
-                _close(registry, version, known)
-            else:
-                _write_answer(registry, version, answer)
+        if digest is not None and known is not None:
+            known = _closed_in_time(registry, version, known, answer.given)
+        if digest is None or known is None or known.state == WAITING:
+            _write_answer(registry, version, answer)
     return question
 
 
@@ -221,9 +211,7 @@ def close_question(
         known = known_approval(version)
         if known is None or version.tags.get(QUESTION_TAG) != digest:
             return False
-        if known.state == WAITING and now >= known.deadline:
-            known = _close(registry, version, known)
-    return known.state == TIMED_OUT
+        return _closed_in_time(registry, version, known, now).state == TIMED_OUT
 
 
 def seconds_left(
@@ -250,29 +238,20 @@ def is_open(name: str, number: int, location: RegistryLocation, digest: str) -> 
 
 
 def known_approval(version: RegisteredVersion) -> Approval | None:
-    """What the tags of a version say of a person's consent; None where nobody was asked.
+    """What the tags of a version hold of a person's consent; None where nobody was asked.
 
     Raises:
         RegistryError: the tags were edited and make no sense.
     """
-    tags = version.tags
-    if STATE_TAG not in tags:
+    state = version.tags.get(STATE_TAG)
+    if state is None:
         return None
-    answered = tags.get(STATE_TAG) in (APPROVED, REJECTED)
-    told: Mapping[str, object] = {
-        "state": tags[STATE_TAG],
-        "asked": tags.get(ASKED_TAG),
-        "deadline": tags.get(DEADLINE_TAG),
-    }
-    if answered:  # those of an earlier answer stay when a question is put again
-        told = {
-            **told,
-            "approver": tags.get(APPROVER_TAG),
-            "comment": tags.get(COMMENT_TAG, ""),
-            "answered": tags.get(ANSWERED_TAG),
-        }
+    names = set(TAGS)
+    if state not in (APPROVED, REJECTED):  # those of an earlier answer stay when it is put again
+        names -= {"answered", "approver", "comment"}
+    fields = {name: version.tags[TAGS[name]] for name in names if TAGS[name] in version.tags}
     try:
-        return Approval.model_validate(told)
+        return Approval.model_validate({"state": state, **fields})
     except ValidationError as exc:
         raise RegistryError(
             f"the approval tags of {version} were edited and make no sense "
@@ -283,16 +262,21 @@ def known_approval(version: RegisteredVersion) -> Approval | None:
 
 def _write_answer(registry: Registry, version: RegisteredVersion, answer: Answer) -> None:
     tags = {
-        APPROVER_TAG: answer.approver.strip(),
-        COMMENT_TAG: answer.comment.strip(),
-        ANSWERED_TAG: answer.given.isoformat(),
+        TAGS["approver"]: answer.approver.strip(),
+        TAGS["comment"]: answer.comment.strip(),
+        TAGS["answered"]: answer.given.isoformat(),
         STATE_TAG: APPROVED if answer.decision == "approve" else REJECTED,  # last
     }
     registry.set_tags(version, tags)
-    logger.info("%s was %s by %s", version, tags[STATE_TAG], tags[APPROVER_TAG])
+    logger.info("%s was %s by %s", version, tags[STATE_TAG], answer.approver)
 
 
-def _close(registry: Registry, version: RegisteredVersion, known: Approval) -> Approval:
+def _closed_in_time(
+    registry: Registry, version: RegisteredVersion, known: Approval, now: datetime
+) -> Approval:
+    """What is known, after a question whose time is over was closed."""
+    if known.state != WAITING or now < known.deadline:
+        return known
     registry.set_tags(version, {STATE_TAG: TIMED_OUT})
     logger.warning("%s is rejected: nobody answered before %s", version, known.deadline.isoformat())
     return known.model_copy(update={"state": TIMED_OUT})

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram
 from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
-from tasks.contracts.evaluation import EvaluationReport, Metric, Quality
+from tasks.contracts.evaluation import EvaluationReport, Metric
 from tasks.contracts.training import (
     CandidateModel,
-    CompressedModel,
     EpochMetrics,
     RecalibratedModel,
+    CompressedModel,
     TrainedModel,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError
@@ -67,18 +67,14 @@ def register_candidate(
         StorageError: the disk refused.
     """
     _check_they_belong_together(trained, evaluation, dataset)
-    registry = Registry(location)
     with exclusive(location):
-        version = _find_whole(
-            registry,
-            config.model_name,
-            {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: trained.snapshot_sha256},
-            lambda record: record.manifest is not None,
+        registry, tags = Registry(location), _tags(trained, dataset.snapshot, code_commit)
+        version = _find_undamaged(
+            registry, config.model_name, tags, lambda record: record.manifest is not None
         )
         if version is None:
-            discard_half_runs(registry, config)
-            version = _register(registry, trained, evaluation, dataset, config, store, code_commit)
-        registry.finish_run(version.run_id)
+            version = _register(registry, trained, evaluation, dataset, config, store, tags)
+        registry.end_run(version.run_id)
         registry.set_tags(version, {INCUMBENT_TAG: _incumbent_of(evaluation)})
         registry.set_alias(version, CANDIDATE)
     return version.ref
@@ -106,14 +102,15 @@ def _check_they_belong_together(
         )
 
 
-def _find_whole(
+def _find_undamaged(
     registry: Registry,
     name: str,
     tags: Mapping[str, str],
     is_same: Callable[[VersionRecord], bool],
 ) -> RegisteredVersion | None:
-    """The version with these tags whose files are undamaged and that is described the same."""
-    for version in registry.versions(name, tags):
+    """The version of this program and snapshot whose files are undamaged and described the same."""
+    wanted = {tag: tags[tag] for tag in (PROGRAM_TAG, SNAPSHOT_TAG)}
+    for version in registry.versions(name, wanted):
         record = read_version(version)
         if record.damage:
             logger.warning("%s is passed over: %s", version, "; ".join(record.damage))
@@ -127,7 +124,7 @@ def discard_half_runs(registry: Registry, config: RegistryConfig) -> None:
     finished = {version.run_id for version in registry.versions(config.model_name)}
     for run_id in registry.unfinished_runs(config.experiment):
         if run_id in finished:
-            registry.finish_run(run_id)
+            registry.end_run(run_id)
         else:
             logger.warning("run %s was cut off before its model was registered; discarded", run_id)
             registry.discard_run(run_id, "cut off before the model was registered")
@@ -140,34 +137,36 @@ def _register(
     dataset: ValidatedDataset,
     config: RegistryConfig,
     store: ArtifactStore,
-    code_commit: str,
+    tags: dict[str, str],
 ) -> RegisteredVersion:
     from tasks.registry.pictures import draw_pictures  # matplotlib: a repeated call draws nothing
 
+    discard_half_runs(registry, config)
     snapshot = dataset.snapshot
-    tags = {
+    run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
+    run = registry.start_run(config.experiment, run_name, tags)
+    registry.log(run.run_id, flatten(trained.config), [*_learnt(trained), *_final(evaluation)])
+    draw_pictures(trained, evaluation, run.folder / "pictures")
+    folder, commit = run.folder / MODEL_FOLDER, tags["code_commit"]
+    manifest = write_model(folder, trained, evaluation, snapshot, config.model_name, commit, store)
+    described = _describe(trained, evaluation)
+    return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
+
+
+def _tags(trained: CandidateModel, snapshot: FeatureSnapshot, code_commit: str) -> dict[str, str]:
+    made_from = {}
+    if isinstance(trained, RecalibratedModel):
+        made_from = {RECALIBRATED_TAG: str(trained.calibration.source.version)}
+    if isinstance(trained, CompressedModel):
+        made_from = {COMPRESSED_TAG: str(trained.compression.parent.version)}
+    return {
         PROGRAM_TAG: trained.program.sha256,
         SNAPSHOT_TAG: trained.snapshot_sha256,
-        **_source_tags(trained),
+        **made_from,
         "code_commit": code_commit,
         "feature_service": snapshot.feature_service,
         **pin_tags(snapshot),
     }
-    run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
-    run = registry.start_run(config.experiment, run_name, tags)
-    registry.log(run, flatten(trained.config), [*_learnt(trained), *_final(evaluation)])
-    draw_pictures(trained, evaluation, run.folder / "pictures")
-    manifest = write_model(
-        run.folder / MODEL_FOLDER,
-        trained,
-        evaluation,
-        snapshot,
-        config.model_name,
-        code_commit,
-        store,
-    )
-    described = _describe(trained, evaluation)
-    return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
 
 
 def pin_tags(snapshot: FeatureSnapshot) -> dict[str, str]:
@@ -209,15 +208,6 @@ def _taggable(name: str) -> str:
     return re.sub(r"[^\w\-. /:]", "_", name)
 
 
-def _source_tags(trained: CandidateModel) -> dict[str, str]:
-    """The version that a model was made from, where it was made from one."""
-    if isinstance(trained, RecalibratedModel):
-        return {RECALIBRATED_TAG: str(trained.calibration.source.version)}
-    if isinstance(trained, CompressedModel):
-        return {COMPRESSED_TAG: str(trained.compression.parent.version)}
-    return {}
-
-
 def _learnt(trained: CandidateModel) -> Iterator[MetricPoint]:
     if isinstance(trained, TrainedModel):
         yield from epoch_points(trained.epochs)
@@ -241,29 +231,24 @@ def epoch_points(epochs: Iterable[EpochMetrics]) -> Iterator[MetricPoint]:
 
 
 def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:
-    judged = [("test", evaluation.overall), ("yardstick", evaluation.baseline_model)]
+    judged = {"test": evaluation.overall, "yardstick": evaluation.baseline_model}
     if evaluation.baseline is not None:
-        judged.append(("baseline", evaluation.baseline))
-    for owner, metrics in judged:
-        yield from _metric_set(owner, metrics)
+        judged["baseline"] = evaluation.baseline
+    for owner, quality in judged.items():
+        yield MetricPoint(f"{owner}_num_rows", quality.num_rows)
+        for name, metric in quality:
+            yield from _interval(f"{owner}_{name}", metric)
     for comparison in evaluation.comparisons:
         against = comparison.against.replace(":", "_")
-        for name, difference in comparison:
-            if isinstance(difference, Metric):
-                yield from _interval(f"{name}_{against}", difference)
+        for name, metric in comparison:
+            yield from _interval(f"{name}_{against}", metric)
 
 
-def _metric_set(owner: str, metrics: Quality) -> Iterator[MetricPoint]:
-    yield MetricPoint(f"{owner}_num_rows", metrics.num_rows)
-    for name, metric in metrics:
-        if isinstance(metric, Metric):
-            yield from _interval(f"{owner}_{name}", metric)
-
-
-def _interval(name: str, metric: Metric) -> Iterator[MetricPoint]:
-    yield MetricPoint(name, metric.value)
-    yield MetricPoint(f"{name}_low", metric.low)
-    yield MetricPoint(f"{name}_high", metric.high)
+def _interval(name: str, metric: object) -> Iterator[MetricPoint]:
+    if isinstance(metric, Metric):
+        yield MetricPoint(name, metric.value)
+        yield MetricPoint(f"{name}_low", metric.low)
+        yield MetricPoint(f"{name}_high", metric.high)
 
 
 def _incumbent_of(evaluation: EvaluationReport) -> str:
@@ -280,15 +265,11 @@ def _describe(trained: CandidateModel, evaluation: EvaluationReport) -> str:
         calibration = trained.calibration
         made = f"Version {calibration.source.version} recalibrated on {calibration.fit.window}"
     if isinstance(trained, CompressedModel):
-        compression = trained.compression
-        made = (
-            f"Version {compression.parent.version} made smaller by {compression.method} "
-            f"({trained.num_parameters:,} of {compression.parent_parameters:,} parameters), {made}"
-        )
+        parent = trained.compression.parent.version
+        made = f"Version {parent} compressed by {trained.compression.method}, {made}"
     return (
-        f"{made}; test {name} {quality.value:.4f} "
-        f"({quality.low:.4f} to {quality.high:.4f}) on {evaluation.overall.num_rows:,} rows, "
-        f"{evaluation.window}."
+        f"{made}; test {name} {quality.value:.4f} ({quality.low:.4f} to {quality.high:.4f}) on "
+        f"{evaluation.overall.num_rows:,} rows, {evaluation.window}."
     )
 
 
@@ -310,13 +291,21 @@ def register_import(
         TransientError: the registry was busy.
         StorageError: the disk refused.
     """
-    registry = Registry(location)
     described = (imported.family, imported.signature, imported.columns)
+    source = " ".join(imported.origin.get(name, "") for name in ("package", "version")).strip()
+    tags = {
+        PROGRAM_TAG: imported.program.sha256,
+        SNAPSHOT_TAG: imported.origin_sha256,
+        ORIGIN_TAG: source or "files",
+        "family": imported.family,
+        "code_commit": code_commit,
+    }
     with exclusive(location):
-        version = _find_whole(
+        registry, name = Registry(location), config.model_name
+        version = _find_undamaged(
             registry,
-            config.model_name,
-            {PROGRAM_TAG: imported.program.sha256, SNAPSHOT_TAG: imported.origin_sha256},
+            name,
+            tags,
             lambda record: (
                 (m := record.imported) is not None
                 and (m.family, m.signature, m.columns) == described
@@ -324,34 +313,15 @@ def register_import(
         )
         if version is None:
             discard_half_runs(registry, config)
-            version = _file_import(registry, imported, config, store, code_commit)
-        registry.finish_run(version.run_id)
+            run_name = f"import-{imported.program.sha256[:8]}"
+            run = registry.start_run(config.experiment, run_name, tags)
+            digests = {f"sha256.{name}": digest for name, digest in imported.files.items()}
+            registry.log(run.run_id, {**imported.origin, **digests}, [])
+            manifest = write_import(run.folder / MODEL_FOLDER, imported, name, code_commit, store)
+            text = f"Trained elsewhere ({tags[ORIGIN_TAG]}); family {imported.family}."
+            version = registry.add_version(name, run, {**tags, MANIFEST_TAG: manifest}, text)
+        registry.end_run(version.run_id)
     return version.ref
-
-
-def _file_import(
-    registry: Registry,
-    imported: ImportedProgram,
-    config: RegistryConfig,
-    store: ArtifactStore,
-    code_commit: str,
-) -> RegisteredVersion:
-    told = " ".join(imported.origin.get(name, "") for name in ("package", "version")).strip()
-    tags = {
-        PROGRAM_TAG: imported.program.sha256,
-        SNAPSHOT_TAG: imported.origin_sha256,
-        ORIGIN_TAG: told or "files",
-        "family": imported.family,
-        "code_commit": code_commit,
-    }
-    run_name = f"import-{imported.program.sha256[:8]}"
-    run = registry.start_run(config.experiment, run_name, tags)
-    digests = {f"sha256.{name}": digest for name, digest in imported.files.items()}
-    registry.log(run, {**imported.origin, **digests}, [])
-    folder = run.folder / MODEL_FOLDER
-    manifest = write_import(folder, imported, config.model_name, code_commit, store)
-    described = f"Trained elsewhere ({tags[ORIGIN_TAG]}); family {imported.family}."
-    return registry.add_version(config.model_name, run, {**tags, MANIFEST_TAG: manifest}, described)
 
 
 SERVICE_TAG = "feature_service"
@@ -391,34 +361,27 @@ def claim_model_name(
         owner = registry.owner(name)
         if owner == use_case:
             return
-        if config.adopts is None or owner not in (None, config.adopts):
-            _check_is_free(registry, name, owner, use_case, service)
-        elif reserve:
-            logger.warning("%s takes %s over from %s", _described(use_case), name, config.adopts)
+        adopted = config.adopts is not None and owner in (None, config.adopts)
+        if not adopted and not _is_free(registry, name, owner, service):
+            raise ConfigurationError(
+                f"model name {name!r} belongs to {_described(owner)}, and {_described(use_case)} "
+                "names it too: each would replace the other's candidate and champion. Choose a "
+                f'registry.model_name of its own, or set registry.adopts: "{owner or "NAME"}" '
+                "where it continues that model. Nothing was written"
+            )
         if reserve:
+            if adopted:
+                logger.warning("%s takes %s over from %s", use_case, name, config.adopts)
             registry.set_owner(name, use_case)
 
 
-def _check_is_free(
-    registry: Registry, name: str, owner: str | None, use_case: str, service: str | None
-) -> None:
+def _is_free(registry: Registry, name: str, owner: str | None, service: str | None) -> bool:
+    versions = registry.versions(name) if owner is None else []
+    trained_on = versions[-1].tags.get(SERVICE_TAG, service) if versions else service
+    return owner is None and trained_on == service
+
+
+def _described(owner: str | None) -> str:
     if owner is None:
-        versions = registry.versions(name)
-        trained_on = versions[-1].tags.get(SERVICE_TAG, service) if versions else service
-        if trained_on == service:
-            return
-        seen = f"holds versions that were trained on feature service {trained_on}"
-        cure = "set registry.adopts to the name of the use case whose model it continues"
-    else:
-        seen = f"belongs to {_described(owner)}"
-        cure = f'set registry.adopts: "{owner}" where it continues that model'
-    who = _described(use_case) + (f" (feature service {service})" if service else "")
-    raise ConfigurationError(
-        f"model name {name!r} {seen}, and {who} names it too: each would replace the other's "
-        f"candidate and champion. Choose a registry.model_name of its own, or {cure}. Nothing was "
-        "written"
-    )
-
-
-def _described(owner: str) -> str:
+        return "the use case of another feature service"
     return "imported models" if owner == IMPORTS else f"use case {owner}"

@@ -7,7 +7,7 @@ have, close it; so does what is missing, doubled or of another digest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -139,22 +139,42 @@ def later_test_window(evidence: Evidence, config: PromotionConfig) -> tuple[bool
     )
 
 
-def auc_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """The AUC reaches its floor."""
-    return _floor(evidence.evaluation.overall, config.min_auc)
+def quality_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """The AUC (or R2) reaches its floor."""
+    overall = evidence.evaluation.overall
+    floor = config.min_r2 if isinstance(overall, RegressionMetrics) else config.min_auc
+    quality = overall.primary
+    return quality.value >= floor, f"{overall.primary_name} {_shown(quality)}, floor {floor:.4f}"
 
 
 def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """Neither the AUC nor what one input tells by itself is too good to be true."""
-    return _plausible(evidence.evaluation, config.max_plausible_auc)
+    """Neither the AUC (or R2) nor what one input tells by itself is too good to be true."""
+    report, overall = evidence.evaluation, evidence.evaluation.overall
+    is_number = isinstance(overall, RegressionMetrics)
+    limit = config.max_plausible_r2 if is_number else config.max_plausible_auc
+    reference = report.baseline_model.primary.value
+    passed = overall.primary.value <= limit and reference <= limit
+    judgement = "plausible" if passed else "a leak of the label into the features is suspected"
+    reason = (
+        f"{overall.primary_name} {_shown(overall.primary)}, of the baseline model {reference:.4f}, "
+        f"plausible up to {limit:.4f}: {judgement}"
+    )
+    sudden = [feature for feature in report.leading if _knows_suddenly(feature, report)]
+    for feature in sudden:
+        reason += (
+            f"; {feature.name} alone gives {feature.score:.4f}, nearly all of that, and one row "
+            f"earlier {feature.earlier_score:.4f}: it becomes known with the label. Look when it "
+            "is known, and name it among `trusted` of the training set where that is in time"
+        )
+    return passed and not sudden, reason
 
 
-def yardstick(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """AUC (or R2) is at most a margin below that of the yardstick on the same rows."""
+def baseline_model(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
+    """AUC (or R2) is at most a margin below that of the baseline model on the same rows."""
     report, margin = evidence.evaluation, config.yardstick_margin
     comparison = _only(report.comparisons, "yardstick")
     if comparison is None:
-        return False, "there is not exactly one comparison with the yardstick"
+        return False, "there is not exactly one comparison with the baseline model"
     difference, name = comparison.primary, report.baseline_model.primary_name
     return _within(difference.value, -margin, report.overall), (
         f"{name} minus that of {report.baseline_model_name} "
@@ -179,23 +199,23 @@ def champion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
             f"the champion is version {current.version}, the evaluation compares with {seen}; "
             "evaluate against the present champion"
         )
-    low, overall = comparison.primary.low, evidence.evaluation.overall
+    low, overall, margin = (
+        comparison.primary.low,
+        evidence.evaluation.overall,
+        config.champion_margin,
+    )
+    passed, wanted = _within(low, -margin, overall), f"at or above -{margin:.4f}"
     if config.champion_rule == "better" and _maps(evidence.record, current):
         # A map leaves the ranking as it is; what it can make better is the error.
-        passed = comparison.error.high < 0 and _within(low, -config.champion_margin, overall)
-        wanted = f"at or above -{config.champion_margin:.4f} of a recalibration, and the "
-        wanted += f"{comparison.error_name} surely lower; it changed by {_signed(comparison.error)}"
+        passed = passed and comparison.error.high < 0
+        wanted += f" of a recalibration, and the {comparison.error_name} surely lower; it changed "
+        wanted += f"by {_signed(comparison.error)}"
     elif config.champion_rule == "better":
         passed, wanted = low > 0 and _within(low, 0, overall), "above zero"
-    else:
-        passed, wanted = (
-            _within(low, -config.champion_margin, overall),
-            f"at or above -{config.champion_margin:.4f}",
-        )
     return passed, (
         f"{overall.primary_name} minus that of version {current.version} is "
-        f"{_signed(comparison.primary)} on "
-        f"the same rows; rule {config.champion_rule!r} wants the lower bound {wanted}"
+        f"{_signed(comparison.primary)} on the same rows; rule {config.champion_rule!r} wants the "
+        f"lower bound {wanted}"
     )
 
 
@@ -215,24 +235,38 @@ def calibration(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]
 
 
 def worst_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """No judged slice of the rows is left behind."""
-    slices = evidence.evaluation.slices
+    """No judged slice of the rows is left behind: by AUC, or by RMSE beside a plain prediction."""
+    slices, floor, ceiling = evidence.evaluation.slices, config.min_slice_auc, 1.0
     if not slices:
         return False, "the evaluation judged no slice"
-    if not all(isinstance(s.metrics, MetricSet) for s in slices):
+    is_number = isinstance(evidence.evaluation.overall, RegressionMetrics)
+    if is_number:
+        floor, ceiling = 0.0, config.max_slice_error_ratio
+    found = [
+        (part, figure)
+        for part in slices
+        if (figure := part.error_ratio if is_number else _auc_of(part)) is not None
+    ]
+    if len(found) < len(slices):
         return False, NOT_OF_ONE_TASK
-    figures = [(s, s.metrics.primary) for s in slices]
-    return _worst(figures, AUC_NAME, config.min_slice_auc)
+    passed = all(floor <= figure.value <= ceiling for _, figure in found)
+    sign = -1 if is_number else 1
+    part, worst = min(found, key=lambda pair: _nan_first(sign * pair[1].value))
+    where = f"{part.column}={part.value} ({part.metrics.num_rows:,} rows)"
+    if is_number:
+        return passed, (
+            f"worst of {len(found)} slices is {where}: its RMSE is {_shown(worst)} times that of "
+            "the better plain prediction there, baseline model or baseline; ceiling "
+            f"{ceiling:.4f}"
+        )
+    return passed, (
+        f"worst of {len(found)} slices is {where} with {AUC_NAME} {_shown(worst)}, floor "
+        f"{floor:.4f}"
+    )
 
 
-def r2_floor(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """R2 reaches its floor."""
-    return _floor(evidence.evaluation.overall, config.min_r2)
-
-
-def r2_leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """Neither R2 nor what one input tells by itself is too good to be true."""
-    return _plausible(evidence.evaluation, config.max_plausible_r2)
+def _auc_of(part: SliceMetrics) -> Metric | None:
+    return part.metrics.auc if isinstance(part.metrics, MetricSet) else None
 
 
 def baseline(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
@@ -261,24 +295,6 @@ def bias(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     )
 
 
-def worst_number_slice(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
-    """No judged slice of the rows is left behind."""
-    slices = evidence.evaluation.slices
-    if not slices:
-        return False, "the evaluation judged no slice"
-    ratios = [(s, s.error_ratio) for s in slices]
-    known = [(s, ratio) for s, ratio in ratios if ratio is not None]
-    if len(known) < len(slices):
-        return False, NOT_OF_ONE_TASK
-    part, ratio = max(known, key=lambda pair: -_nan_first(-pair[1].value))
-    ceiling = config.max_slice_error_ratio
-    return all(0 <= r.value <= ceiling for _, r in known), (
-        f"worst of {len(known)} slices is {part.column}={part.value} "
-        f"({part.metrics.num_rows:,} rows): its RMSE is {_shown(ratio)} times that of the better "
-        f"plain prediction there, yardstick or baseline; ceiling {ceiling:.4f}"
-    )
-
-
 def hardware(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     """Each required hardware class has a variant that earned its place."""
     listed = evidence.record.variants
@@ -304,59 +320,32 @@ def freshness(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     )
 
 
-_OF_THE_EVIDENCE: dict[str, Gate] = {
+_FIRST: dict[str, Gate] = {
     "same-digests": same_digests,
     "whole-artifacts": whole_artifacts,
     "not-withdrawn": not_withdrawn,
     "later-test-window": later_test_window,
 }
-_OF_THE_USE: dict[str, Gate] = {"hardware": hardware, "freshness": freshness}
+_COMPARED: dict[str, Gate] = {"yardstick": baseline_model, "champion": champion}
+_LAST: dict[str, Gate] = {"worst-slice": worst_slice, "hardware": hardware, "freshness": freshness}
 GATES: dict[str, Gate] = {
-    **_OF_THE_EVIDENCE,
-    "auc-floor": auc_floor,
+    **_FIRST,
+    "auc-floor": quality_floor,
     "leak-suspicion": leak_suspicion,
-    "yardstick": yardstick,
-    "champion": champion,
+    **_COMPARED,
     "calibration": calibration,
-    "worst-slice": worst_slice,
-    **_OF_THE_USE,
+    **_LAST,
 }
 """Of a classification, in the order in which they are shown."""
 REGRESSION_GATES: dict[str, Gate] = {
-    **_OF_THE_EVIDENCE,
-    "r2-floor": r2_floor,
-    "leak-suspicion": r2_leak_suspicion,
+    **_FIRST,
+    "r2-floor": quality_floor,
+    "leak-suspicion": leak_suspicion,
     "baseline": baseline,
-    "yardstick": yardstick,
-    "champion": champion,
+    **_COMPARED,
     "bias": bias,
-    "worst-slice": worst_number_slice,
-    **_OF_THE_USE,
+    **_LAST,
 }
-
-
-def _floor(overall: Quality, floor: float) -> tuple[bool, str]:
-    quality = overall.primary
-    return quality.value >= floor, (f"{overall.primary_name} {_shown(quality)}, floor {floor:.4f}")
-
-
-def _plausible(report: EvaluationReport, limit: float) -> tuple[bool, str]:
-    overall, name = report.overall, report.overall.primary_name
-    reference = report.baseline_model.primary.value
-    passed = overall.primary.value <= limit and reference <= limit
-    judgement = "plausible" if passed else "a leak of the label into the features is suspected"
-    reason = (
-        f"{name} {_shown(overall.primary)}, of the yardstick {reference:.4f}, plausible up to "
-        f"{limit:.4f}: {judgement}"
-    )
-    sudden = [feature for feature in report.leading if _knows_suddenly(feature, report)]
-    for feature in sudden:
-        reason += (
-            f"; {feature.name} alone gives {feature.score:.4f}, nearly all of that, and one row "
-            f"earlier {feature.earlier_score:.4f}: it becomes known with the label. Look when it "
-            "is known, and name it among `trusted` of the training set where that is in time"
-        )
-    return passed and not sudden, reason
 
 
 def _knows_suddenly(feature: SingleFeature, report: EvaluationReport) -> bool:
@@ -373,17 +362,6 @@ def _within(difference: float, floor: float, overall: Quality) -> bool:
     """Whether a difference reaches its floor and is one that the metric can have."""
     most = math.inf if isinstance(overall, RegressionMetrics) else 1
     return floor <= difference <= most and not math.isinf(difference)
-
-
-def _worst(
-    figures: Sequence[tuple[SliceMetrics, Metric]], name: str, floor: float
-) -> tuple[bool, str]:
-    part, figure = min(figures, key=lambda pair: _nan_first(pair[1].value))
-    passed = all(floor <= metric.value <= 1 for _, metric in figures)
-    return passed, (
-        f"worst of {len(figures)} slices is {part.column}={part.value} "
-        f"({part.metrics.num_rows:,} rows) with {name} {_shown(figure)}, floor {floor:.4f}"
-    )
 
 
 def _only(comparisons: tuple[Comparison, ...], against: str) -> Comparison | None:

@@ -21,6 +21,7 @@ from tasks.kernel.files import write_atomically
 from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 CANDIDATE = "candidate"
@@ -106,10 +107,10 @@ class StartedRun:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run that was found, and whether it was filled to its end."""
+    """A run that was found, and whether it has ended."""
 
     run_id: str
-    is_whole: bool
+    is_complete: bool
 
 
 class Registry:
@@ -136,7 +137,7 @@ class Registry:
         held = {version.number: version for version in self.versions(name)}
         if number not in held:
             raise RegistryError(
-                f"{name} version {number} is not in the registry {self._place}, which has "
+                f"{name} version {number} is not in the registry, which has "
                 f"{', '.join(map(str, sorted(held))) or 'no version'} of it; it was deleted, or "
                 "the registry is another one than that which gave the number"
             )
@@ -163,7 +164,7 @@ class Registry:
         wanted = [f"name = '{name}'", *(f"tags.{k} = '{v}'" for k, v in (tags or {}).items())]
         with explained(self.location):
             found = self._client.search_model_versions(" and ".join(wanted))
-            return sorted(map(self._known, found), key=lambda version: version.number)
+            return sorted(map(_known, found), key=lambda version: version.number)
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version that an alias points at, None where there is no such alias or model."""
@@ -229,7 +230,7 @@ class Registry:
             made = self._client.create_model_version(
                 name, source, run.run_id, tags=dict(tags), description=description
             )
-            return self._known(made)
+            return _known(made)
 
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""
@@ -245,12 +246,12 @@ class Registry:
             run = self._client.create_run(number, tags=dict(tags), run_name=name)
             return StartedRun(run.info.run_id, _local_path(run.info.artifact_uri))
 
-    def keep(self, version: RegisteredVersion, place: str, value: Contract) -> str:
+    def keep(self, version: RegisteredVersion, path: str, value: Contract) -> str:
         """Keep a value as a file among those of a version's run; returns its SHA-256.
 
         Args:
             version: whose run.
-            place: path in the run's folder; `{}` stands for the first 12 digits of the digest.
+            path: in the run's folder; `{}` stands for the first 12 digits of the digest.
             value: to be kept.
 
         Raises:
@@ -258,12 +259,8 @@ class Registry:
         """
         text = value.model_dump_json(indent=1) + "\n"
         digest = hashlib.sha256(text.encode()).hexdigest()
-        write_atomically(self.run_folder(version.run_id) / place.format(digest[:12]), text)
+        write_atomically(self.run_folder(version.run_id) / path.format(digest[:12]), text)
         return digest
-
-    def opened(self, run_id: str) -> StartedRun:
-        """An earlier run, to be written to again."""
-        return StartedRun(run_id, self.run_folder(run_id))
 
     def run_folder(self, run_id: str) -> Path:
         """Local folder of a run's files."""
@@ -271,7 +268,7 @@ class Registry:
             return _local_path(self._client.get_run(run_id).info.artifact_uri)
 
     def log(
-        self, run: StartedRun, parameters: Mapping[str, str], metrics: Sequence[MetricPoint]
+        self, run_id: str, parameters: Mapping[str, str], metrics: Sequence[MetricPoint]
     ) -> None:
         """Write parameters and metrics of a run; long parameter values are cut by MLflow."""
         with explained(self.location):
@@ -281,38 +278,35 @@ class Registry:
             params = [Param(key, value) for key, value in parameters.items()]
             points = [Metric(m.name, m.value, now_ms, m.step) for m in metrics]
             for start in range(0, len(params), _MAX_PARAMETERS):
-                self._client.log_batch(run.run_id, params=params[start : start + _MAX_PARAMETERS])
+                self._client.log_batch(run_id, params=params[start : start + _MAX_PARAMETERS])
             for start in range(0, len(points), _MAX_METRICS):
-                self._client.log_batch(run.run_id, metrics=points[start : start + _MAX_METRICS])
+                self._client.log_batch(run_id, metrics=points[start : start + _MAX_METRICS])
 
-    def finish_run(self, run_id: str) -> None:
-        """Mark a run finished, where it is not yet."""
+    def end_run(self, run_id: str, status: str = "FINISHED") -> None:
+        """End a run as `FINISHED`, `FAILED` or `KILLED`; one that has ended stays as it is."""
         with explained(self.location):
             if self._client.get_run(run_id).info.status == "RUNNING":
-                self._client.set_terminated(run_id, "FINISHED")
-
-    def end_run(self, run_id: str, status: str) -> None:
-        """End a run as `FINISHED`, `FAILED` or `KILLED`; sets the status again where it has one."""
-        with explained(self.location):
-            self._client.set_terminated(run_id, status)
+                self._client.set_terminated(run_id, status)
 
     def runs_by_tag(self, experiment: str, tags: Mapping[str, str], by: str) -> dict[str, RunState]:
         """Runs of an experiment that bear `tags`, by the value of the tag `by`."""
+        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        return {
+            run.data.tags[by]: RunState(run.info.run_id, run.info.status != "RUNNING")
+            for run in self._runs(experiment, wanted)
+            if by in run.data.tags
+        }
+
+    def _runs(self, experiment: str, wanted: str) -> list[Run]:
         with explained(self.location):
             known = self._client.get_experiment_by_name(experiment)
-            if known is None:
-                return {}
-            wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-            found: dict[str, RunState] = {}
-            token = None
+            found: list[Run] = []
+            token = None if known else ""
             while token != "":
                 page = self._client.search_runs(
                     [known.experiment_id], filter_string=wanted, page_token=token
                 )
-                for run in page:
-                    if by in run.data.tags:
-                        state = RunState(run.info.run_id, run.info.status != "RUNNING")
-                        found[run.data.tags[by]] = state
+                found += page
                 token = page.token or ""
             return found
 
@@ -328,32 +322,23 @@ class Registry:
 
     def unfinished_runs(self, experiment: str) -> list[str]:
         """Ids of the runs of this pipeline that are neither finished nor deleted."""
-        with explained(self.location):
-            known = self._client.get_experiment_by_name(experiment)
-            if known is None:
-                return []
-            runs = self._client.search_runs(
-                [known.experiment_id], filter_string="attributes.status != 'FINISHED'"
-            )
-            return [run.info.run_id for run in runs if PROGRAM_TAG in run.data.tags]
+        runs = self._runs(experiment, "attributes.status != 'FINISHED'")
+        return [run.info.run_id for run in runs if PROGRAM_TAG in run.data.tags]
 
     def _model(self, name: str) -> RegisteredModel | None:
         with explained(self.location):
             models = self._client.search_registered_models(f"name = '{name}'")
         return models[0] if models else None
 
-    @property
-    def _place(self) -> str:
-        return str(self.location.database_path or "database")
 
-    def _known(self, version: ModelVersion) -> RegisteredVersion:
-        return RegisteredVersion(
-            name=version.name,
-            number=int(version.version),
-            run_id=version.run_id or "",
-            source=version.source or "",
-            tags=dict(version.tags),
-        )
+def _known(version: ModelVersion) -> RegisteredVersion:
+    return RegisteredVersion(
+        name=version.name,
+        number=int(version.version),
+        run_id=version.run_id or "",
+        source=version.source or "",
+        tags=dict(version.tags),
+    )
 
 
 def _local_path(uri: str) -> Path:

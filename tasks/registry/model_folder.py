@@ -30,9 +30,9 @@ from tasks.contracts.evaluation import Calibration, Comparison, EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import (
     CandidateModel,
-    CompressedModel,
-    ModelCompression,
     RecalibratedModel,
+    ModelCompression,
+    CompressedModel,
     StartingPoint,
 )
 from tasks.kernel.errors import RegistryError, refused_writes_explained
@@ -73,14 +73,39 @@ def write_model(
         StorageError: the disk refused.
     """
     checkpoint = f"{CHECKPOINT_STEM}{Path(trained.checkpoint.uri).suffix}"
-    with refused_writes_explained(folder):
-        folder.mkdir(parents=True)
-        copy_flushed(store.path(trained.program), folder / PROGRAM_FILE)
-        copy_flushed(store.path(trained.checkpoint), folder / checkpoint)
+    sources = {PROGRAM_FILE: trained.program, checkpoint: trained.checkpoint}
+    files = _copied(folder, {name: store.path(a) for name, a in sources.items()})
     write_atomically(folder / EVALUATION_FILE, evaluation.model_dump_json(indent=1))
-    names = (PROGRAM_FILE, checkpoint, EVALUATION_FILE)
-    files = {name: _record(folder / name) for name in names}
-    manifest = describe_model(trained, evaluation, snapshot, model_name, code_commit, files)
+    files[EVALUATION_FILE] = _record(folder / EVALUATION_FILE)
+    signature = tabular_signature(trained.columns)
+    manifest = ModelManifest(
+        model_name=model_name,
+        code_commit=code_commit,
+        columns=trained.columns,
+        inputs=signature.inputs,
+        outputs=(signature.output,),
+        preprocessing=Preprocessing(fitted_on=trained.splits.train),
+        snapshot_sha256=trained.snapshot_sha256,
+        splits=trained.splits,
+        feature_service=snapshot.feature_service,
+        feature_views=snapshot.feature_views,
+        tables_version=snapshot.tables_version,
+        pins=snapshot.pins,
+        label_definition=snapshot.label_definition,
+        training_config=trained.config,
+        best_epoch=trained.best_epoch,
+        started_from=trained.started_from,
+        calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
+        compression=trained.compression if isinstance(trained, CompressedModel) else None,
+        evaluation=EvaluationSummary(
+            window=evaluation.window,
+            overall=evaluation.overall,
+            yardstick_name=evaluation.baseline_model_name,
+            yardstick=evaluation.baseline_model,
+            comparisons=evaluation.comparisons,
+        ),
+        files=files,
+    )
     return _write_value(folder / MANIFEST_FILE, manifest)
 
 
@@ -100,12 +125,28 @@ def write_import(
         ArtifactError: the program is gone from the store, or damaged.
         StorageError: the disk refused.
     """
+    files = _copied(folder, {PROGRAM_FILE: store.path(imported.program)})
+    manifest = ImportedManifest(
+        model_name=model_name,
+        code_commit=code_commit,
+        family=imported.family,
+        signature=imported.signature,
+        columns=imported.columns,
+        origin=imported.origin,
+        origin_files=imported.files,
+        snapshot_sha256=imported.origin_sha256,
+        files=files,
+    )
+    return _write_value(folder / MANIFEST_FILE, manifest)
+
+
+def _copied(folder: Path, sources: dict[str, Path]) -> dict[str, FileRecord]:
+    """Copy files into a new folder, each flushed to disk."""
     with refused_writes_explained(folder):
         folder.mkdir(parents=True)
-        copy_flushed(store.path(imported.program), folder / PROGRAM_FILE)
-    files = {PROGRAM_FILE: _record(folder / PROGRAM_FILE)}
-    manifest = describe_import(imported, model_name, code_commit, files)
-    return _write_value(folder / MANIFEST_FILE, manifest)
+        for name, source in sources.items():
+            copy_flushed(source, folder / name)
+    return {name: _record(folder / name) for name in sources}
 
 
 def write_variants(
@@ -195,17 +236,9 @@ def verified_program(version: RegisteredVersion) -> tuple[Path, ModelInterface]:
     Raises:
         RegistryError: one is missing or damaged.
     """
-    damage: list[str] = []
-    interface = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelInterface, damage)
+    interface = _verified(version, ModelInterface)
     program = version.folder / PROGRAM_FILE
-    if text := _damage(program, version.tags.get(PROGRAM_TAG, "")):
-        damage.append(text)
-    if interface is None or damage:
-        raise RegistryError(
-            f"{version} cannot be used: {'; '.join(damage) or 'it has no manifest'} (in "
-            f"{version.folder}). Restore the folder from a backup, or point the alias at a whole "
-            "version"
-        )
+    _require(version, program, version.tags.get(PROGRAM_TAG, ""))
     return program, interface
 
 
@@ -215,19 +248,32 @@ def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
     Raises:
         RegistryError: one is missing or damaged.
     """
+    start = _verified(version, ModelStart)
+    name = next((name for name in start.files if name.startswith(CHECKPOINT_STEM)), None)
+    if name is None:
+        raise RegistryError(f"{version} names no checkpoint; train with start='scratch'")
+    _require(version, version.folder / name, start.files[name].sha256)
+    return version.folder / name, start
+
+
+def _verified(version: RegisteredVersion, kind: type[Value]) -> Value:
     damage: list[str] = []
-    start = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ModelStart, damage)
-    names = [n for n in start.files if n.startswith(CHECKPOINT_STEM)] if start else []
-    if start is None or len(names) != 1:
-        damage.append("it names no checkpoint")
-    elif text := _damage(version.folder / names[0], start.files[names[0]].sha256):
-        damage.append(text)
-    if start is None or damage:
-        raise RegistryError(
-            f"{version} cannot be begun with: {'; '.join(damage)} (in {version.folder}). Restore "
-            "the folder from a backup, or train with start='scratch'"
-        )
-    return version.folder / names[0], start
+    value = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
+    if value is None:
+        raise _unusable(version, "; ".join(damage) or "it has no manifest")
+    return value
+
+
+def _require(version: RegisteredVersion, path: Path, sha256: str) -> None:
+    if damage := _damage(path, sha256):
+        raise _unusable(version, damage)
+
+
+def _unusable(version: RegisteredVersion, damage: str) -> RegistryError:
+    return RegistryError(
+        f"{version} cannot be used: {damage} (in {version.folder}). Restore the folder from a "
+        "backup, point the alias at a complete version, or train from scratch"
+    )
 
 
 def _read_value(
@@ -436,63 +482,6 @@ class VersionRecord:
     """One sentence for each file that is missing or not what its digest says."""
     imported: ImportedManifest | None = None
     """Of a program that was trained elsewhere."""
-
-
-def describe_model(
-    trained: CandidateModel,
-    evaluation: EvaluationReport,
-    snapshot: FeatureSnapshot,
-    model_name: str,
-    code_commit: str,
-    files: dict[str, FileRecord],
-) -> ModelManifest:
-    """The manifest of one trained model."""
-    signature = tabular_signature(trained.columns)
-    return ModelManifest(
-        model_name=model_name,
-        code_commit=code_commit,
-        columns=trained.columns,
-        inputs=signature.inputs,
-        outputs=(signature.output,),
-        preprocessing=Preprocessing(fitted_on=trained.splits.train),
-        snapshot_sha256=trained.snapshot_sha256,
-        splits=trained.splits,
-        feature_service=snapshot.feature_service,
-        feature_views=snapshot.feature_views,
-        tables_version=snapshot.tables_version,
-        pins=snapshot.pins,
-        label_definition=snapshot.label_definition,
-        training_config=trained.config,
-        best_epoch=trained.best_epoch,
-        started_from=trained.started_from,
-        calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
-        compression=trained.compression if isinstance(trained, CompressedModel) else None,
-        evaluation=EvaluationSummary(
-            window=evaluation.window,
-            overall=evaluation.overall,
-            yardstick_name=evaluation.baseline_model_name,
-            yardstick=evaluation.baseline_model,
-            comparisons=evaluation.comparisons,
-        ),
-        files=files,
-    )
-
-
-def describe_import(
-    imported: ImportedProgram, model_name: str, code_commit: str, files: dict[str, FileRecord]
-) -> ImportedManifest:
-    """The manifest of a program that was trained elsewhere."""
-    return ImportedManifest(
-        model_name=model_name,
-        code_commit=code_commit,
-        family=imported.family,
-        signature=imported.signature,
-        columns=imported.columns,
-        origin=imported.origin,
-        origin_files=imported.files,
-        snapshot_sha256=imported.origin_sha256,
-        files=files,
-    )
 
 
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

@@ -12,8 +12,8 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import (
     CalibrationSource,
-    CompressionParent,
     RegisteredProgram,
+    CompressionParent,
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint
@@ -64,53 +64,30 @@ def find_incumbent(
     return None if champion is None else _fetch(champion, store)
 
 
-def fetch_program(
-    name: str, which: int | str, location: RegistryLocation, store: ArtifactStore
-) -> RegisteredProgram:
-    """Copy the program of a version into the artifact store, checked by digest.
-
-    Args:
-        name: registered model.
-        which: number of a version, or an alias such as `champion`.
-        location: the registry.
-        store: the program is kept under `programs/`, and not copied again while it is whole.
-
-    Raises:
-        RegistryError: there is no such version or alias, or its files are missing or damaged.
-        TransientError: the registry was busy.
-    """
-    registry = Registry(location)
-    if isinstance(which, int):
-        return _fetch(registry.version(name, which), store)
-    version = registry.by_alias(name, which)
-    if version is None:
-        raise RegistryError(
-            f"no version of {name!r} has the alias {which!r}; expected one. Run the training and "
-            "promotion flows first, and check the model's name"
-        )
-    return _fetch(version, store)
-
-
 def find_champion(
     name: str, location: RegistryLocation, store: ArtifactStore
 ) -> RegisteredProgram | None:
-    """The champion's program; before there is a champion, the candidate's, and a line says so.
+    """The champion's program; before there is a champion, the candidate's, which is logged.
 
     Raises:
         RegistryError: the files are missing or damaged.
         TransientError: the registry was busy.
     """
-    registry = Registry(location)
+    version = _newest(Registry(location), name)
+    return None if version is None else _fetch(version, store)
+
+
+def _newest(registry: Registry, name: str) -> RegisteredVersion | None:
     version = registry.by_alias(name, CHAMPION)
     if version is None and (version := registry.by_alias(name, CANDIDATE)):
-        logger.warning("%s has no champion yet; its candidate stands in", name)
-    return None if version is None else _fetch(version, store)
+        logger.warning("%s has no champion yet; its candidate is taken instead", name)
+    return version
 
 
 def fetch_version(
     ref: ModelVersionRef, location: RegistryLocation, store: ArtifactStore
 ) -> RegisteredProgram:
-    """`fetch_program` for the version that a reference names.
+    """The program of the version that a reference names, copied into the store by digest.
 
     Raises:
         RegistryError: the version is gone, is of another model than `ref` says, or its files are
@@ -134,16 +111,12 @@ def find_trained(name: str, number: int | None, location: RegistryLocation) -> T
         TransientError: the registry was busy.
     """
     registry = Registry(location)
-    if number is not None:
-        version = registry.version(name, number)
-    else:
-        found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
-        if found is None:
-            raise RegistryError(
-                f"{name} has neither a champion nor a candidate; train a first version, or name "
-                "the number of another one"
-            )
-        version = found
+    version = _newest(registry, name) if number is None else registry.version(name, number)
+    if version is None:
+        raise RegistryError(
+            f"{name} has neither a champion nor a candidate; train a first version, or name the "
+            "number of another one"
+        )
     if read_version(version).imported is not None:
         raise RegistryError(
             f"{name} version {version.ref.version} was trained elsewhere and has no snapshot here; "
@@ -239,7 +212,7 @@ def find_compression_parent(
     location: RegistryLocation,
     store: ArtifactStore,
 ) -> CompressionParent:
-    """The version that a smaller network is to come from, with all that its training needs.
+    """The version that a compressed network is to come from, with all that its training needs.
 
     Where the champion is such a smaller network, the version that it was made from: a repeated run
     finds its model instead of compressing again, and each loss is measured from the same network.
@@ -321,11 +294,9 @@ def _staged(source: Path, folder: StagedFolder) -> Artifact:
 
 def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> RegisteredVersion | None:
     number = version.tags.get(INCUMBENT_TAG, "")
-    if not number.isdigit():
-        return None
-    found = registry.version(version.name, int(number))
-    same = found.tags.get(PROGRAM_TAG) == version.tags.get(PROGRAM_TAG)
-    return None if same else found
+    found = registry.version(version.name, int(number)) if number.isdigit() else None
+    is_same = found is not None and found.tags[PROGRAM_TAG] == version.tags[PROGRAM_TAG]
+    return None if is_same else found
 
 
 def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgram:

@@ -118,27 +118,24 @@ def answer_and_promote(
     answer: Answer,
     location: RegistryLocation,
     store: ArtifactStore,
-    *,
-    digest: str | None = None,
-    overrule: bool = False,
+    digest: str | None,
 ) -> PromotionDecision:
-    """Record what a person said about a candidate, and decide through the same gates.
+    """Record a person's answer about a candidate, and decide through the same gates.
 
     Args:
         name: registered model.
         number: version that was asked about.
-        answer: what was said, by whom, when.
+        answer: the decision, by whom, when.
         location: the registry.
-        store: where the evidence lies.
-        digest: question that the person saw; None for the one that was put last.
-        overrule: let this answer replace an earlier one, and count after the deadline too.
+        store: holds the evidence.
+        digest: question that the person saw; None for an order that overrules an earlier answer.
 
     Raises:
         RegistryError: nobody was asked, or by now about something else.
         TransientError: the registry was busy.
         StorageError: the disk refused; the alias was not moved.
     """
-    asked = record_answer(name, number, answer, location, digest=digest, overrule=overrule)
+    asked = record_answer(name, number, answer, location, digest)
     return decide_question(asked, location, store, answer.given)
 
 
@@ -146,16 +143,8 @@ def decide_question(
     asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
 ) -> PromotionDecision:
     """Ask the gates about the evidence of a question once more, and heed what was answered."""
-    return promote(
-        asked.candidate,
-        asked.evaluation,
-        asked.dataset,
-        asked.variants,
-        asked.config,
-        location,
-        store,
-        now,
-    )
+    evidence = asked.candidate, asked.evaluation, asked.dataset, asked.variants
+    return promote(*evidence, asked.config, location, store, now)
 
 
 def _is_champion(version: RegisteredVersion, current: RegisteredVersion | None) -> bool:
@@ -172,9 +161,7 @@ def _decide(
     previous = None if current is None else current.number
     agreed = not config.approval.enabled or (approval is not None and approval.state == APPROVED)
     if _is_champion(version, current):
-        agreed = True  # it is the champion: there is nothing left to agree to
-        before = version.tags.get(PREVIOUS_TAG, NOBODY)
-        previous = int(before) if before.isdigit() else None
+        agreed, previous = True, _number(version.tags.get(PREVIOUS_TAG))
     return PromotionDecision(
         candidate=version.ref,
         previous_champion=previous,
@@ -182,6 +169,10 @@ def _decide(
         promoted=agreed and all(gate.passed for gate in gates),
         approval=approval,
     )
+
+
+def _number(tag: str | None) -> int | None:
+    return int(tag) if tag and tag.isdigit() else None
 
 
 def _lost(
@@ -219,30 +210,26 @@ def _described(approval: Approval) -> str:
 
 
 def _log(decision: PromotionDecision) -> None:
-    ref = decision.candidate
+    subject = f"{decision.candidate.name} version {decision.candidate.version}"
     if decision.promoted:
-        logger.info("%s version %d is the champion", ref.name, ref.version)
-        return
-    if decision.approval is not None:
-        logger.info("%s version %d: %s", ref.name, ref.version, _described(decision.approval))
+        logger.info("%s is the champion", subject)
+    elif decision.approval is not None:
+        logger.info("%s: %s", subject, _described(decision.approval))
     for gate in decision.gates:
         if not gate.passed:
-            logger.warning(
-                "%s version %d: gate %s is closed: %s",
-                ref.name,
-                ref.version,
-                gate.name,
-                gate.evidence,
-            )
+            logger.warning("%s: gate %s is closed: %s", subject, gate.name, gate.evidence)
 
 
 PROMOTED_AT_TAG = "promoted_at"
 RESTORED_BY_TAG = "restored_by"  # order that made it champion again; empty after a promotion
 ROLLBACK_SHA_TAG = "rollback_sha256"
 WITHDRAWAL_SHA_TAG = "withdrawal_sha256"
+ROLLBACK_FILE = "rollback/{}.json"
 
 
-def find_standing(name: str, location: RegistryLocation, now: datetime) -> ChampionState | None:
+def find_champion_state(
+    name: str, location: RegistryLocation, now: datetime
+) -> ChampionState | None:
     """The champion, since when, and its predecessor; None where there is no champion.
 
     Args:
@@ -260,14 +247,14 @@ def find_standing(name: str, location: RegistryLocation, now: datetime) -> Champ
     champion = registry.by_alias(name, CHAMPION)
     if champion is None:
         return None
-    former = _previous_champion(registry, champion)
+    previous = _previous_champion(registry, champion)
     moment = champion.tags.get(PROMOTED_AT_TAG)
     restored = champion.tags.get(RESTORED_BY_TAG)
     return ChampionState(
         version=champion.ref,
         promoted_at=datetime.fromisoformat(moment) if moment and not restored else None,
-        former=former.ref if former else None,
-        former_trouble=_trouble(former) if former else None,
+        previous=previous.ref if previous else None,
+        previous_trouble=_trouble(previous) if previous else None,
         asked_about=_asked_about(registry, champion, now),
     )
 
@@ -315,23 +302,21 @@ def roll_back(
                 f"{name}: the champion is {seen}, and version {replaced} was to be rolled back; it "
                 "was replaced in between. The alias was not moved; check drift of the champion"
             )
-        former = _previous_champion(registry, champion)
-        if former is None:
+        previous = _previous_champion(registry, champion)
+        trouble = "it has no predecessor" if previous is None else _trouble(previous)
+        if previous is None or trouble:
             raise RegistryError(
-                f"{champion} has no predecessor to roll back to. The alias was not moved; train "
+                f"{champion} cannot be rolled back to {previous or 'an earlier version'}: "
+                f"{trouble}. The alias was not moved; restore the folder from a backup, or train "
                 "and promote another version"
             )
-        if trouble := _trouble(former):
-            raise RegistryError(
-                f"{champion} cannot be rolled back to version {former.number}: {trouble}. The "
-                "alias was not moved; restore its folder from a backup, or train another version"
-            )
         record = Rollback(
-            restored=former.ref, replaced=champion.ref, reason=reason, order_id=order_id, at=now
+            restored=previous.ref, replaced=champion.ref, reason=reason, order_id=order_id, at=now
         )
-        _write_record(registry, former, record)
-        registry.set_alias(former, CHAMPION)
-    logger.warning("%s is the champion again instead of version %d: %s", former, replaced, reason)
+        digest = registry.keep(previous, ROLLBACK_FILE.format(order_id[:32]), record)
+        registry.set_tags(previous, {ROLLBACK_SHA_TAG: digest, RESTORED_BY_TAG: order_id})
+        registry.set_alias(previous, CHAMPION)
+    logger.warning("%s is the champion again instead of version %d: %s", previous, replaced, reason)
     return record
 
 
@@ -378,7 +363,9 @@ def withdraw(
             at=now,
             champion=champion.ref if champion else None,
         )
-        _keep_withdrawal(registry, version, record)
+        digest = registry.keep(version, "withdrawal/{}.json", record)
+        tags = {"withdrawn_at": now.isoformat(), "withdrawn_by": by, WITHDRAWAL_SHA_TAG: digest}
+        registry.set_tags(version, tags)
         if champion is None:
             registry.remove_alias(name, CHAMPION)
         elif current is not None and champion.number != current.number:
@@ -386,7 +373,7 @@ def withdraw(
             registry.set_alias(champion, CHAMPION)
         candidate = registry.by_alias(name, CANDIDATE)
         if candidate is not None and registry.why_withdrawn(candidate):
-            registry.remove_alias(name, CANDIDATE)  # it stands in where there is no champion
+            registry.remove_alias(name, CANDIDATE)
     logger.warning("%s was withdrawn by %s: %s", version, by, reason)
     return record
 
@@ -399,19 +386,12 @@ def _whole_previous(registry: Registry, champion: RegisteredVersion) -> Register
     return version
 
 
-def _keep_withdrawal(registry: Registry, version: RegisteredVersion, record: Withdrawal) -> None:
-    digest = registry.keep(version, "withdrawal/{}.json", record)
-    tags = {"withdrawn_at": record.at.isoformat(), "withdrawn_by": record.by}
-    registry.set_tags(version, {**tags, WITHDRAWAL_SHA_TAG: digest})
-
-
 def _previous_champion(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
     """The champion before, or before that one where it was withdrawn."""
     known = {v.number: v for v in registry.versions(champion.name) if v.number != champion.number}
     version: RegisteredVersion | None = champion
     while version is not None:
-        number = version.tags.get(PREVIOUS_TAG, "")
-        version = known.pop(int(number), None) if number.isdigit() else None
+        version = known.pop(_number(version.tags.get(PREVIOUS_TAG)) or 0, None)
         if version is not None and registry.why_withdrawn(version) is None:
             return version
     return None
@@ -441,13 +421,8 @@ def _trouble(version: RegisteredVersion) -> str | None:
     return "; ".join(problems) or None
 
 
-def _write_record(registry: Registry, version: RegisteredVersion, record: Rollback) -> None:
-    digest = registry.keep(version, f"rollback/{record.order_id[:32]}.json", record)
-    registry.set_tags(version, {ROLLBACK_SHA_TAG: digest, RESTORED_BY_TAG: record.order_id})
-
-
 def _read_record(registry: Registry, version: RegisteredVersion, order_id: str) -> Rollback:
-    path = registry.run_folder(version.run_id) / "rollback" / f"{order_id[:32]}.json"
+    path = registry.run_folder(version.run_id) / ROLLBACK_FILE.format(order_id[:32])
     try:
         return Rollback.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:

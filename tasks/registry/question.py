@@ -1,4 +1,4 @@
-"""A question about a candidate as a person sees it: what is asked, the pictures, the gates."""
+"""A question about a candidate as a person sees it: what is asked, the picture, the gates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.registry.mlflow_registry import Registry
 from tasks.registry.promotion import answer_and_promote, decide_question
 
 MAX_PICTURE_BYTES = 200_000
-SHOWN_PICTURES = ("roc-pr", "calibration", "observed", "residuals")
+PICTURE = Path("pictures") / "quality.png"
 _SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_[]|~"})
 
 
@@ -53,7 +53,7 @@ def open_question(
         name: registered model.
         number: version that was asked about.
         location: the registry.
-        store: where the evidence lies.
+        store: holds the evidence.
         now: this moment, UTC.
         again: ask again about a version that was answered, or whose time is over.
 
@@ -68,8 +68,7 @@ def open_question(
     if again and not decision.promoted:
         asked = reopen_question(name, number, location, now)
         decision = decide_question(asked, location, store, now)
-    folder = registry.run_folder(asked.candidate.run_id) / "pictures"
-    text = describe(decision, pictures_in(folder))
+    text = describe(decision, registry.run_folder(asked.candidate.run_id))
     return OpenQuestion(digest=asked.digest, decision=decision, markdown=text)
 
 
@@ -90,13 +89,13 @@ def settle(
         StorageError: the disk refused; the alias was not moved.
     """
     if answer is not None:
-        return answer_and_promote(name, number, answer, location, store, digest=digest)
+        return answer_and_promote(name, number, answer, location, store, digest)
     registry = Registry(location)
     asked = read_question(registry, registry.version(name, number))
     decision = decide_question(asked, location, store, now)
     if decision.approval is not None and decision.approval.state == WAITING:
         raise RegistryError(
-            f"the run that asks about {name} version {number} was told that the question is "
+            f"the run that asks about {name} version {number} was resumed as if the question were "
             "settled, and it is not. Nothing was changed; approve or reject it with "
             f"`python -m falaj models approve {name} {number} --approver NAME`"
         )
@@ -115,18 +114,17 @@ def outcome(decision: PromotionDecision) -> str:
         return f"{subject} was refused by gate {', '.join(closed)}"
     if approval is None:
         return f"{subject} was not moved"
+    until = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
     return {
-        "waiting": f"{subject} waits for a person's approval until "
-        f"{approval.deadline:%Y-%m-%d %H:%M} UTC",
+        "waiting": f"{subject} waits for a person's approval until {until}",
         "rejected": f"{subject} was rejected by {approval.approver}",
-        "timed_out": f"{subject} was rejected: nobody answered before "
-        f"{approval.deadline:%Y-%m-%d %H:%M} UTC",
+        "timed_out": f"{subject} was rejected: nobody answered before {until}",
         "approved": f"{subject} was approved by {approval.approver} and not moved",
     }[approval.state]
 
 
-def describe(decision: PromotionDecision, pictures: dict[str, bytes]) -> str:
-    """The question in Markdown: what is asked, the pictures as data URLs, the gates' table."""
+def describe(decision: PromotionDecision, run_folder: Path) -> str:
+    """The question in Markdown: what is asked, the picture as a data URL, the gates' table."""
     ref, before, approval = decision.candidate, decision.previous_champion, decision.approval
     place = f"takes the place of version {before}" if before else "becomes the first champion"
     lines = [
@@ -138,30 +136,22 @@ def describe(decision: PromotionDecision, pictures: dict[str, bytes]) -> str:
     ]
     if approval is not None:
         lines += [f"**No answer until {approval.deadline:%Y-%m-%d %H:%M} UTC means no.**", ""]
-    for title, content in pictures.items():
-        data = base64.b64encode(content).decode()
-        lines += [f"![{plain(title)}](data:image/png;base64,{data})", ""]
-    return "\n".join([*lines, *gate_table(decision)]) + "\n"
-
-
-def gate_table(decision: PromotionDecision) -> list[str]:
-    """Lines of a Markdown table, one a gate."""
-    rows = [
+    lines += [*_picture(run_folder), "| gate | state | evidence |", "| --- | --- | --- |"]
+    lines += [
         f"| {plain(gate.name)} | {'open' if gate.passed else '**CLOSED**'} | "
         f"{plain(gate.evidence)} |"
         for gate in decision.gates
     ]
-    return ["| gate | state | evidence |", "| --- | --- | --- |", *rows]
+    return "\n".join(lines) + "\n"
 
 
-def pictures_in(folder: Path) -> dict[str, bytes]:
-    """The evaluation's pictures that registration drew, by name; those that are there."""
-    found = {name: folder / f"{name}.png" for name in SHOWN_PICTURES}
-    return {
-        name: file.read_bytes()
-        for name, file in found.items()
-        if file.is_file() and file.stat().st_size <= MAX_PICTURE_BYTES
-    }
+def _picture(run_folder: Path) -> list[str]:
+    """The picture that registration drew, where it is there and small enough for a page."""
+    file = run_folder / PICTURE
+    if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
+        return []
+    data = base64.b64encode(file.read_bytes()).decode()
+    return [f"![quality](data:image/png;base64,{data})", ""]
 
 
 def plain(text: object) -> str:
@@ -181,10 +171,11 @@ def announcement(
         run_folder: folder of the MLflow run's files, with the pictures that were drawn.
         home: the state folder; a platform that runs on it is linked to.
     """
-    page = mlflow_page(home, f"models/{quote(ref.name)}/versions/{ref.version}")
+    base = platform_address(home, "mlflow_url")
+    page = f"{base}/#/models/{quote(ref.name)}/versions/{ref.version}"
     facts = {
         "MLflow": f"[model version and run]({page}) (asks for the platform's user and password)"
-        if page
+        if base
         else f"run `{plain(ref.run_id)}`",
         "lineage": f"`python -m falaj trace models/{plain(ref.name)}/{ref.version}`",
         "judged on": plain(evaluation.window),
@@ -194,13 +185,4 @@ def announcement(
     }
     lines = [f"## {plain(ref.name)} version {ref.version}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
-    for title, content in pictures_in(run_folder / "pictures").items():
-        data = base64.b64encode(content).decode()
-        lines += ["", f"![{title}](data:image/png;base64,{data})"]
-    return "\n".join(lines) + "\n"
-
-
-def mlflow_page(home: Path, page: str) -> str | None:
-    """Address of a page of the platform's MLflow; None where no platform ran on this folder."""
-    base = platform_address(home, "mlflow_url")
-    return f"{base}/#/{page}" if base else None
+    return "\n".join([*lines, "", *_picture(run_folder)]) + "\n"

@@ -24,11 +24,11 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
     CalibrationSource,
     ChampionState,
-    CompressionParent,
     ModelVariant,
     PromotionDecision,
     RegisteredProgram,
     Rollback,
+    CompressionParent,
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
@@ -146,7 +146,7 @@ def find_compression_parent(version: int | None, config: RegistryConfig) -> Comp
 def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
     """The champion's program, copied into the artifact store and checked by digest.
 
-    Before there is a champion (the first candidate may be refused) the candidate stands in; None
+    Before there is a champion (the first candidate may be refused) the candidate is taken; None
     before there is one either.
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
@@ -382,14 +382,14 @@ def show_gates(decision: PromotionDecision) -> None:
     )
 
 
-@task(name="find-standing", task_run_name="find-standing-{model_name}", **_POLICY)
-def find_standing(model_name: str) -> ChampionState | None:
-    """How the champion stands: since when, and which champion was before it; None without one.
+@task(name="find-champion-state", task_run_name="find-champion-state-{model_name}", **_POLICY)
+def find_champion_state(model_name: str) -> ChampionState | None:
+    """The champion, since when, and its predecessor; None without one.
 
     Safe to retry: it only reads.
     """
     location, _ = _installation()
-    return promotion.find_standing(model_name, location, datetime.now(UTC))
+    return promotion.find_champion_state(model_name, location, datetime.now(UTC))
 
 
 @task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)

@@ -38,13 +38,10 @@ def record_trials(
     with exclusive(location):
         known = registry.runs_by_tag(config.experiment, {STUDY_TAG: study}, TRIAL_TAG)
         parent = known[_WHOLE].run_id if _WHOLE in known else _start_study(registry, config, study)
-        lacking = []
-        for trial in trials:
-            run = known.get(str(trial.number))
-            if run is not None and not run.is_whole:
+        for number, run in known.items():
+            if number != _WHOLE and not run.is_complete:
                 registry.discard_run(run.run_id, "cut off while it was written")
-            if run is None or not run.is_whole:
-                lacking.append(trial)
+        lacking = [t for t in trials if not (r := known.get(str(t.number))) or not r.is_complete]
         for trial in lacking:
             _record(registry, config, study, parent, trial)
     return len(lacking)
@@ -69,9 +66,8 @@ def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLoc
         if best is not None and best.quality is not None:
             points.append(MetricPoint(_best_name(best), best.quality, step=len(states)))
             points.append(MetricPoint("best_trial", best.number, step=len(states)))
-        run = registry.opened(known[_WHOLE].run_id)
-        registry.log(run, {}, points)
-        registry.end_run(run.run_id, "FINISHED")
+        registry.log(known[_WHOLE].run_id, {}, points)
+        registry.end_run(known[_WHOLE].run_id)
 
 
 def _start_study(registry: Registry, config: RegistryConfig, study: str) -> str:
@@ -91,7 +87,7 @@ def _record(
     }
     run = registry.start_run(config.experiment, f"{study}-trial-{trial.number}", tags)
     parameters = {name: str(value) for name, value in trial.point.items()}
-    registry.log(run, parameters, list(_points(trial)))
+    registry.log(run.run_id, parameters, list(_points(trial)))
     registry.end_run(run.run_id, _STATUS[trial.state])
 
 

@@ -28,7 +28,7 @@ from tasks.conversion.targets.catalog import with_sources
 from tasks.conversion.targets.interface import LoadedModel, Runtime, load_files
 from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.judge import judge_siblings, score_window
+from tasks.evaluation.judge import judge_networks, score_window
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.distillation import chosen
 from tasks.training.compression.plan import plan_student
@@ -147,7 +147,7 @@ def _compressed(trainings: Trainings, parent: CompressionParent, way: str, epoch
         )
         distilled = trainings.train(plan.config, initial=plan.initial, distillation=targets)
     model = chosen(plan.compression, distilled, control).model
-    report = judge_siblings(model, parent.program, distilled, control, dataset, JUDGING, store)
+    report = judge_networks(model, parent.program, distilled, control, dataset, JUDGING, store)
     return Smaller(way, _program(model, 2 + list(WAYS).index(way)), model, report)
 
 

@@ -104,7 +104,7 @@ def gather(
 def asks_for_former(report: DriftReport, standing: ChampionState, config: RetrainingPolicy) -> bool:
     """True where it matters how the former champion would do: after a promotion, with labels."""
     return (
-        standing.former_trouble is None
+        standing.previous_trouble is None
         and standing.promoted_at is not None
         and datetime.now(UTC) - standing.promoted_at <= timedelta(days=config.roll_back_within_days)
         and report.current_performance is not None
@@ -132,6 +132,6 @@ def _age_days(
 
 
 def _whole_former(standing: ChampionState | None, version: ModelVersionRef) -> int | None:
-    if standing is None or standing.former is None or standing.version != version:
+    if standing is None or standing.previous is None or standing.version != version:
         return None
-    return None if standing.former_trouble else standing.former.version
+    return None if standing.previous_trouble else standing.previous.version

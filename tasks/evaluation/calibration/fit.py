@@ -2,10 +2,10 @@
 
 Of a classification Platt scaling: P(label = 1) = sigmoid(slope * logit + intercept), with targets
 a little inside 0 and 1 that stand for a prior on each side (Platt, "Probabilistic outputs for
-support vector machines", 1999), by Newton's method with a halved step where it would not descend
-(Lin, Lin and Weng, "A note on Platt's probabilistic outputs", 2007). Of a regression a straight
-line by least squares. Standard errors take all rows of a day as one observation (sandwich
-estimator: Liang and Zeger, "Longitudinal data analysis using generalized linear models", 1986).
+support vector machines", 1999). Of a regression a straight line by least squares.
+
+Standard errors take all rows of a day as one observation (sandwich estimator: Liang and Zeger,
+"Longitudinal data analysis using generalized linear models", 1986).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
@@ -28,7 +30,6 @@ from tasks.stats.bootstrap import number_days
 
 Float64Array = NDArray[np.float64]
 LOWEST_PROBABILITY = 1e-7  # a 32-bit score of exactly 0 or 1 has a finite logit
-MAX_STEPS, MAX_HALVINGS = 100, 60
 ENOUGH = 1e-10
 SURELY = 1.96  # standard errors on either side of a 95 % interval
 
@@ -107,22 +108,27 @@ def fit_platt(labels: Float64Array, logit: Float64Array, days: NDArray[np.intp])
     targets = np.where(labels > 0, high, low)
     middle, spread = logit.mean(), logit.std()  # Newton's steps are well conditioned on this scale
     inputs = np.column_stack([(logit - middle) / spread, np.ones_like(logit)])
-    weights = np.array([spread, middle])  # the identity
-    loss = _cross_entropy(inputs @ weights, targets)
-    for _ in range(MAX_STEPS):
-        p = _sigmoid(inputs @ weights)
-        gradient = inputs.T @ (p - targets)
-        if np.abs(gradient).max() <= ENOUGH * len(labels):
-            break
-        step = np.linalg.solve(_curvature(inputs, p), gradient)
-        weights, loss, moved = _descend(weights, step, loss, inputs, targets)
-        if not moved:
-            break
-    p = _sigmoid(inputs @ weights)
-    bread = np.linalg.inv(_curvature(inputs, p))
-    return _unscaled(
-        weights, _sandwich(inputs * (p - targets)[:, None], bread, days), middle, spread
-    )
+
+    def loss(weights: Float64Array) -> float:
+        total = inputs @ weights
+        return float(np.mean(np.logaddexp(0, total) - targets * total))
+
+    def gradient(weights: Float64Array) -> Float64Array:
+        descent: Float64Array = inputs.T @ (expit(inputs @ weights) - targets) / len(labels)
+        return descent
+
+    def curvature(weights: Float64Array) -> Float64Array:
+        p = expit(inputs @ weights)
+        curved: Float64Array = inputs.T @ (inputs * (p * (1 - p))[:, None]) / len(labels)
+        return curved
+
+    found = minimize(
+        loss, np.array([spread, middle]), jac=gradient, hess=curvature, method="trust-exact",
+        options={"gtol": ENOUGH},
+    )  # fmt: skip
+    residuals = (expit(inputs @ found.x) - targets)[:, None]
+    bread = np.linalg.inv(len(labels) * curvature(found.x))
+    return _unscaled(found.x, _sandwich(inputs * residuals, bread, days), middle, spread)
 
 
 def fit_line(labels: Float64Array, scores: NDArray[Any], days: NDArray[np.intp]) -> Line:
@@ -169,22 +175,6 @@ def _why_not_fitted(
     return None
 
 
-def _descend(
-    weights: Float64Array,
-    step: Float64Array,
-    loss: float,
-    inputs: Float64Array,
-    targets: Float64Array,
-) -> tuple[Float64Array, float, bool]:
-    """Go a step, or the largest of its halves that descends; False where none does."""
-    for halving in range(MAX_HALVINGS):
-        tried = weights - step / 2**halving
-        reached = _cross_entropy(inputs @ tried, targets)
-        if reached < loss:
-            return tried, reached, True
-    return weights, loss, False
-
-
 def _unscaled(
     weights: Float64Array, covariance: Float64Array, middle: float, spread: float
 ) -> Line:
@@ -200,20 +190,6 @@ def _sandwich(scores: NDArray[Any], bread: NDArray[Any], days: NDArray[np.intp])
     by_day = np.column_stack([np.bincount(days, scores[:, k]) for k in range(scores.shape[1])])
     covariance: Float64Array = bread @ (by_day.T @ by_day) @ bread
     return covariance
-
-
-def _curvature(inputs: Float64Array, p: Float64Array) -> Float64Array:
-    curvature: Float64Array = inputs.T @ (inputs * (p * (1 - p))[:, None])
-    return curvature
-
-
-def _sigmoid(logit: Float64Array) -> Float64Array:
-    probabilities: Float64Array = 0.5 * (1 + np.tanh(0.5 * logit))  # does not overflow
-    return probabilities
-
-
-def _cross_entropy(logit: Float64Array, targets: Float64Array) -> float:
-    return float(np.sum(np.logaddexp(0, logit) - targets * logit))
 
 
 def fit_scored(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 
 from tasks.contracts.data import AUC_NAME, R2_NAME
@@ -94,7 +93,7 @@ def _shown(metric: Metric | None) -> str:
 
 
 def announcement(
-    fit: MapFit, whole: str, comparison: Comparison | None, refusal: str | None, picture: bytes
+    fit: MapFit, whole: str, comparison: Comparison | None, refusal: str | None
 ) -> str:
     """What was fitted, what it changed on later rows, and whether it is kept.
 
@@ -103,7 +102,6 @@ def announcement(
         whole: the one map from the network's own output, in words.
         comparison: new minus old model on later rows; None where the champion is another one.
         refusal: why it is not kept; None where it is.
-        picture: PNG of the reliability before and after.
     """
     positives = "" if fit.num_positives is None else f", {fit.num_positives:,} with label 1"
     kept = "**Kept.** The scores mean what they say, as far as these rows can tell."
@@ -120,8 +118,7 @@ def announcement(
     if comparison is not None:
         changes = measured_changes(comparison)
         lines += [f"| {name} changed by | {_interval(metric)} |" for name, metric in changes]
-    data = base64.b64encode(picture).decode()
-    return "\n".join([*lines, "", f"![reliability](data:image/png;base64,{data})"]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _interval(metric: Metric | None) -> str:

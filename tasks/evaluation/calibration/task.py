@@ -54,29 +54,19 @@ def fit_calibrator(
     **_POLICY,
 )
 def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) -> str | None:
-    """Why the new map is not worth a version, as a sentence; None where it is. Shows both models.
+    """Why the new map is not worth a version, as a sentence; None where it is.
 
     Safe to retry: it only reads.
-
-    Raises:
-        ArtifactError: the predictions are absent or damaged. Not retried.
     """
-    import pandas as pd
-
     from tasks.evaluation.calibration.gain import announcement, why_no_gain
-    from tasks.evaluation.calibration.picture import draw_reliability
 
-    calibration, columns = model.calibration, model.columns
+    calibration = model.calibration
     refusal = why_no_gain(evaluation, calibration.source.version)
-    rows = pd.read_parquet(Settings.from_environment().store.path(evaluation.predictions))
-    before = "champion_score" if rows["champion_score"].notna().all() else "score"
     against = f"champion:{calibration.source.version}"
-    found = [c for c in evaluation.comparisons if c.against == against]
+    found = next((c for c in evaluation.comparisons if c.against == against), None)
     whole = f"{calibration.whole_map.slope:.4f} x {calibration.whole_map.intercept:+.4f}"
-    unit = columns.unit or "label" if columns.task == "regression" else ""
-    picture = draw_reliability(rows, columns.label, before, "score", unit)
     create_markdown_artifact(
-        announcement(calibration.fit, whole, found[0] if found else None, refusal, picture),
+        announcement(calibration.fit, whole, found, refusal),
         key="recalibration",
         description=f"A new map of the scores of version {calibration.source.version}: "
         f"{'not kept' if refusal else 'kept'}",

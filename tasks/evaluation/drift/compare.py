@@ -11,7 +11,7 @@ import numpy as np
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.drift import DriftReport, FeatureDrift
-from tasks.contracts.evaluation import Metric, ScoredWindow
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.drift.faults import (
     MIN_FROZEN_DAYS,
@@ -25,9 +25,6 @@ from tasks.evaluation.drift.faults import (
     longest_frozen_run,
 )
 from tasks.evaluation.drift.result import (
-    ClassificationChange,
-    PerformanceChange,
-    RegressionChange,
     decide,
     explain,
     performance_change,
@@ -98,7 +95,7 @@ def compare_windows(
         prediction=prediction,
         reference_performance=scored_reference.metrics,
         current_performance=scored_current.metrics,
-        **_changes(performance),
+        **(performance.fields() if performance else {"auc_change": None}),
         performance_reference=scored_reference.window,
         effect_threshold=config.min_effect,
         result=result,
@@ -120,22 +117,6 @@ def compare_windows(
             scored_current.scores,
         ),
     )
-
-
-def _changes(performance: PerformanceChange | None) -> dict[str, Metric | None]:
-    """Changes of performance, by field of the report."""
-    if isinstance(performance, ClassificationChange):
-        return {
-            "auc_change": performance.auc,
-            "excess_brier_change": performance.excess_brier,
-        }
-    if isinstance(performance, RegressionChange):
-        return {
-            "auc_change": None,
-            "r2_change": performance.r2,
-            "skill_change": performance.skill,
-        }
-    return {"auc_change": None}
 
 
 def _check_same_origin(
@@ -195,8 +176,8 @@ def _compare_features(
 ) -> tuple[tuple[FeatureDrift, ...], list[str], list[str]]:
     """Change of each feature, numbers first, the signs of faults, and what only looks like one."""
     examined = [
-        *(examine_numbers(name, windows, config) for name in columns.numeric),
-        *(examine_categories(name, windows, config) for name in columns.categorical),
+        *(examine_numbers(name, windows) for name in columns.numeric),
+        *(examine_categories(name, windows) for name in columns.categorical),
     ]
     changes = measure_changes(
         [column.histogram for column in examined], *_draws(windows.reference, windows.current)
@@ -280,24 +261,24 @@ class ExaminedColumn:
     guess: UnitGuess | None = None
 
 
-def examine_numbers(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
+def examine_numbers(name: str, windows: Windows) -> ExaminedColumn:
     """Count a numeric column; look for another unit and for a value that never changes."""
     before, now = (rows.numbers(name) for rows in (windows.reference, windows.current))
     lead_in = [rows.numbers(name) for rows in (windows.lead_in,) if rows is not None]
     histogram = count_numbers(before, now)
     converted = find_unit_change(largest_day_step(before), largest_day_step(*lead_in, now))
     frozen = _frozen(windows, before.values, now.values)
-    examined = _examined(name, histogram, frozen, find_missing(histogram, config))
+    examined = _examined(name, histogram, frozen, find_missing(histogram))
     return replace(examined, guess=converted)
 
 
-def examine_categories(name: str, windows: Windows, config: DriftConfig) -> ExaminedColumn:
+def examine_categories(name: str, windows: Windows) -> ExaminedColumn:
     """Count a category column; look for unknown categories and for one that never changes."""
     before, now = windows.reference.categories(name), windows.current.categories(name)
     histogram = count_categories((windows.reference, before), (windows.current, now))
     numbers = {value: number for number, value in enumerate({**before.sizes, **now.sizes})}
     frozen = _frozen(windows, before.numbered(numbers), now.numbered(numbers))
-    unseen, missing = find_unseen(histogram, config), find_missing(histogram, config)
+    unseen, missing = find_unseen(histogram), find_missing(histogram)
     return _examined(name, histogram, unseen, frozen, missing)
 
 

@@ -86,18 +86,3 @@ class DriftConfig(BaseModel):
         description="Of a regression: loss of skill (over the baseline, on the same rows) from "
         "which the model has gone stale. A window that is harder for all costs R2, not skill.",
     )
-    min_excess_rise: float = Field(
-        default=0.02,
-        ge=0,
-        le=0.5,
-        description="Rise of the Brier score beyond what the scores promise that is reason enough "
-        "to retrain by itself.",
-    )
-
-    # Faults
-    max_missing_rise: float = Field(
-        default=0.2, gt=0, le=1, description="Rise of a missing rate that is a fault of the feed."
-    )
-    max_unseen_share: float = Field(
-        default=0.1, gt=0, le=1, description="Share of rows in unseen categories that is a fault."
-    )

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtrc
 
-from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.drift.statistics import MISSING_BIN, Histogram
 from tasks.evaluation.drift.window import SECONDS_PER_DAY, Float64Array, Numbers, WindowColumns
 
+MAX_MISSING_RISE = 0.2  # of a missing rate
+MAX_UNSEEN_SHARE = 0.1  # of the rows, in categories that the reference does not have
 LEVELS = np.linspace(0.05, 0.95, 19)
 ALL_MISSING = 0.999
 MIN_DAY_ROWS = 20
@@ -96,7 +97,7 @@ class DayStep:
     after: Float64Array
 
 
-def find_missing(histogram: Histogram, config: DriftConfig) -> str | None:
+def find_missing(histogram: Histogram) -> str | None:
     """The missing rate jumped above what it was in any equally long stretch of the reference.
 
     Not only above its mean: a column such as a gust of wind is missing when there is none, so its
@@ -106,21 +107,21 @@ def find_missing(histogram: Histogram, config: DriftConfig) -> str | None:
     missing = int(histogram.current[:, MISSING_BIN].sum())
     current = missing / rows
     usual = _highest_missing_rate(histogram.reference, len(histogram.current))
-    limit = usual + config.max_missing_rise
+    limit = usual + MAX_MISSING_RISE
     rose = current > limit and _chance(missing, rows, limit) <= MAX_LUCK
     all_gone = current >= ALL_MISSING > usual and _chance(missing, rows, usual) <= MAX_CHANCE
     if not rose and not all_gone:
         return None
     return (
         f"missing in {current:.1%} of the {rows:,} current rows; at most in {usual:.1%} in equally "
-        f"many days of the reference (allowed rise {config.max_missing_rise:.0%})"
+        f"many days of the reference (allowed rise {MAX_MISSING_RISE:.0%})"
     )
 
 
-def find_unseen(histogram: Histogram, config: DriftConfig) -> str | None:
+def find_unseen(histogram: Histogram) -> str | None:
     """Many rows have a category that the reference does not know."""
     rows = int(histogram.current.sum())
-    share = config.max_unseen_share
+    share = MAX_UNSEEN_SHARE
     if histogram.unseen <= share or _chance(round(histogram.unseen * rows), rows, share) > MAX_LUCK:
         return None
     return (

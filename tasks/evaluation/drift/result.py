@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, Quality, RegressionMetrics, ScoredWindow
@@ -16,82 +15,68 @@ from tasks.evaluation.drift.config import DriftConfig
 
 
 @dataclass(frozen=True)
-class ClassificationChange:
-    """Change of a model that gives probabilities.
+class PerformanceChange:
+    """Current minus reference, on rows the model was not trained on.
 
     Args:
-        auc: change of the AUC.
-        excess_brier: change of the Brier score beyond what the scores themselves promise.
+        quality: change of the AUC, or of R2.
+        beyond: of a classification, change of the Brier score beyond what the scores themselves
+            promise; of a regression, change of the skill over the baseline, None without one.
+        is_number: of a regression.
     """
 
-    STALE: ClassVar = "the model has gone stale: it errs more than its scores say"
-    HARDER: ClassVar = (
-        "the window is harder to tell apart, and the scores say so: no reason to retrain"
-    )
-
-    auc: Metric
-    excess_brier: Metric
+    quality: Metric
+    beyond: Metric | None
+    is_number: bool = False
 
     def fell(self, config: DriftConfig) -> bool:
-        """AUC fell beyond its interval and the least loss that matters."""
-        return self.auc.high < 0 and -self.auc.value >= config.min_auc_drop
+        """AUC or R2 fell beyond its interval and the least loss that matters."""
+        least = config.min_r2_drop if self.is_number else config.min_auc_drop
+        return self.quality.high < 0 and -self.quality.value >= least
 
     def went_stale(self, config: DriftConfig) -> bool:
-        """The model errs more than its own scores promise, by far or with a lower AUC.
+        """The model lost what training would bring back.
 
         A harder month lowers the AUC of a model that is still right: its scores lie closer
-        together, and it errs just as much as they say. A model that has gone stale errs more than
-        its scores say, beyond what it did on the reference. Only that is mended by training.
+        together, and it errs just as much as they say. A stale one errs more than its scores say,
+        by far or with a lower AUC. In a harder month the baseline errs more too, on the very same
+        rows, and the skill of a regression holds; without a baseline R2 decides.
         """
-        grossly = self.excess_brier.value >= config.min_excess_rise
-        return self.excess_brier.low > 0 and (grossly or self.fell(config))
-
-    def describe(self, config: DriftConfig) -> tuple[str, str]:
-        """Excess Brier, and the limits."""
-        return (
-            f"Brier score beyond what the scores promise changed by {signed(self.excess_brier)}",
-            f"{config.min_auc_drop} AUC, {config.min_excess_rise} Brier",
-        )
-
-
-@dataclass(frozen=True)
-class RegressionChange:
-    """Change of a model that gives numbers.
-
-    Args:
-        r2: change of R2.
-        skill: change of the skill over the baseline; None where no baseline is known.
-    """
-
-    STALE: ClassVar = "the model has gone stale: it lost what it knew beyond the baseline"
-    HARDER: ClassVar = "the window is harder to predict, for the baseline too: no reason to retrain"
-
-    r2: Metric
-    skill: Metric | None
-
-    def fell(self, config: DriftConfig) -> bool:
-        """R2 fell beyond its interval and the least loss that matters."""
-        return self.r2.high < 0 and -self.r2.value >= config.min_r2_drop
-
-    def went_stale(self, config: DriftConfig) -> bool:
-        """The skill over the baseline fell; without a baseline, R2 did.
-
-        In a harder month the baseline errs more too, on the very same rows, and the skill holds.
-        """
-        if self.skill is None:
+        if self.beyond is None:
             return self.fell(config)
-        return self.skill.high < 0 and -self.skill.value >= config.min_skill_drop
+        if self.is_number:
+            return self.beyond.high < 0 and -self.beyond.value >= config.min_skill_drop
+        grossly = self.beyond.value >= MIN_EXCESS_RISE
+        return self.beyond.low > 0 and (grossly or self.fell(config))
 
-    def describe(self, config: DriftConfig) -> tuple[str, str]:
-        """Skill, and the limits."""
-        skill = "There is no baseline to tell a stale model from a harder window"
-        if self.skill is not None:
-            skill = f"Skill over the baseline changed by {signed(self.skill)}"
-        return skill, f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
+    def describe(self, config: DriftConfig) -> str:
+        """What it means, with the limits."""
+        if self.is_number:
+            second = "There is no baseline to tell a stale model from a harder window"
+            if self.beyond is not None:
+                second = f"Skill over the baseline changed by {signed(self.beyond)}"
+            limits = f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
+            stale, harder = (
+                "it lost what it knew beyond the baseline",
+                "predict, for the baseline too",
+            )
+        else:
+            second = "Brier score beyond what the scores promise changed by "
+            second += signed(self.beyond) if self.beyond else ""
+            limits = f"{config.min_auc_drop} AUC, {MIN_EXCESS_RISE} Brier"
+            stale, harder = "it errs more than its scores say", "tell apart, and the scores say so"
+        meaning = "performance holds"
+        if self.went_stale(config):
+            meaning = f"the model has gone stale: {stale}"
+        elif self.fell(config):
+            meaning = f"the window is harder to {harder}: no reason to retrain"
+        return f"{second}. So {meaning} (least changes that count: {limits})."
 
-
-PerformanceChange = ClassificationChange | RegressionChange
-"""Current minus reference, on rows the model was not trained on."""
+    def fields(self) -> dict[str, Metric | None]:
+        """The changes by field of the report."""
+        if self.is_number:
+            return {"auc_change": None, "r2_change": self.quality, "skill_change": self.beyond}
+        return {"auc_change": self.quality, "excess_brier_change": self.beyond}
 
 
 def performance_change(reference: ScoredWindow, current: ScoredWindow) -> PerformanceChange | None:
@@ -101,17 +86,12 @@ def performance_change(reference: ScoredWindow, current: ScoredWindow) -> Perfor
         skill = None
         if before.skill is not None and now.skill is not None:
             skill = unpaired_difference(now.skill, before.skill)
-        return RegressionChange(r2=unpaired_difference(now.r2, before.r2), skill=skill)
-    if (
-        not isinstance(before, MetricSet)
-        or not isinstance(now, MetricSet)
-        or reference.excess_brier is None
-        or current.excess_brier is None
-    ):
+        return PerformanceChange(unpaired_difference(now.r2, before.r2), skill, is_number=True)
+    then, excess = reference.excess_brier, current.excess_brier
+    if before is None or now is None or then is None or excess is None:
         return None
-    return ClassificationChange(
-        auc=unpaired_difference(now.auc, before.auc),
-        excess_brier=unpaired_difference(current.excess_brier, reference.excess_brier),
+    return PerformanceChange(
+        unpaired_difference(now.primary, before.primary), unpaired_difference(excess, then)
     )
 
 
@@ -135,6 +115,8 @@ def unpaired_difference(one: Metric, other: Metric) -> Metric:
 
 
 MAX_NAMED = 5
+MIN_EXCESS_RISE = 0.02
+"""Rise of the Brier score beyond what the scores promise that is reason enough to retrain."""
 LIKE_A_LEAK = (
     " It surely lost more than half of what it told: a feature may have known the label in "
     "training. `python -m falaj models withdraw` takes such a version back"
@@ -208,15 +190,8 @@ def _on_performance(
         f"{now.primary_name} {now.primary.value:.4f}, against {before.primary.value:.4f} on "
         f"{reference.window}: change {signed(moved)}"
     )
-    second, limits = change.describe(config)
-    if change.went_stale(config):
-        meaning = change.STALE
-    elif change.fell(config):
-        meaning = change.HARDER
-    else:
-        meaning = "performance holds"
     leak = LIKE_A_LEAK if change.fell(config) and _lost_most(before, moved) else ""
-    return f"{quality}. {second}. So {meaning} (least changes that count: {limits}).{leak}"
+    return f"{quality}. {change.describe(config)}{leak}"
 
 
 def _lost_most(before: Quality, moved: Metric) -> bool:

@@ -1,9 +1,7 @@
-"""Alert events for whoever decides: JSON lines under the state folder, appended, never changed.
+"""What left the baseline, as events: volume, freshness, nulls and drift of each view.
 
-An event's id is a digest of what it is about, so that monitoring a window again adds nothing. A
-reader keeps a cursor, the number of bytes it has read, and gets what came after.
-
-Drift of sliding windows against the baseline, with the noise of the baseline itself.
+Events are JSON lines under the state folder, appended, never changed. An event's id is a digest of
+what it is about, so that monitoring a window again adds nothing.
 
 A PSI needs something to compare with: even two clean weeks differ. So each window of the baseline
 is compared with the rest of it, and the largest such PSI over all features and windows of a view,
@@ -16,24 +14,36 @@ import fcntl
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import TimeWindow
-from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.evaluation.monitoring.statistics import DAY, Binned, FeatureDay, Floats, ViewDay
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.files import append_lines, make_folder
 from tasks.stats.shift import distance, psi, shares
 
+FILE = Path("monitoring") / "alerts.jsonl"
 NOISE_FACTOR = 2.0
 """Times the PSI that windows of the baseline reach against the rest of it."""
-MIN_KS = 0.2
+MIN_PSI, MIN_KS = 1.0, 0.2
+"""Below either there is no drift, whatever the noise of the baseline."""
+MAX_NULL_RISE = 0.2
+"""Null rate above the baseline's highest day."""
+VOLUME_FACTOR = 1.5
+"""Rows of a day, times or through the baseline's extremes."""
+SPARE_AGE_H = 3.0
+"""Hours that the newest row may be older than in the baseline."""
+MOST_GROUPS = 20
+MOST_NAMED = 3
+Kind = Literal["freshness", "null_rate", "drift", "volume"]
+Severity = Literal["warning", "critical"]
+Day = TypeVar("Day")
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,11 @@ class WindowDrift:
     psi: float
     ks: float
     bound: float
-    drifted: bool
+
+    @property
+    def drifted(self) -> bool:
+        """Whether it left the baseline by more than noise."""
+        return self.psi > self.bound and self.ks > MIN_KS
 
 
 def baseline_noise(counts: Floats, window_days: int) -> float:
@@ -75,43 +89,33 @@ def baseline_noise(counts: Floats, window_days: int) -> float:
 
 
 def measure_drift(
-    features: Sequence[Binned],
-    baseline_days: tuple[int, int],
-    ends: Sequence[int],
-    config: MonitoringConfig,
+    features: Sequence[Binned], baseline_days: tuple[int, int], ends: Sequence[int], length: int
 ) -> list[WindowDrift]:
-    """Drift of every feature in each window that ends with one of `ends`.
+    """Drift of every feature in each window of `length` days that ends with one of `ends`.
 
     Args:
         features: binned features of one view.
         baseline_days: first day and day after the last, counted from the refreshed window's start.
         ends: days after the windows.
-        config: lengths and bounds.
+        length: days of a window.
     """
-    first, after = baseline_days
-    in_baseline = [(f.days >= first) & (f.days < after) for f in features]
-    references = [f.counts[mask] for f, mask in zip(features, in_baseline, strict=True)]
-    noise = max((baseline_noise(c, config.window_days) for c in references), default=float("inf"))
-    bound = max(config.min_psi, NOISE_FACTOR * noise)
+    references = [_days_of(f, *baseline_days) for f in features]
+    noise = max((baseline_noise(c, length) for c in references), default=float("inf"))
+    bound = max(MIN_PSI, NOISE_FACTOR * noise)
     found = []
     for end in ends:
         for feature, reference in zip(features, references, strict=True):
-            inside = (feature.days >= end - config.window_days) & (feature.days < end)
-            current = feature.counts[inside].sum(axis=0)
+            current = _days_of(feature, end - length, end).sum(axis=0)
             total = reference.sum(axis=0)
-            if not current.sum() or not total.sum():
-                continue
-            index = float(psi(total, current))
-            ks = float(distance(shares(current) - shares(total), ordered=True))
-            drifted = bool(index > bound and ks > MIN_KS)
-            found.append(WindowDrift(feature.feature, end, index, ks, bound, drifted))
+            if current.sum() and total.sum():
+                ks = float(distance(shares(current) - shares(total), ordered=True))
+                index = float(psi(total, current))
+                found.append(WindowDrift(feature.feature, end, index, ks, bound))
     return found
 
 
-MOST_GROUPS = 20
-FILE = Path("monitoring") / "alerts.jsonl"
-Kind = Literal["freshness", "null_rate", "drift", "volume"]
-Severity = Literal["warning", "critical"]
+def _days_of(feature: Binned, first: int, after: int) -> Floats:
+    return feature.counts[(feature.days >= first) & (feature.days < after)]
 
 
 class AlertEvent(BaseModel):
@@ -151,142 +155,49 @@ def alert(
         feature=feature,
         window=window,
         severity=severity,
-        value=value if abs(value) < float("inf") else None,
+        value=value if math.isfinite(value) else None,
         bound=bound,
         sentence=sentence,
     )
 
 
-def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:
-    """For people: one sentence a view and kind, counted, the most serious and frequent first.
-
-    The sentence is that of the event which left its bound furthest. At most `MOST_GROUPS` are
-    given, and then how much more there is.
-    """
-    groups: dict[tuple[str, str], list[AlertEvent]] = {}
-    for event in events:
-        groups.setdefault((event.view, event.kind), []).append(event)
-    ranked = sorted(groups.values(), key=_rank)
-    told = [_sentence(group) for group in ranked[:MOST_GROUPS]]
-    if rest := ranked[MOST_GROUPS:]:
-        told.append(
-            f"{sum(map(len, rest)):,} alerts more, of {len({g[0].view for g in rest}):,} other "
-            f"views or kinds; all are in {FILE} of the state folder"
-        )
-    return tuple(told)
-
-
-def _rank(group: Sequence[AlertEvent]) -> tuple[bool, int, str, str]:
-    serious = any(event.severity == "critical" for event in group)
-    return (not serious, -len(group), group[0].view, group[0].kind)
-
-
-def _sentence(group: Sequence[AlertEvent]) -> str:
-    worst = max(group, key=_excess)
-    if len(group) == 1:
-        return worst.sentence
-    first, last = min(e.window.start for e in group), max(e.window.end for e in group)
-    return (
-        f"{len(group):,} times from {first:%Y-%m-%d} to {last:%Y-%m-%d}, at its worst: "
-        f"{worst.sentence}"
-    )
-
-
-def _excess(event: AlertEvent) -> float:
-    if event.value is None:  # endless
-        return float("inf")
-    return abs(event.value - event.bound) / max(abs(event.bound), 1e-9)
-
-
-def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:
-    """Append the events that are not there yet; returns how many.
-
-    One writer at a time; a line left unfinished by a killed writer is ended before the next.
-    """
-    path = home / FILE
-    with refused_writes_explained(path):
-        make_folder(path.parent)
-        with path.open("ab+") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            stream.seek(0)
-            known = {event.id for event in _events(stream.read())}
-            fresh = list({e.id: e for e in events if e.id not in known}.values())
-            if fresh:
-                append_lines(path, [event.model_dump_json() for event in fresh])
-    return len(fresh)
-
-
-def read_alerts(home: Path, cursor: NonNegativeInt = 0) -> tuple[tuple[AlertEvent, ...], int]:
-    """Events after the cursor, and the cursor for the next time.
-
-    A line that is still being written is left for the next time; one that is no event is passed
-    over.
-    """
-    try:
-        with (home / FILE).open("rb") as stream:
-            stream.seek(cursor)
-            content = stream.read()
-    except FileNotFoundError:
-        return (), 0
-    whole = content[: content.rfind(b"\n") + 1]
-    return tuple(_events(whole)), cursor + len(whole)
-
-
-def _events(content: bytes) -> list[AlertEvent]:
-    found = []
-    for line in content.split(b"\n"):
-        try:
-            found.append(AlertEvent.model_validate_json(line))
-        except ValueError:
-            continue
-    return found
-
-
-MOST_NAMED = 3
-
-
-def volume_alerts(
-    view: str, usual: Sequence[ViewDay], days: Sequence[ViewDay], config: MonitoringConfig
+def day_alerts(
+    view: str, usual: Sequence[ViewDay], days: Sequence[ViewDay]
 ) -> Iterator[AlertEvent]:
-    """Days with far fewer or far more rows than any of the baseline, its empty days included."""
-    rows = sorted(day.num_rows for day in usual)
-    low, high = rows[0] / config.volume_factor, rows[-1] * config.volume_factor
+    """First days with far fewer or more rows than the baseline's, or with older newest rows."""
+    rows = sorted(day.num_rows for day in usual)  # empty days included
+    low, high = rows[0] / VOLUME_FACTOR, rows[-1] * VOLUME_FACTOR
+    for day in _beginnings(days, lambda day: not low <= day.num_rows <= high):
+        yield alert(
+            "volume", view, None, _day(day.start), "warning" if day.num_rows else "critical",
+            day.num_rows, low if day.num_rows < low else high,
+            f"{view} has {day.num_rows:,} rows on {day.start:%Y-%m-%d}; the days of the "
+            f"baseline have {rows[0]:,} to {rows[-1]:,}",
+        )  # fmt: skip
+    oldest = max(day.age_hours for day in usual)
+    bound = oldest + SPARE_AGE_H
+    for day in _beginnings(days, lambda day: day.age_hours > bound):
+        known = math.isfinite(day.age_hours)
+        age = f"is {day.age_hours:.0f} h old" if known else "has had no value yet"
+        yield alert(
+            "freshness", view, None, _day(day.start), "critical", day.age_hours, bound,
+            f"{view} {age} at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the baseline it was at "
+            f"most {oldest:.0f} h",
+        )  # fmt: skip
+
+
+def _beginnings(days: Sequence[Day], is_odd: Callable[[Day], bool]) -> Iterator[Day]:
+    """The first day of each stretch of odd ones."""
     before = False
     for day in days:
-        odd = not low <= day.num_rows <= high
+        odd = is_odd(day)
         if odd and not before:
-            bound = low if day.num_rows < low else high
-            yield alert(
-                "volume", view, None, _day(day.start),
-                "warning" if day.num_rows else "critical", day.num_rows, bound,
-                f"{view} has {day.num_rows:,} rows on {day.start:%Y-%m-%d}; the days of the "
-                f"baseline have {rows[0]:,} to {rows[-1]:,}",
-            )  # fmt: skip
+            yield day
         before = odd
 
 
-def freshness_alerts(
-    view: str, usual: Sequence[ViewDay], days: Sequence[ViewDay], config: MonitoringConfig
-) -> Iterator[AlertEvent]:
-    """Ends of days at which the newest row is older than it ever was in the baseline."""
-    oldest = max(day.age_hours for day in usual)
-    bound = oldest + config.spare_age_h
-    before = False
-    for day in days:
-        stale = day.age_hours > bound
-        if stale and not before:
-            has_values = math.isfinite(day.age_hours)
-            age = f"is {day.age_hours:.0f} h old" if has_values else "has had no value yet"
-            yield alert(
-                "freshness", view, None, _day(day.start), "critical", day.age_hours, bound,
-                f"{view} {age} at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the baseline it was at "
-                f"most {oldest:.0f} h",
-            )  # fmt: skip
-        before = stale
-
-
 def null_alerts(
-    view: str, usual: Sequence[FeatureDay], days: Sequence[FeatureDay], config: MonitoringConfig
+    view: str, usual: Sequence[FeatureDay], days: Sequence[FeatureDay]
 ) -> Iterator[AlertEvent]:
     """Days on which features are missing more often than on any day of the baseline: one a day."""
     highest: dict[str, float] = defaultdict(float)
@@ -294,46 +205,42 @@ def null_alerts(
         highest[day.feature] = max(highest[day.feature], day.null_rate)
     by_day: dict[datetime, list[FeatureDay]] = defaultdict(list)
     for day in days:
-        if day.null_rate > min(highest[day.feature] + config.max_null_rise, 0.999):
+        if day.null_rate > min(highest[day.feature] + MAX_NULL_RISE, 0.999):
             by_day[day.start].append(day)
     for start in sorted(by_day):
         known = {day.feature for day in by_day.get(start - DAY, [])}
-        fresh = [day for day in by_day[start] if day.feature not in known]
-        if not fresh or highest_all_null(fresh, highest):
+        fresh = [d for d in by_day[start] if d.feature not in known]
+        if not any(highest[day.feature] < 1 for day in fresh):  # all were missing once before
             continue
         worst = max(fresh, key=lambda day: day.null_rate)
-        bound = highest[worst.feature] + config.max_null_rise
+        usually = highest[worst.feature]
         yield alert(
-            "null_rate", view, worst.feature, _day(start), "warning", worst.null_rate, bound,
+            "null_rate", view, worst.feature, _day(start), "warning", worst.null_rate,
+            usually + MAX_NULL_RISE,
             f"{_named([day.feature for day in fresh])} of {view} missing in "
             f"{worst.null_rate:.0%} of the {worst.num_rows:,} rows of {start:%Y-%m-%d}; on a "
-            f"day of the baseline in at most {highest[worst.feature]:.0%}",
+            f"day of the baseline in at most {usually:.0%}",
         )  # fmt: skip
 
 
-def highest_all_null(days: Sequence[FeatureDay], highest: dict[str, float]) -> bool:
-    """True where every one of these features was wholly missing on some day of the baseline."""
-    return all(highest[day.feature] >= 1 for day in days)
-
-
 def drift_alerts(
-    view: str, window: TimeWindow, drift: Sequence[WindowDrift], config: MonitoringConfig
+    view: str, start: datetime, drift: Sequence[WindowDrift], length: int
 ) -> Iterator[AlertEvent]:
     """Windows in which a view begins to drift, with the features that drift most: one a view."""
     by_end: dict[int, list[WindowDrift]] = defaultdict(list)
     for found in drift:
         by_end[found.end_day].append(found)
-    before: bool | None = None
-    for end in sorted(by_end):
+    known = sorted(by_end)[1:]  # what the first one has may have begun before
+    before = any(d.drifted for d in by_end[min(by_end)]) if by_end else False
+    for end in known:
         drifted = sorted((d for d in by_end[end] if d.drifted), key=lambda d: -d.psi)
-        if drifted and before is False:
-            last = window.start + timedelta(days=end)
-            span = TimeWindow(start=last - timedelta(days=config.window_days), end=last)
-            worst = drifted[0]
+        if drifted and not before:
+            last, worst = start + end * DAY, drifted[0]
+            span = TimeWindow(start=last - timedelta(days=length), end=last)
             yield alert(
                 "drift", view, worst.feature, span, "warning", worst.psi, worst.bound,
                 f"{_named([d.feature for d in drifted])} of {view} drifted in the "
-                f"{config.window_days} days to {last:%Y-%m-%d}: PSI {worst.psi:.2f} above "
+                f"{length} days to {last:%Y-%m-%d}: PSI {worst.psi:.2f} above "
                 f"{worst.bound:.2f}, KS {worst.ks:.2f}",
             )  # fmt: skip
         before = bool(drifted)
@@ -344,6 +251,72 @@ def _day(start: datetime) -> TimeWindow:
 
 
 def _named(features: Sequence[str]) -> str:
-    shown = ", ".join(features[:MOST_NAMED])
     more = len(features) - MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+    return ", ".join(features[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:
+    """For people: one sentence a view and kind, counted, the most serious and frequent first.
+
+    The sentence is that of the event which left its bound furthest. At most `MOST_GROUPS` are
+    given, and then how much more there is.
+    """
+    groups: dict[tuple[str, str], list[AlertEvent]] = defaultdict(list)
+    for event in events:
+        groups[event.view, event.kind].append(event)
+    ranked = sorted(
+        groups.items(),
+        key=lambda item: (all(e.severity != "critical" for e in item[1]), -len(item[1]), item[0]),
+    )
+    sentences = [_sentence(group) for _, group in ranked[:MOST_GROUPS]]
+    if rest := ranked[MOST_GROUPS:]:
+        sentences.append(
+            f"{sum(len(group) for _, group in rest):,} alerts more, of "
+            f"{len({view for (view, _), _ in rest}):,} other views or kinds; all are in {FILE} of "
+            "the state folder"
+        )
+    return tuple(sentences)
+
+
+def _sentence(group: Sequence[AlertEvent]) -> str:
+    def excess(event: AlertEvent) -> float:
+        if event.value is None:  # endless
+            return float("inf")
+        return abs(event.value - event.bound) / max(abs(event.bound), 1e-9)
+
+    worst = max(group, key=excess)
+    if len(group) == 1:
+        return worst.sentence
+    first, last = min(e.window.start for e in group), max(e.window.end for e in group)
+    return (
+        f"{len(group):,} times from {first:%Y-%m-%d} to {last:%Y-%m-%d}, at its worst: "
+        f"{worst.sentence}"
+    )
+
+
+def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:
+    """Append the events that are not there yet; returns how many.
+
+    One writer at a time; a line left unfinished by a killed writer is ended before the next.
+    """
+    path = home / FILE
+    with refused_writes_explained(path):
+        make_folder(path.parent)
+        with path.open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = {event.id for event in read_alerts(home)}
+            fresh = list({e.id: e for e in events if e.id not in known}.values())
+            if fresh:
+                append_lines(path, [event.model_dump_json() for event in fresh])
+    return len(fresh)
+
+
+def read_alerts(home: Path) -> tuple[AlertEvent, ...]:
+    """All events; a line that is no event, such as one of a killed writer, is passed over."""
+    found = []
+    for line in (home / FILE).read_bytes().split(b"\n"):
+        try:
+            found.append(AlertEvent.model_validate_json(line))
+        except ValueError:
+            continue
+    return tuple(found)

@@ -77,7 +77,7 @@ class Binned:
 
     Args:
         feature: its name.
-        days: day numbers since 1970 (UTC days from the window's time of day), shape (days,).
+        days: numbers of the days, shape (days,).
         counts: rows, shape (days, bins).
     """
 
@@ -154,10 +154,12 @@ def binned(
     features: Sequence[str],
     window: TimeWindow,
     baseline: TimeWindow,
+    origin: datetime,
 ) -> list[Binned]:
     """Rows by day and bin of number features, on an even sample of rows of both windows.
 
-    Bins come from the baseline; the days are those of both windows, in order.
+    Bins come from the baseline; the days are those of both windows, in order, counted from
+    `origin`.
     """
     both = f"(({_inside(window)}) OR ({_inside(baseline)}))"
     source = f"{parquet(view.folder)} WHERE {both}"
@@ -166,7 +168,7 @@ def binned(
     key = ", ".join(_q(name) for name in (*view.keys, EVENT_TIME))
     columns = ", ".join(f"{_q(name)}::DOUBLE AS {_q(name)}" for name in features)
     arrow = con.sql(
-        f"SELECT floor(epoch({EVENT_TIME} - {_moment(window.start)}) / 86400)::BIGINT "
+        f"SELECT floor(epoch({EVENT_TIME} - {_moment(origin)}) / 86400)::BIGINT "
         f"AS falaj_day, ({_inside(baseline)}) AS falaj_baseline, {columns} FROM {source} "
         f"AND hash({key}) % {every} = 0"
     ).to_arrow_table()
@@ -174,7 +176,7 @@ def binned(
     is_baseline = arrow["falaj_baseline"].to_numpy()
     days, place = np.unique(offsets, return_inverse=True)
     return [
-        Binned(name, days, _counts(_values(arrow[name]), place, len(days), is_baseline))
+        Binned(name, days, _counts(np.asarray(arrow[name]), place, len(days), is_baseline))
         for name in features
     ]
 
@@ -203,11 +205,6 @@ def _counts(
     width = len(edges) + 3
     flat = np.bincount(place * width + bins, minlength=num_days * width)
     return flat.reshape(num_days, width).astype(np.float64)
-
-
-def _values(column: object) -> Floats:
-    values: Floats = np.asarray(column.to_numpy(), dtype=np.float64)  # type: ignore[attr-defined]
-    return values
 
 
 def _feature_day(

@@ -26,20 +26,18 @@ def monitor_features(
     view_keys: dict[str, tuple[str, ...]],
     config: MonitoringConfig,
 ) -> FeatureMonitoring:
-    """Keep statistics of the published features, and tell what left the baseline.
+    """Keep statistics of the published features, and report what left the baseline.
 
-    Safe to retry: statistics replace those of the same version, an alert is told once. Never
-    cached as a task: history and alerts are there again after somebody removed them. What was
-    measured of a version and window is kept, so a repetition only reads it.
+    Safe to retry: what was measured of a version and window is kept, an alert is raised once.
 
     Raises:
         DataContractError: a table lacks its keys or times. Not retried.
-        StorageError: the history could not be written. Not retried.
+        StorageError: the disk refused a write. Not retried.
     """
-    from tasks.evaluation.monitoring.monitor import monitor_once
+    from tasks.evaluation.monitoring.monitor import monitor_tables
 
     settings = Settings.from_environment()
-    seen = monitor_once(tables, window, view_keys, config, settings.features_home, settings.store)
+    seen = monitor_tables(tables, window, view_keys, config, settings.features_home, settings.store)
     create_table_artifact(
         key="feature-monitoring",
         table=[
@@ -57,14 +55,7 @@ def monitor_features(
         ],
         description=f"Features of {window}, tables {tables.version[:12]}",
     )
-    create_markdown_artifact(key="feature-alerts", markdown=_in_markdown(seen))
+    lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing left the baseline."]
+    heading = f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new"
+    create_markdown_artifact(key="feature-alerts", markdown="\n".join([heading, "", *lines]))
     return seen
-
-
-def _in_markdown(seen: FeatureMonitoring) -> str:
-    lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing to tell."]
-    return (
-        f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new\n\n"
-        + "\n".join(lines)
-        + "\n"
-    )

@@ -33,12 +33,10 @@ from flows.promotion import (
 from tasks.contracts.release import PromotionDecision
 from tasks.features.access.audit import AuditTrail
 from tasks.kernel.settings import ArtifactStore, Settings
-from tasks.registry.approval import read_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import promote
-from tasks.registry.task import close_promotion_question
 from tests.support.data import builders
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.services.browser import Page, browser, needs_browser
@@ -180,7 +178,6 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
     with browser(tmp_path) as page:
         log_in(page, prefect_api)
         run_url = f"{prefect_api.url.removesuffix('/api')}/runs/flow-run/{waiting.id}"
-        look_in_the_second_ui(page, run_url)
         answer_in_the_first_ui(page, run_url)
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None
@@ -204,16 +201,6 @@ def log_in(page: Page, api: PrefectApi) -> None:
 PICTURE = "document.querySelector('[role=dialog] img, .p-modal img')"
 EXPLAINED = ("become the champion?", "Decision", "it becomes the champion if all gates", "Approver",
              "Your name, as it is to be recorded", "Comment")  # fmt: skip
-
-
-def look_in_the_second_ui(page: Page, run_url: str) -> None:
-    page.open(run_url.replace("/runs/", "/v2/runs/"))
-    menu = "[...document.querySelectorAll('button')].find(b => b.innerText.trim() === 'Open menu')"
-    page.wait(menu, "the run's menu")
-    page.click_on(menu)
-    page.click("Resume")
-    page.wait_for_text(*EXPLAINED)
-    assert page.wait(f"{PICTURE}?.naturalWidth", "the picture") > 100
 
 
 def answer_in_the_first_ui(page: Page, run_url: str) -> None:
@@ -279,35 +266,6 @@ def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(offic
     assert office.audit(number) == [("timed out", None)]
     promoting(office.candidate(2))  # the same version is promoted again, later
     assert [run.id for run in runs_about(number)] == [done.id]
-
-
-def test_an_end_that_comes_early_waits_for_the_deadline(office: Office) -> None:
-    """As Prefect does with scheduled runs; the question then was never closed."""
-    decision = office.candidate(7, timeout_h=3 / 3600)
-    number, approval = decision.candidate.version, decision.approval
-    assert approval is not None
-    registry = Registry(office.world.location)
-    digest = read_question(registry, registry.version(NAME, number)).digest
-    assert datetime.now(UTC) < approval.deadline
-    assert close_promotion_question.fn(NAME, number, digest)
-    assert datetime.now(UTC) >= approval.deadline
-    assert office.state_of(number) == "timed_out"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_question_whose_time_is_over_before_the_run_is_suspended_is_closed_too(
-    office: Office,
-) -> None:
-    """Seen on a slow machine: the end found the run not yet suspended, which then waited on."""
-    decision = office.candidate(5, timeout_h=1 / 3600)
-    number, before = decision.candidate.version, office.champion()
-    promoting(decision)
-    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state.message
-    assert office.champion() == before
-    assert office.state_of(number) == "timed_out"
 
 
 @pytest.mark.slow

@@ -16,9 +16,6 @@ from tasks.registry.connection import load_mlflow
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
     CHAMPION,
-    DECISION_SHA_TAG,
-    DECISION_TAG,
-    PREVIOUS_TAG,
     Registry,
 )
 from tasks.registry.model_folder import read_version
@@ -87,24 +84,6 @@ def test_registering_killed_at_any_step_shows_no_half_version_and_then_completes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", crashes.REGISTER_STEPS)
-def test_registering_that_fails_at_any_step_completes_when_it_is_called_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise RegistryError("on purpose")
-
-    with monkeypatch.context() as patch:
-        owner, name = crashes.REGISTER_STEPS[step]
-        patch.setattr(owner, name, fail)
-        with pytest.raises(RegistryError, match="on purpose"):
-            world.register()
-
-    world.register()
-    assert_one_whole_candidate(world)
-
-
-@pytest.mark.slow
 def test_clearing_up_a_half_run_that_is_itself_cut_off_is_completed_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,19 +133,6 @@ def test_promoting_killed_at_any_step_leaves_the_alias_and_then_completes(
 
     assert world.promoted().promoted
     assert alias(world, CHAMPION) == 1
-
-
-def test_promoting_killed_after_the_move_has_moved_it_with_its_evidence(
-    world: World, processes: Any
-) -> None:
-    killed(processes, crashes.move_and_die, world.store.root.parent)
-    assert alias(world, CHAMPION) == 1
-    moved = Registry(world.location).version(NAME, 1)
-    assert {DECISION_TAG, DECISION_SHA_TAG, PREVIOUS_TAG} <= moved.tags.keys()
-
-    assert world.promoted().promoted
-    assert alias(world, CHAMPION) == 1
-    assert Registry(world.location).version(NAME, 1).tags == moved.tags
 
 
 @pytest.mark.slow

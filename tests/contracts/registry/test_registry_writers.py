@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tasks.features.access.store import open_store
-from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import SmallRepository
 
@@ -100,9 +99,3 @@ def test_a_registry_stays_whole_when_its_writer_is_killed(repo: Path, tmp_path: 
 
 def entities(home: Path, repo: Path) -> set[str]:
     return {e.name for e in open_store(home, repo).list_entities()} - {"__dummy"}
-
-
-def test_incremental_materialization_is_refused(repo: Path, tmp_path: Path) -> None:
-    store = open_store(tmp_path / "home", repo)
-    with pytest.raises(FeatureStoreError, match="materialize a window with a start and an end"):
-        store.materialize_incremental(end_date=None)

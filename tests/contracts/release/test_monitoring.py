@@ -52,7 +52,7 @@ def test_a_view_that_stopped_is_shown_and_told_once(settings: Settings) -> None:
 
     assert first.num_new_alerts == len(first.alerts) > 0
     assert again == first.model_copy(update={"num_new_alerts": 0})
-    events, _ = read_alerts(settings.home)
+    events = read_alerts(settings.home)
     assert {event.kind for event in events} == {"freshness", "volume"}
     assert "stations" in str(shown("feature-monitoring")[0].data)
     assert first.alerts[0] in str(shown("feature-alerts")[0].data)

@@ -107,8 +107,8 @@ def standing(version: int, **changes: Any) -> ChampionState:
     fields: dict[str, Any] = {
         "version": reference(version),
         "promoted_at": FIRST_DAY,
-        "former": reference(version - 1) if version > 1 else None,
-        "former_trouble": None,
+        "previous": reference(version - 1) if version > 1 else None,
+        "previous_trouble": None,
     }
     return ChampionState(**{**fields, **changes})
 

@@ -8,7 +8,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import NoReturn
 
-from tasks.registry import model_folder, pictures, promotion
+from tasks.registry import model_folder, pictures
 from tasks.registry.mlflow_registry import Registry
 from tests.support.registry import builders
 
@@ -19,7 +19,7 @@ REGISTER_STEPS: dict[str, tuple[object, str]] = {
     "program without checkpoint": (model_folder, "_record"),
     "files without manifest": (model_folder, "_write_value"),
     "files without version": (Registry, "add_version"),
-    "version, run not finished": (Registry, "finish_run"),
+    "version, run not finished": (Registry, "end_run"),
     "version without alias": (Registry, "set_alias"),
 }
 ATTACH_STEPS: dict[str, tuple[object, str]] = {
@@ -64,15 +64,6 @@ def promote_and_die(home: Path, step: str) -> None:
     ref, report = world.register()
     made = world.attach(ref)
     setattr(*PROMOTE_STEPS[step], die)
-    world.promote(ref, report, made)
-
-
-def move_and_die(home: Path) -> None:
-    """Promote, and die when the alias has moved and nobody has been told."""
-    world = world_at(home)
-    ref, report = world.register()
-    made = world.attach(ref)
-    promotion._log = die
     world.promote(ref, report, made)
 
 

@@ -11,7 +11,13 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import Evidence, judge
-from tasks.registry.model_folder import FileRecord, VersionRecord, describe_model, list_variants
+from tasks.registry.model_folder import (
+    MANIFEST_FILE,
+    ModelManifest,
+    VersionRecord,
+    list_variants,
+    write_model,
+)
 from tests.support.data import builders as shared
 from tests.support.registry import builders
 
@@ -36,8 +42,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
         program_sha256=trained.program.sha256,
         snapshot_sha256=trained.snapshot_sha256,
     )
-    files = {"program.pt2": FileRecord(sha256=trained.program.sha256, num_bytes=1)}
-    manifest = describe_model(trained, evaluation, dataset.snapshot, "m", "abc", files)
+    folder = store.root / "model"
+    write_model(folder, trained, evaluation, dataset.snapshot, "m", "abc", store)
+    manifest = ModelManifest.model_validate_json((folder / MANIFEST_FILE).read_text())
     listed = list_variants(trained.program.sha256, made)
     return Evidence(
         candidate=candidate,

@@ -22,7 +22,7 @@ from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.model_folder import attach_variants
-from tasks.registry.programs import fetch_program
+from tasks.registry.programs import fetch_version
 from tests.support.conversion.programs import SmallNetwork, built, exported, kept
 from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, frame
@@ -112,7 +112,7 @@ class ServedHome:
 
     def program(self, ref: ModelVersionRef) -> RegisteredProgram:
         """A version's program."""
-        return fetch_program(ref.name, ref.version, self.location, self.store)
+        return fetch_version(ref, self.location, self.store)
 
     def expected(self, ref: ModelVersionRef, inputs: ModelInputs) -> NDArray[np.float32]:
         """What the registered program answers."""

@@ -98,13 +98,6 @@ def test_labels_that_are_not_both_0_and_1_are_refused(
         score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
 
 
-def test_a_training_window_without_rows_is_refused(store: ArtifactStore) -> None:
-    data = builders.frame()
-    dataset = builders.dataset(store, data[data["event_timestamp"].dt.month > 6])
-    with pytest.raises(DataContractError, match="has no row in 2013-01-01T00:00Z"):
-        score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
-
-
 @pytest.mark.parametrize("column", ["gust", "dest"])
 def test_a_column_without_known_values_in_the_sample_does_not_stop_it(
     store: ArtifactStore, column: str

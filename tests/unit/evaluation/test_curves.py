@@ -49,10 +49,3 @@ def test_the_calibration_error_can_be_read_off_the_calibration_curve() -> None:
     assert sum(p.weight for p in points) == len(rows.labels)
     error = sum(p.weight * abs(p.x - p.y) for p in points) / len(rows.labels)
     assert error == pytest.approx(rows.estimate()[METRICS.index("calibration_error")])
-
-
-def test_few_rows_give_short_curves() -> None:
-    rows = RankedRows(np.array([0, 1]), np.array([0.2, 0.8]), np.zeros(2, dtype=np.intp), 20)
-    assert [(p.x, p.y) for p in roc_curve(rows)] == [(0, 0), (0, 1), (1, 1)]
-    assert [(p.x, p.y) for p in precision_recall_curve(rows)] == [(1, 1), (1, 0.5)]
-    assert len(calibration_curve(rows)) == 2

@@ -54,16 +54,6 @@ def test_a_slice_is_compared_with_the_plain_prediction_that_errs_least_there(bet
         assert ratio(part) == pytest.approx(root_mean_squared_error(label, own["score"]) / plain)
 
 
-def test_where_the_baseline_is_unknown_the_baseline_model_stands_for_it() -> None:
-    rows = rows_with()
-    rows.loc[rows.index[::2], "temp"] = np.nan
-    with_gaps = judged(rows)
-    rows["temp"] = rows["temp"].fillna(rows["yardstick_score"])
-    assert {v: ratio(p) for v, p in with_gaps.items()} == {
-        v: ratio(p) for v, p in judged(rows).items()
-    }
-
-
 def test_a_model_that_is_bad_on_one_slice_alone_stands_out_there() -> None:
     rows = rows_with()
     before = judged(rows)

@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from tasks.contracts.data import DataSplits
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.metrics import check_test_window
@@ -20,7 +18,6 @@ from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
     QUICK,
-    QUICK_BASELINE_MODEL,
     Case,
     NotANumber,
     stored_program,
@@ -103,27 +100,19 @@ def test_only_rows_of_the_test_window_are_judged(case: Case) -> None:
     assert len(rows) == expected
 
 
-def test_a_baseline_model_of_another_snapshot_is_refused(case: Case) -> None:
-    other = case.baseline_model.model_copy(update={"snapshot_sha256": "f" * 64})
-    with pytest.raises(
-        DataContractError, match="baseline model was fitted on snapshot ffffffffffff"
-    ):
-        judge_model(case.candidate, case.dataset, None, other, QUICK, case.store)
-
-
-def test_a_model_of_another_snapshot_is_refused(case: Case) -> None:
-    other = case.candidate.model_copy(update={"snapshot_sha256": "e" * 64})
-    with pytest.raises(DataContractError, match="model was trained on snapshot eeeeeeeeeeee"):
-        judge_model(other, case.dataset, None, case.baseline_model, QUICK, case.store)
-
-
-def test_a_baseline_model_of_other_windows_is_refused(case: Case) -> None:
-    splits = DataSplits(
-        train=builders.month(1, 3), validation=builders.month(4), test=builders.month(5)
-    )
-    other = score_baseline_model(case.dataset, splits, QUICK_BASELINE_MODEL, case.store)
-    with pytest.raises(DataContractError, match="expected equal splits"):
-        judge_model(case.candidate, case.dataset, None, other, QUICK, case.store)
+@pytest.mark.parametrize("what", ["model", "baseline model", "windows"])
+def test_a_model_of_another_snapshot_or_windows_is_refused(case: Case, what: str) -> None:
+    other = {"snapshot_sha256": "f" * 64}
+    if what == "windows":
+        test = builders.month(5)
+        other = {"splits": case.baseline_model.splits.model_copy(update={"test": test})}
+    candidate, reference = case.candidate, case.baseline_model
+    if what == "model":
+        candidate = candidate.model_copy(update=other)
+    else:
+        reference = reference.model_copy(update=other)
+    with pytest.raises(DataContractError, match="expected the same snapshot and splits"):
+        judge_model(candidate, case.dataset, None, reference, QUICK, case.store)
 
 
 def test_null_labels_in_the_test_window_are_refused(case: Case) -> None:

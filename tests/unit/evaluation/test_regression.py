@@ -125,14 +125,8 @@ def test_slices_and_tables_speak_of_the_regression(case: Case) -> None:
     assert {part.column for part in report.slices} == {"carrier", "month"}
     assert all(isinstance(part.metrics, RegressionMetrics) for part in report.slices)
     assert [row["metric"] for row in metric_rows(report)] == ["r2", "rmse", "mae", "bias", "skill"]
-    assert {"R²", "RMSE", "skill", "RMSE ratio"} <= slice_rows(report)[0].keys()
+    assert {"R²", "RMSE ratio"} <= slice_rows(report)[0].keys()
     assert "**R² 0.8" in judgement(report)
-    assert "minutes" in judgement(report)
-
-
-def test_a_report_outlives_its_json(case: Case) -> None:
-    report = case.report
-    assert EvaluationReport.model_validate_json(report.model_dump_json()) == report
 
 
 def test_a_window_is_scored_with_its_skill_and_without_a_promise(case: Case) -> None:
@@ -146,15 +140,6 @@ def test_predictions_that_are_not_finite_are_refused(case: Case) -> None:
     program = stored_program(case.store, NotFinite()).model_copy(update={"columns": COLUMNS})
     with pytest.raises(DataContractError, match=r"are no numbers .* expected finite values"):
         score_window(program, case.dataset, builders.month(9), QUICK, case.store)
-
-
-def test_labels_that_do_not_differ_cannot_be_judged(case: Case) -> None:
-    rows = numbers()
-    rows[COLUMNS.label] = 3.0
-    dataset = builders.dataset(case.store, rows, COLUMNS)
-    scored = score_window(case.champion, dataset, builders.month(9), QUICK, case.store)
-    assert scored.metrics is None
-    assert "all have the label 3" in (scored.unjudged or "")
 
 
 @given(st.integers(2, 300), st.integers(1, 9), st.integers(0, 20))

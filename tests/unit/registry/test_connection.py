@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import subprocess
@@ -29,26 +28,6 @@ def location(tmp_path: Path) -> RegistryLocation:
 def database(location: RegistryLocation) -> Path:
     assert location.database_path is not None
     return location.database_path
-
-
-@pytest.mark.slow
-def test_importing_the_task_module_brings_in_no_heavy_library() -> None:
-    heavy = ("mlflow", "matplotlib", "torch")
-    program = f"import sys, tasks.registry.task; print(*[m for m in {heavy} if m in sys.modules])"
-
-    seen = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-    assert seen.stdout.decode().split() == []
-
-
-@pytest.mark.slow
-def test_plain_modules_import_without_prefect_and_without_mlflow() -> None:
-    program = (
-        "import sys; sys.modules['prefect'] = sys.modules['mlflow'] = None\n"
-        "import tasks.registry.promotion, tasks.registry.candidate, tasks.registry.programs"
-    )
-
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.slow
@@ -100,27 +79,6 @@ def test_a_file_that_is_no_database_is_refused_with_a_sentence(location: Registr
     with pytest.raises(RegistryError, match="is not an SQLite database"):
         prepare_database(location)
     assert path.read_bytes() == b"PK\3\4 this is a zip"
-
-
-def test_a_folder_in_place_of_the_database_is_refused_with_a_sentence(
-    location: RegistryLocation,
-) -> None:
-    database(location).mkdir(parents=True)
-
-    with pytest.raises(RegistryError, match="is not an SQLite database"):
-        prepare_database(location)
-
-
-def test_a_place_that_cannot_be_written_is_refused_with_a_sentence(
-    location: RegistryLocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(self: Path, *args: object, **kwargs: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-
-    with pytest.raises(StorageError, match="mend the permissions"):
-        prepare_database(location)
 
 
 def test_a_lock_held_elsewhere_is_transient_and_free_again_afterwards(

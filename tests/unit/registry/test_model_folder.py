@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import TrainedModel
-from tasks.kernel.errors import ArtifactError, RegistryError, StorageError
+from tasks.kernel.errors import RegistryError, StorageError
 from tasks.kernel.settings import ArtifactStore
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
@@ -130,25 +130,6 @@ def test_a_damaged_program_is_not_handed_out(filed: Filed, name: str) -> None:
         verified_program(filed.version)
 
 
-def test_a_version_without_a_manifest_is_not_handed_out(filed: Filed) -> None:
-    tags = {k: v for k, v in filed.version.tags.items() if k != MANIFEST_TAG}
-
-    with pytest.raises(RegistryError, match="no manifest"):
-        verified_program(replace(filed.version, tags=tags))
-
-
-def test_a_model_whose_files_left_the_store_is_not_filed(filed: Filed, tmp_path: Path) -> None:
-    dataset = shared.dataset(filed.store, shared.frame(300))
-    report = builders.evaluation(filed.store, filed.trained)
-    filed.store.path(filed.trained.checkpoint).unlink()
-
-    with pytest.raises(ArtifactError, match="run the stage that makes it again"):
-        write_model(
-            tmp_path / "other", filed.trained, report, dataset.snapshot, "m", "abc", filed.store
-        )
-    assert not (tmp_path / "other" / "model.json").exists()
-
-
 def test_variants_built_anew_replace_the_old_ones_list_last(filed: Filed) -> None:
     sha = filed.trained.program.sha256
     (old,) = (filed.folder / "variants").iterdir()
@@ -163,19 +144,6 @@ def test_variants_built_anew_replace_the_old_ones_list_last(filed: Filed) -> Non
     assert not old.exists()
     tags = {**filed.version.tags, VARIANTS_TAG: digest}
     assert read_version(replace(filed.version, tags=tags)).damage == ()
-
-
-def test_half_a_variant_of_a_killed_process_is_written_anew(filed: Filed) -> None:
-    sha = filed.trained.program.sha256
-    made = builders.variants(filed.store, sha)
-    (folder,) = (filed.folder / "variants").iterdir()
-    shutil.copytree(folder, folder.with_name(f".{folder.name}"))
-    (folder / "model.onnx").unlink()
-
-    write_variants(filed.folder, sha, made, filed.store)
-
-    assert read_version(filed.version).damage == ()
-    assert [p.name for p in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_full_disk_leaves_the_old_list_of_variants_in_place(

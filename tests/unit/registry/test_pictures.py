@@ -25,7 +25,7 @@ def test_pictures_are_drawn_small_and_in_colour_even_of_little_data(
     draw_pictures(trained, report, tmp_path / "pictures")
 
     drawn = sorted((tmp_path / "pictures").iterdir())
-    assert [p.name for p in drawn] == ["calibration.png", "learning-curve.png", "roc-pr.png"]
+    assert [p.name for p in drawn] == ["learning-curve.png", "quality.png"]
     for path in drawn:
         pixels = matplotlib.image.imread(path)[:, :, :3]
         assert (pixels.max(axis=2) - pixels.min(axis=2)).max() > 0.3  # not blank, not grey

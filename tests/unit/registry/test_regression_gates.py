@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from tasks.contracts.evaluation import (
     EvaluationReport,
@@ -92,7 +91,7 @@ def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence
     assert "vehicles off on average, 0.010 standard deviations" in said["bias"]
     assert said["worst-slice"] == (
         "worst of 2 slices is hour=03 (4,000 rows): its RMSE is 1.3000 (1.2000 to 1.4000) times "
-        "that of the better plain prediction there, yardstick or baseline; ceiling 1.5000"
+        "that of the better plain prediction there, baseline model or baseline; ceiling 1.5000"
     )
 
 
@@ -128,14 +127,6 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
     assert words in closed(replace(numbers, evaluation=report), CONFIG)[gate]
 
 
-def test_r2_may_gain_more_than_one_on_a_model_that_is_worse_than_the_mean(
-    numbers: Evidence,
-) -> None:
-    report = edited(numbers.evaluation, "comparisons.0.r2_difference", metric(1.5, 0.1))
-    report = edited(report, "comparisons.1.r2_difference", metric(1.5, 0.1))
-    assert closed(replace(numbers, evaluation=report), CONFIG) == {}
-
-
 def test_without_a_baseline_slices_are_still_judged(numbers: Evidence) -> None:
     report = numbers.evaluation.model_copy(
         update={"baseline_name": None, "overall": quality(skill=None)}
@@ -156,13 +147,8 @@ def test_no_number_opens_the_champion_gate_below_its_margin(low: float) -> None:
     assert _within(low, -CONFIG.champion_margin, quality()) == passed
 
 
-def test_a_floor_above_the_plausible_leaves_no_room() -> None:
-    with pytest.raises(ValidationError, match=r"min_r2=0.995 is not below max_plausible_r2=0.9"):
-        PromotionConfig(min_r2=0.995, max_plausible_r2=0.9)
-
-
 def test_pictures_of_a_regression_are_drawn(numbers: Evidence, tmp_path: Path) -> None:
     trained = trained_model(ArtifactStore(tmp_path / "artifacts"), numbers.dataset)
     draw_pictures(trained, numbers.evaluation, tmp_path / "pictures")
     drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert drawn == {"learning-curve.png", "observed.png", "residuals.png"}
+    assert drawn == {"learning-curve.png", "quality.png"}

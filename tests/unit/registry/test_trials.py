@@ -111,17 +111,3 @@ def test_the_study_ends_with_its_best_trial(location: RegistryLocation) -> None:
     assert whole.data.metrics["best_trial"] == 1
     assert whole.data.metrics["trials_pruned"] == 1
     assert len(runs(location, "s-4")) == 4
-
-
-def test_a_study_is_found_among_more_runs_than_one_page_holds(
-    location: RegistryLocation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record_trials("s-5", [trial(n, epochs=()) for n in range(6)], CONFIG, location)
-    registry = Registry(location)
-    search = registry._client.search_runs
-    monkeypatch.setattr(
-        registry._client, "search_runs", lambda *a, **k: search(*a, **k, max_results=2)
-    )
-    found = registry.runs_by_tag(CONFIG.experiment, {"search_study": "s-5"}, "search_trial")
-    assert len(found) == 7
-    assert [number for number, run in found.items() if not run.is_whole] == ["whole"]

@@ -145,7 +145,7 @@ def test_evidence_is_gathered_from_the_report_and_the_standing() -> None:
     seen = gather(report, builders.reference(2), known, None, now)
     assert (seen.version, seen.former_version, seen.champion_age_days) == (2, 1, 0.0)
     assert (seen.num_drifted, seen.drifted, seen.num_labelled) == (1, ("distance",), 1000)
-    broken = known.model_copy(update={"former_trouble": "model.json is missing"})
+    broken = known.model_copy(update={"previous_trouble": "model.json is missing"})
     assert gather(report, builders.reference(2), broken, None, now).former_version is None
     other = gather(report, builders.reference(3), known, None, now)
     assert (other.former_version, other.champion_age_days) == (None, None)

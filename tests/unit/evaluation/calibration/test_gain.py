@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from sklearn.calibration import calibration_curve
 
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import (
     Calibrator,
     Comparison,
@@ -20,14 +16,7 @@ from tasks.contracts.evaluation import (
     PairedComparison,
     RegressionComparison,
 )
-from tasks.evaluation.calibration.config import (
-    RecalibrationConfig,
-    calibration_splits,
-    split_window,
-)
 from tasks.evaluation.calibration.gain import announcement, describe_changes, why_no_gain
-from tasks.evaluation.calibration.picture import reliability
-from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame, month
 from tests.support.registry.builders import evaluation, metric, trained_model
@@ -105,33 +94,7 @@ def test_what_changed_is_told_in_lines_and_in_an_artifact(judged: EvaluationRepo
         num_rows=9000,
         num_positives=1800,
     )
-    page = announcement(fit, "1.2 x -0.3", paired(), None, b"png")
+    page = announcement(fit, "1.2 x -0.3", paired(), None)
     assert "| slope | 1.2000 ± 0.0500 |" in page
     assert "9,000 labelled rows of 2013-07-01T00:00Z to 2013-08-01T00:00Z, 1,800 with" in page
-    assert "data:image/png;base64," in page
-    assert "**Not kept.** Too few." in announcement(fit, "x", None, "Too few.", b"png")
-
-
-def test_a_picture_shows_the_same_bins_as_scikit_learn_would() -> None:
-    rng = np.random.default_rng(0)
-    scores = rng.random(2000)
-    labels = (rng.random(2000) < scores**2).astype(float)
-    rate, mean = calibration_curve(labels, scores, n_bins=20, strategy="quantile")
-    x, y = reliability(labels, scores)
-    assert np.allclose(x, mean)
-    assert np.allclose(y, rate)
-
-
-def test_the_later_days_judge_and_none_was_trained_on() -> None:
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    window = TimeWindow(start=start, end=start + timedelta(days=28))
-    fit, holdout = split_window(window, RecalibrationConfig(holdout_days=10))
-    assert (fit.start, fit.end, holdout.end) == (start, holdout.start, window.end)
-    assert holdout.end - holdout.start == timedelta(days=10)
-    before = TimeWindow(start=start - timedelta(days=90), end=start)
-    assert calibration_splits(before, fit, holdout).validation == fit
-    later = TimeWindow(start=start, end=start + timedelta(days=1))
-    with pytest.raises(WindowError, match="expected rows later than those of the training"):
-        calibration_splits(later, fit, holdout)
-    with pytest.raises(WindowError, match="no day before the 28 that judge"):
-        split_window(window, RecalibrationConfig(holdout_days=28))
+    assert "**Not kept.** Too few." in announcement(fit, "x", None, "Too few.")

@@ -12,7 +12,6 @@ from tasks.evaluation.drift.statistics import (
     MAX_CATEGORIES,
     count_categories,
     count_numbers,
-    draw_blocks,
     quantile_cuts,
 )
 from tests.support.evaluation.windows import Columns, changes, window_of
@@ -45,12 +44,6 @@ def test_stationary_rows_never_drift_whatever_the_seed(tmp_path: Path, num_rows:
 def test_stationary_rows_never_drift_however_many_there_are(tmp_path: Path, num_rows: int) -> None:
     found = changes(tmp_path, stationary(0, num_rows, 4), stationary(1, num_rows, 4))
     assert max(change.effect for change in found) < MIN_EFFECT / 5
-
-
-def test_very_few_rows_look_different_but_do_not_count(tmp_path: Path) -> None:
-    found = changes(tmp_path, stationary(0, 5_000), stationary(1, 60))
-    assert max(change.effect for change in found) > MIN_EFFECT
-    assert max(change.effect_low for change in found) < MIN_EFFECT
 
 
 @pytest.mark.slow
@@ -121,11 +114,6 @@ def test_a_column_that_never_changes_does_not_drift(tmp_path: Path, values: np.n
     assert change.effect_low == 0
 
 
-def test_a_constant_that_becomes_another_has_drifted_wholly(tmp_path: Path) -> None:
-    (change,) = changes(tmp_path, {"x": np.full(1000, 3.0)}, {"x": np.full(1000, 4.0)})
-    assert change.effect_low == 1
-
-
 def test_psi_of_stationary_rows_is_about_its_noise(tmp_path: Path) -> None:
     ratios = []
     for seed in range(10):
@@ -135,25 +123,12 @@ def test_psi_of_stationary_rows_is_about_its_noise(tmp_path: Path) -> None:
     assert 0.4 < np.mean(ratios) < 1.6
 
 
-@given(st.integers(1, 60))
-def test_draws_hold_as_many_days_as_there_are(num_days: int) -> None:
-    draws = draw_blocks(num_days, np.random.default_rng(0))
-    assert (draws.weights.sum(axis=1) == num_days).all()
-    assert draws.widening >= 1
-
-
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=200), st.sampled_from([10, 20, 100]))
 def test_coarse_cuts_are_among_the_fine_ones(values: list[int], num_bins: int) -> None:
     numbers = np.sort(np.array(values, float))
     fine, coarse = quantile_cuts(numbers, num_bins), quantile_cuts(numbers, 10)
     assert np.isin(coarse, fine).all()
     assert (np.diff(fine) > 0).all()
-
-
-def test_a_value_that_fills_a_bin_has_it_to_itself() -> None:
-    cuts = quantile_cuts(np.concatenate([np.zeros(50), np.arange(1, 51)]), 10)
-    assert np.searchsorted(cuts, 1e-9, "right") == np.searchsorted(cuts, 0, "right") + 1
-    assert np.searchsorted(cuts, -1e-9, "right") == np.searchsorted(cuts, 0, "right") - 1
 
 
 def test_every_row_is_counted_once_by_day(tmp_path: Path) -> None:
@@ -188,12 +163,3 @@ def test_categories_rare_unseen_and_missing_have_bins_of_their_own(tmp_path: Pat
     assert reference[[0, 1, 2, -2, -1]].tolist() == [2, 3, 2, 1, 0]
     assert current[[0, 1, 2, -2, -1]].tolist() == [1, 1, 3, 1, 2]
     assert histogram.unseen == pytest.approx(2 / 8)
-
-
-def test_a_reference_without_any_known_value_can_still_be_counted(tmp_path: Path) -> None:
-    before = window_of(tmp_path, {"x": np.full(10, np.nan), "c": [None] * 9 + [""]}, 2)
-    now = window_of(tmp_path, {"x": np.arange(10.0), "c": ["a"] * 10}, 2)
-    numbers = count_numbers(before.numbers("x"), now.numbers("x"))
-    assert numbers.current.sum(axis=0).tolist() == [0, 10]
-    names = count_categories((before, before.categories("c")), (now, now.categories("c")))
-    assert names.unseen == 1

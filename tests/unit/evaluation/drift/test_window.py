@@ -23,14 +23,6 @@ def test_only_rows_of_the_window_are_read_in_order_of_their_day(tmp_path: Path) 
     assert (window.num_rows, window.num_days) == (2, 2)
 
 
-def test_a_day_is_a_utc_day(tmp_path: Path) -> None:
-    times = pd.to_datetime(["2013-01-01T22:00-05:00", "2013-01-02T04:00+00:00"], utc=True)
-    pd.DataFrame({TIME: times, "x": [1.0, 2.0]}).to_parquet(tmp_path / "rows.parquet")
-    window = WindowColumns(tmp_path / "rows.parquet", TIME, days(5))
-    assert window.num_days == 1
-    assert [known.tolist() for _, known in window.numbers("x").by_day()] == [[1, 2]]
-
-
 def test_columns_that_are_absent_or_no_numbers_are_named(tmp_path: Path) -> None:
     window = window_of(tmp_path, {"c": ["a", "b"]}, 2)
     with pytest.raises(DataContractError, match="lack column 'gust'"):
@@ -75,12 +67,6 @@ def test_rows_are_found_in_many_row_groups(tmp_path: Path, shuffled: bool) -> No
     numbers = window.numbers("x")
     assert numbers.ranked.tolist() == list(range(96, 240))
     assert [len(part) for _, part in numbers.by_day()] == [24] * 6
-
-
-def test_a_window_without_rows_has_no_days(tmp_path: Path) -> None:
-    window_of(tmp_path, {"x": np.arange(4.0)}, 2)
-    window = WindowColumns(tmp_path / "0.parquet", TIME, days(3, first=100))
-    assert (window.num_rows, window.num_days) == (0, 0)
 
 
 def test_categories_are_numbered_alike_in_both_windows(tmp_path: Path) -> None:

@@ -24,47 +24,18 @@ def event(day: int, kind: str = "freshness") -> AlertEvent:
     return alert(kind, "weather", None, window, "warning", 9.0, 4.0, "weather is 9 h old")  # type: ignore[arg-type]
 
 
-def test_the_same_event_is_told_once(tmp_path: Path) -> None:
+def test_an_event_is_appended_once_and_a_cut_off_line_does_no_harm(tmp_path: Path) -> None:
     assert append_alerts(tmp_path, [event(1), event(2), event(1)]) == 2
-    assert append_alerts(tmp_path, [event(2), event(3)]) == 1
-
-    events, _ = read_alerts(tmp_path)
-
-    assert [e.time.day for e in events] == [3, 4, 5]
-
-
-def test_a_reader_gets_only_what_came_after_its_cursor(tmp_path: Path) -> None:
-    assert read_alerts(tmp_path) == ((), 0)
-    append_alerts(tmp_path, [event(1)])
-    first, cursor = read_alerts(tmp_path)
-    append_alerts(tmp_path, [event(2)])
-
-    later, end = read_alerts(tmp_path, cursor)
-
-    assert (len(first), len(later)) == (1, 1)
-    assert read_alerts(tmp_path, end) == ((), end)
-
-
-def test_a_line_that_is_not_whole_is_left_for_later_and_does_no_harm(tmp_path: Path) -> None:
-    append_alerts(tmp_path, [event(1)])
     with (tmp_path / FILE).open("a") as stream:
         stream.write('{"id": "cut')
-    events, cursor = read_alerts(tmp_path)
-    assert len(events) == 1
-
-    append_alerts(tmp_path, [event(2)])
-
-    assert [e.time.day for e in read_alerts(tmp_path, cursor)[0]] == [4]
-
-
-def test_an_infinite_value_is_written_as_nothing(tmp_path: Path) -> None:
     endless = alert(
-        "freshness", "weather", None, event(1).window, "critical", float("inf"), 4.0, "never seen"
+        "freshness", "weather", None, event(3).window, "critical", float("inf"), 4.0, "never seen"
     )
+    assert append_alerts(tmp_path, [event(2), endless]) == 1
 
-    append_alerts(tmp_path, [endless])
+    events = read_alerts(tmp_path)
 
-    assert read_alerts(tmp_path)[0][0].value is None
+    assert [(e.time.day, e.value) for e in events] == [(3, 9.0), (4, 9.0), (5, None)]
 
 
 def _write(folder: str) -> None:
@@ -80,7 +51,7 @@ def test_writers_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
     for writer in writers:
         writer.join(60)
 
-    events, _ = read_alerts(tmp_path)
+    events = read_alerts(tmp_path)
 
     assert len(events) == len({e.id for e in events}) == 20
 

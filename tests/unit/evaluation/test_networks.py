@@ -9,7 +9,7 @@ from torch import Tensor
 from tasks.contracts.evaluation import Metric, StudentReport
 from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.judge import judge_siblings, who_won, why_refused
+from tasks.evaluation.judge import judge_networks, who_won, why_refused
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame, splits
@@ -63,7 +63,7 @@ def judged(
         {**made.model_dump(), "compression": compression.model_dump()}
     )
     distilled = made if twin else None
-    return judge_siblings(compressed, parent, distilled, alone, rows, judging, store)
+    return judge_networks(compressed, parent, distilled, alone, rows, judging, store)
 
 
 def test_a_student_as_good_as_its_parent_is_offered_with_the_paired_difference(
@@ -118,7 +118,7 @@ def report(difference: Metric, value: float = 0.75) -> StudentReport:
     [
         (0.001, 0.004, 0.007, "The teacher helped: distilled minus control is AUC +0.0040"),
         (-0.007, -0.004, -0.001, "The teacher did harm"),
-        (-0.002, 0.001, 0.004, "Whether the teacher helped, 4,000 test rows cannot tell"),
+        (-0.002, 0.001, 0.004, "Nobody can tell if it helped"),
         (1e-6, 2e-6, 3e-6, "The teacher made no difference"),
     ],
 )
