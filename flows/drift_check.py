@@ -192,7 +192,10 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
 
 def check_served_by_volume(config: PipelineConfig) -> str | None:
     """The same for rows that the champion has answered, by the log of predictions."""
-    standing, rows = find_champion_state(config.registry.model_name), config.drift.served.volume_rows
+    standing, rows = (
+        find_champion_state(config.registry.model_name),
+        config.drift.served.volume_rows,
+    )
     if rows is None or standing is None:
         return None
     champion, offset = standing.version, server_clock_offset(config)

@@ -13,9 +13,9 @@ from tasks.contracts.data import FeatureSnapshot, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport, Metric
 from tasks.contracts.training import (
     CandidateModel,
+    CompressedModel,
     EpochMetrics,
     RecalibratedModel,
-    CompressedModel,
     TrainedModel,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError

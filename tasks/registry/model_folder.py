@@ -30,9 +30,9 @@ from tasks.contracts.evaluation import Calibration, Comparison, EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import (
     CandidateModel,
-    RecalibratedModel,
-    ModelCompression,
     CompressedModel,
+    ModelCompression,
+    RecalibratedModel,
     StartingPoint,
 )
 from tasks.kernel.errors import RegistryError, refused_writes_explained

@@ -12,8 +12,8 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import (
     CalibrationSource,
-    RegisteredProgram,
     CompressionParent,
+    RegisteredProgram,
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint

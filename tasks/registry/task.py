@@ -24,11 +24,11 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
     CalibrationSource,
     ChampionState,
+    CompressionParent,
     ModelVariant,
     PromotionDecision,
     RegisteredProgram,
     Rollback,
-    CompressionParent,
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord

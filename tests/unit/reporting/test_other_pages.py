@@ -11,7 +11,7 @@ import pytest
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import Metric, StudentReport
-from tasks.contracts.release import GateResult, PromotionDecision, CompressionResult
+from tasks.contracts.release import CompressionResult, GateResult, PromotionDecision
 from tasks.contracts.training import ModelCompression, StudyRecord
 from tasks.reporting import compression, search
 from tasks.reporting.drawing import as_data_url
