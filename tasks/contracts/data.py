@@ -214,8 +214,10 @@ class MonitoredView(Contract):
     highest_psi: float | None = Field(description="Of its features in the newest window.")
     psi_bound: float | None = Field(description="PSI from which a feature has drifted.")
     num_alerts: NonNegativeInt
-    periods: tuple[MonitoredPeriod, ...] = Field(description="Nulls and rows of the view.")
-    ages_hours: tuple[float | None, ...] = Field(description="Highest age in each period.")
+    periods: tuple[MonitoredPeriod, ...] = Field(
+        default=(), description="Of results before 2026-11-25 alone, as the next one."
+    )
+    ages_hours: tuple[float | None, ...] = ()
 
 
 class FeatureMonitoring(Contract):

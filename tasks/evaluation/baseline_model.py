@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 32_768
 PATIENCE = 15  # trees without a better validation loss to the end
+MAX_ROWS = 500_000  # of a window, a seeded sample; bounds memory
 MAX_CATEGORIES = 254  # of one column: scikit-learn takes 255 bins, one is for missing
 Float32Array = NDArray[np.float32]
 
@@ -115,11 +116,11 @@ def _fit(
     store: ArtifactStore,
 ) -> Any:
     columns = dataset.snapshot.columns
-    train = _sample(dataset, splits.train, config, store)
+    train = _sample(dataset, splits.train, store)
     encoding.learn(train)
     features, labels = encoding.matrix(train), _labels(train, columns, splits.train)
     del train  # the frame and the matrix together are the peak of memory
-    chosen_on = _sample(dataset, splits.validation, config, store)
+    chosen_on = _sample(dataset, splits.validation, store)
     is_number = columns.task == "regression"
     kind = HistGradientBoostingRegressor if is_number else HistGradientBoostingClassifier
     model = kind(
@@ -143,12 +144,10 @@ def _fit(
     return model
 
 
-def _sample(
-    dataset: ValidatedDataset, window: TimeWindow, config: BaselineModelConfig, store: ArtifactStore
-) -> pd.DataFrame:
-    """Rows of a window, or a seeded sample where there are more than the configuration allows."""
+def _sample(dataset: ValidatedDataset, window: TimeWindow, store: ArtifactStore) -> pd.DataFrame:
+    """Rows of a window, or a seeded sample where there are more than `MAX_ROWS`."""
     columns = dataset.snapshot.columns
-    keep = _kept_positions(dataset, window, config, store)
+    keep = _kept_positions(dataset, window, store)
     wanted = [columns.label, *input_columns(columns)]
     parts, seen = [], 0
     for frame in read_batches(dataset, window, wanted, store, BATCH_ROWS):
@@ -161,15 +160,15 @@ def _sample(
 
 
 def _kept_positions(
-    dataset: ValidatedDataset, window: TimeWindow, config: BaselineModelConfig, store: ArtifactStore
+    dataset: ValidatedDataset, window: TimeWindow, store: ArtifactStore
 ) -> NDArray[np.bool_] | None:
     columns = [dataset.snapshot.columns.label]
     batches = read_batches(dataset, window, columns, store, BATCH_ROWS)
     num_rows = sum(len(frame) for frame in batches)
-    if num_rows <= config.max_rows:
+    if num_rows <= MAX_ROWS:
         return None
-    logger.info("baseline model: %d of %d rows of %s, sampled", config.max_rows, num_rows, window)
-    chosen = np.random.default_rng(0).choice(num_rows, config.max_rows, replace=False)
+    logger.info("baseline model: %d of %d rows of %s, sampled", MAX_ROWS, num_rows, window)
+    chosen = np.random.default_rng(0).choice(num_rows, MAX_ROWS, replace=False)
     keep = np.zeros(num_rows, dtype=np.bool_)
     keep[chosen] = True
     return keep
@@ -180,30 +179,18 @@ def _compact(frame: pd.DataFrame, columns: DatasetSchema) -> pd.DataFrame:
 
 
 def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> NDArray[Any]:
-    labels = rows[columns.label]
-    if columns.task == "regression":
-        return _numbers(labels, columns, window)
-    nulls, kinds = int(labels.isna().sum()), sorted(labels.dropna().unique())
-    if nulls or kinds != [0, 1]:
+    labels = rows[columns.label].to_numpy(dtype=np.float64, na_value=np.nan)
+    nulls, kinds = int(np.isnan(labels).sum()), np.unique(labels[~np.isnan(labels)])
+    is_number = columns.task == "regression"
+    fits = np.isfinite(kinds).all() if is_number else list(kinds) == [0, 1]
+    if nulls or not fits:
         raise DataContractError(
             f"label {columns.label!r} in {window} has {nulls:,} nulls and the values "
-            f"{[float(k) for k in kinds[:5]]} in {len(rows):,} rows; expected 0 and 1, both "
-            "present. The baseline model was not fitted"
+            f"{kinds[:5].tolist()} in {len(rows):,} rows; expected "
+            f"{'a finite number in each' if is_number else '0 and 1, both present'}. The baseline "
+            "model was not fitted"
         )
-    return labels.to_numpy(dtype=np.int8)
-
-
-def _numbers(
-    labels: pd.Series[Any], columns: DatasetSchema, window: TimeWindow
-) -> NDArray[np.float64]:
-    numbers = labels.to_numpy(dtype=np.float64, na_value=np.nan)
-    odd = int(np.count_nonzero(~np.isfinite(numbers)))
-    if odd:
-        raise DataContractError(
-            f"label {columns.label!r} in {window} is no number in {odd:,} of {len(numbers):,} "
-            "rows; expected a finite number in each. The baseline model was not fitted"
-        )
-    return numbers
+    return labels if is_number else labels.astype(np.int8)
 
 
 def _scored(

@@ -48,9 +48,3 @@ class BaselineModelConfig(BaseModel):
     min_leaf_rows: int = Field(
         default=100, ge=1, le=100_000, description="Rows of a leaf, at least."
     )
-    max_rows: int = Field(
-        default=500_000,
-        ge=100,
-        le=20_000_000,
-        description="Rows of a window that are used at most, a seeded sample; bounds memory.",
-    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import duckdb
 import pandas as pd
@@ -47,7 +46,6 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, cont
 MOST_PERIODS = 53
 MOST_FEATURES = 12  # whose values the report shows over time
 VIEW_DAYS, FEATURE_DAYS = "view_days.parquet", "feature_days.parquet"
-Day = TypeVar("Day")
 
 
 class KeptMonitoring(Contract):
@@ -195,10 +193,6 @@ def _drift(
 
 def _view(seen: _Seen) -> MonitoredView:
     newest = _newest(seen.drift)
-    groups = _groups(seen.days)
-    nulls: dict[datetime, list[float]] = {}
-    for day in seen.feature_days:
-        nulls.setdefault(day.start, []).append(day.null_rate)
     lags = sorted(day.lag_minutes for day in seen.days if math.isfinite(day.lag_minutes))
     return MonitoredView(
         view=seen.view,
@@ -210,15 +204,6 @@ def _view(seen: _Seen) -> MonitoredView:
         highest_psi=max((d.psi for d in newest), default=None),
         psi_bound=_finite(newest[0].bound) if newest else None,
         num_alerts=len(seen.alerts),
-        periods=tuple(
-            MonitoredPeriod(
-                start=group[0].start,
-                null_rate=_mean([r for d in group for r in nulls.get(d.start, [])]) or 0.0,
-                num_rows=sum(d.num_rows for d in group),
-            )
-            for group in groups
-        ),
-        ages_hours=tuple(_finite(max(d.age_hours for d in group)) for group in groups),
     )
 
 
@@ -253,7 +238,7 @@ def _newest(drift: Sequence[WindowDrift]) -> list[WindowDrift]:
     return [d for d in drift if d.end_day == last]
 
 
-def _groups(days: Sequence[Day]) -> list[Sequence[Day]]:
+def _groups(days: Sequence[FeatureDay]) -> list[Sequence[FeatureDay]]:
     """Days in at most `MOST_PERIODS` groups of equal length, the last may be shorter."""
     length = max(1, math.ceil(len(days) / MOST_PERIODS))
     return [days[start : start + length] for start in range(0, len(days), length)]

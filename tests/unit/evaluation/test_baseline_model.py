@@ -48,9 +48,10 @@ def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> No
 
 
 def test_no_more_rows_are_used_than_allowed(
-    store: ArtifactStore, caplog: pytest.LogCaptureFixture
+    store: ArtifactStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = BaselineModelConfig(max_iterations=5, max_rows=300, min_leaf_rows=20)
+    config = BaselineModelConfig(max_iterations=5, min_leaf_rows=20)
+    monkeypatch.setattr("tasks.evaluation.baseline_model.MAX_ROWS", 300)
     with caplog.at_level("INFO"):
         first = score_baseline_model(builders.dataset(store), builders.splits(), config, store)
     assert "baseline model: 5 trees on 300 rows" in caplog.text

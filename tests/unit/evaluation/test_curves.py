@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -9,7 +7,6 @@ from sklearn.metrics import roc_auc_score
 from tasks.evaluation.metrics import (
     MAX_POINTS,
     calibration_curve,
-    precision_recall_curve,
     roc_curve,
 )
 from tasks.stats.ranked import METRICS, RankedRows
@@ -30,15 +27,6 @@ def test_the_roc_curve_runs_from_corner_to_corner_and_holds_its_area() -> None:
     assert (points[0].x, points[0].y, points[-1].x, points[-1].y) == (0, 0, 1, 1)
     area = np.trapezoid([p.y for p in points], [p.x for p in points])
     assert area == pytest.approx(roc_auc_score(rows.labels, rows.scores), abs=2e-3)
-
-
-def test_the_precision_recall_curve_ends_at_full_recall_and_the_base_rate() -> None:
-    rows = ranked()
-    points = precision_recall_curve(rows)
-    assert len(points) <= MAX_POINTS
-    assert points[-1].x == 1
-    assert points[-1].y == pytest.approx(rows.labels.mean())
-    assert all(a.x <= b.x for a, b in pairwise(points))
 
 
 def test_the_calibration_error_can_be_read_off_the_calibration_curve() -> None:

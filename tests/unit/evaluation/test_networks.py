@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +8,6 @@ from tasks.contracts.evaluation import Metric, StudentReport
 from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_networks, who_won, why_refused
-from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
@@ -137,8 +134,3 @@ def test_the_lower_end_of_the_parents_interval_is_the_bound_and_no_number_is_bel
 ) -> None:
     found = report(Metric(value=0.0, low=-1.0, high=1.0), value)
     assert (why_refused(found) is not None) is is_refused
-
-
-def test_a_test_window_too_small_to_judge_is_refused(store: ArtifactStore, tmp_path: Path) -> None:
-    with pytest.raises(DataContractError, match="rows, fewer than 1,000,000"):
-        judged(store, Blurred(), judging=EvaluationConfig(min_slice_rows=1_000_000))

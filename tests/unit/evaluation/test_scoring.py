@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.contracts.base import Artifact
 from tasks.evaluation.scoring import Program, score_rows
-from tasks.kernel.errors import ArtifactError, DataContractError
-from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import DataContractError
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 from tests.support.evaluation.programs import (
@@ -69,23 +68,6 @@ def test_a_program_that_gives_no_probabilities_is_refused(
 def test_a_program_with_a_fixed_batch_is_refused_with_the_fix(store: ArtifactStore) -> None:
     with pytest.raises(DataContractError, match="dynamic batch axis"):
         opened(store, LateRate(), dynamic=False).score(builders.frame(50))
-
-
-def test_a_window_without_rows_is_refused(store: ArtifactStore) -> None:
-    data = builders.frame(100)
-    dataset = builders.dataset(store, data[data["event_timestamp"].dt.month < 6])
-    with pytest.raises(DataContractError, match="has no row in 2013-11-01T00:00Z"):
-        score_rows(opened(store, LateRate()), dataset, builders.month(11), (), store, 100)
-
-
-def test_a_file_that_is_no_program_is_refused(store: ArtifactStore) -> None:
-    def build(folder: StagedFolder) -> Artifact:
-        (folder.path / "program.pt2").write_bytes(b"not a zip archive")
-        return folder.artifact("program.pt2")
-
-    artifact = store.build_once("programs", "junk", Artifact, build)
-    with pytest.raises(ArtifactError, match="cannot be read as a torch"):
-        Program.open(artifact, COLUMNS, store)
 
 
 def test_missing_and_unknown_values_are_scored(store: ArtifactStore) -> None:

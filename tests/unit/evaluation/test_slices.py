@@ -49,15 +49,6 @@ def test_slices_too_small_or_of_one_label_or_of_one_day_are_skipped_with_counts(
     }
 
 
-def test_a_column_of_many_values_does_not_flood_the_report() -> None:
-    rows = scored()
-    rows["dest"] = [f"D{i % 300:03d}" for i in range(len(rows))]
-    slices, skipped = judge_slices(rows, COLUMNS, CONFIG.model_copy(update={"slices": ("dest",)}))
-    assert slices == ()
-    assert len(skipped) == 21
-    assert skipped[-1] == "dest: 280 more values, 2,800 rows"
-
-
 def test_a_slice_of_no_column_is_refused_with_the_columns_there_are() -> None:
     config = EvaluationConfig(slices=("month", "gate"))
     with pytest.raises(ConfigurationError, match=r"slices name gate.*carrier, origin, dest"):

@@ -127,15 +127,6 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
     assert words in closed(replace(numbers, evaluation=report), CONFIG)[gate]
 
 
-def test_without_a_baseline_slices_are_still_judged(numbers: Evidence) -> None:
-    report = numbers.evaluation.model_copy(
-        update={"baseline_name": None, "overall": quality(skill=None)}
-    )
-    assert closed(replace(numbers, evaluation=report), CONFIG) == {}
-    spoilt = edited(report, "slices.0.error_ratio.value", 1.51)
-    assert set(closed(replace(numbers, evaluation=spoilt), CONFIG)) == {"worst-slice"}
-
-
 def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence) -> None:
     report = numbers.evaluation.model_copy(update={"slices": good.evaluation.slices})
     assert "worst-slice" in closed(replace(numbers, evaluation=report), CONFIG)

@@ -59,13 +59,6 @@ def test_a_picture_follows_the_page_and_is_the_same_for_the_same_values() -> Non
 
 
 @settings(max_examples=12)
-@given(st.lists(st.tuples(ANY, ANY), max_size=12), ANY)
-def test_a_line_chart_takes_any_numbers(points: list[tuple[float, float]], best: float) -> None:
-    mark = (best, "kept") if math.isfinite(best) else None
-    parsed(line_chart("t", [Series("a", points), Series("b", points[:1])], "x", "y", mark=mark))
-
-
-@settings(max_examples=12)
 @given(st.lists(st.builds(CurvePoint, x=ANY, y=ANY, weight=ANY), max_size=8))
 def test_a_calibration_chart_takes_any_numbers(points: list[CurvePoint]) -> None:
     parsed(calibration_chart(points))
@@ -139,16 +132,6 @@ def test_limits_are_never_empty_and_hold_every_drawable_value(values: list[float
     assert math.isfinite(low)
     assert low < high
     assert all(low <= v <= high for v in values if math.isfinite(v) and abs(v) < 1e12)
-
-
-@settings(max_examples=12)
-@given(st.floats(0, 1), st.integers(1, 10**7))
-def test_a_wilson_interval_holds_its_rate_and_stays_within_zero_and_one(
-    rate: float, rows: int
-) -> None:
-    low, high = wilson_interval(rate, rows)
-    assert 0 <= low <= rate + 1e-12
-    assert rate - 1e-12 <= high <= 1
 
 
 def test_a_wilson_interval_agrees_with_the_published_one() -> None:

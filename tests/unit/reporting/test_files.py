@@ -96,15 +96,6 @@ def test_a_column_name_cannot_smuggle_a_command_into_the_page(store: ArtifactSto
         assert len(shlex.split(check.command)) <= 3, check.command
 
 
-def test_a_number_that_is_not_finite_is_null_in_the_facts(
-    store: ArtifactStore, reports: Path
-) -> None:
-    facts = facts_in(write_report(hostile_record(store), store, reports).facts_path)
-    evaluation = facts["evaluation"]
-    assert isinstance(evaluation, dict)
-    assert evaluation["overall"]["auc"] == {"value": None, "low": None, "high": None}
-
-
 def test_a_damaged_and_an_absent_artifact_are_named(store: ArtifactStore, reports: Path) -> None:
     record = run_record(store)
     store.path(record.model.program).write_text("changed")

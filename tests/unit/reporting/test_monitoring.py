@@ -42,7 +42,6 @@ def monitoring(
             MonitoredView(
                 view=f"view_{n}", num_rows=133_314, num_features=16, age_hours=1.0,
                 lag_minutes=5.0, null_rate=0.11, highest_psi=0.92, psi_bound=2.03, num_alerts=n,
-                periods=periods(None), ages_hours=tuple([1.0] * 50 + [None, 30.0]),
             )
             for n in range(views)
         ),

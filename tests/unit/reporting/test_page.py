@@ -106,13 +106,6 @@ def test_what_is_missing_is_said_in_words(store: ArtifactStore) -> None:
         assert words in page.words, words
 
 
-def test_a_damaged_artifact_is_told_and_the_page_still_made(store: ArtifactStore) -> None:
-    record = run_record(store)
-    store.path(record.model.program).write_text("changed")
-    _, page = rendered(record, store)
-    assert "1 of 16 stored artifacts absent or damaged" in page.words
-
-
 def test_a_record_with_as_little_as_the_contract_allows_makes_a_page(store: ArtifactStore) -> None:
     record = run_record(store)
     refresh = record.refresh

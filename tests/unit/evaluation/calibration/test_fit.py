@@ -16,7 +16,7 @@ from sklearn.linear_model import LinearRegression
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import Calibrator, FitOutcome
 from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt, logits
+from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt
 
 WINDOW = TimeWindow(start=datetime(2026, 1, 1, tzinfo=UTC), end=datetime(2026, 1, 15, tzinfo=UTC))
 CONFIG = RecalibrationConfig(min_rows=50, min_positives=5)
@@ -87,12 +87,6 @@ def test_a_map_that_was_put_on_the_scores_is_found_and_taken_back() -> None:
     assert outcome.fit.map.slope == pytest.approx(1.5, abs=5 * outcome.fit.slope_error)
     assert outcome.fit.map.intercept == pytest.approx(0.7, abs=5 * outcome.fit.intercept_error)
     assert outcome.fit.num_positives == labels.sum()
-
-
-def test_scores_of_exactly_zero_and_one_have_a_logit() -> None:
-    assert np.isfinite(logits(np.array([0.0, 1.0, 0.5], dtype=np.float32))).all()
-    labels = np.tile([0.0, 1.0], 100)
-    assert fitted(labels, labels.astype(np.float32)).fit is not None
 
 
 @pytest.mark.parametrize(

@@ -186,14 +186,6 @@ def test_scores_of_other_rows_or_another_model_are_refused(store: ArtifactStore)
         compare_windows(dataset, TRAIN, dataset, CURRENT, before, other, CONFIG, store)
 
 
-def test_a_current_window_without_a_column_of_the_reference_is_refused(
-    store: ArtifactStore,
-) -> None:
-    current = builders.dataset(store, builders.frame(20_000).drop(columns="temp"))
-    with pytest.raises(DataContractError, match="lack column 'temp'"):
-        check(store, changed(store), current=current)
-
-
 def test_columns_with_a_unit_are_those_of_the_suites_as_the_training_set_calls_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tasks.evaluation.drift.compare import Windows, examine_categories, examine_numbers
-from tasks.evaluation.drift.config import DriftConfig
 from tasks.evaluation.drift.faults import (
     UNIT_CHANGES,
     UnitChange,
@@ -17,7 +16,6 @@ from tasks.evaluation.drift.faults import (
 )
 from tests.support.evaluation.windows import window_of
 
-CONFIG = DriftConfig()
 DAY_ROWS = 40
 
 
@@ -39,7 +37,7 @@ def numbers(
         None if v is None else window_of(folder, {"x": v}, len(v) // DAY_ROWS)
         for v in (before, now, lead_in)
     ]
-    return examine_numbers("x", Windows(*parts), CONFIG).faults
+    return examine_numbers("x", Windows(*parts)).faults
 
 
 def guessed(
@@ -50,7 +48,7 @@ def guessed(
         None if v is None else window_of(folder, {"x": v}, len(v) // rows)
         for v in (before, now, lead_in)
     ]
-    return examine_numbers("x", Windows(*parts), CONFIG).guess
+    return examine_numbers("x", Windows(*parts)).guess
 
 
 def categories(folder: Path, before: list[str | None], now: list[str | None]) -> tuple[str, ...]:
@@ -59,7 +57,7 @@ def categories(folder: Path, before: list[str | None], now: list[str | None]) ->
         window_of(folder, {"c": now}, len(now) // DAY_ROWS),
         None,
     )
-    return examine_categories("c", windows, CONFIG).faults
+    return examine_categories("c", windows).faults
 
 
 def to_celsius(fahrenheit: np.ndarray) -> np.ndarray:
@@ -84,15 +82,6 @@ def test_fahrenheit_that_becomes_celsius_is_a_fault_in_any_season(
     faults, remarks = judge_guesses({"x": guess}, ["x"])
     assert faults == [f"x: {guess.told}"]
     assert remarks == []
-
-
-def test_a_change_of_unit_in_the_middle_of_the_window_is_dated(tmp_path: Path) -> None:
-    now = np.concatenate([season(200, 20), to_celsius(season(220, 10))])
-    guess = guessed(tmp_path, season(0, 180), None, now)
-    assert guess is not None
-    assert "Fahrenheit to Celsius" in guess.names
-    assert guess.day == date(2013, 1, 21)
-    assert "of 280 rows before and 280 after" in guess.told
 
 
 @pytest.mark.parametrize("change", UNIT_CHANGES, ids=lambda change: change.name)
@@ -178,14 +167,7 @@ def test_a_few_rows_a_day_with_the_usual_category_are_no_fault(tmp_path: Path) -
     windows = Windows(
         window_of(tmp_path, {"c": before}, 90), window_of(tmp_path, {"c": ["a"] * 14}, 14), None
     )
-    assert examine_categories("c", windows, CONFIG).faults == ()
-
-
-def test_a_jump_of_the_missing_rate_is_a_fault(tmp_path: Path) -> None:
-    now = season(200, 30)
-    now[np.random.default_rng(0).random(len(now)) < 0.4] = np.nan
-    (fault,) = numbers(tmp_path, season(0, 180), season(170, 30), now)
-    assert fault.startswith("missing in 38.4% of the 1,200 current rows; at most in 0.0% in")
+    assert examine_categories("c", windows).faults == ()
 
 
 def test_a_column_that_is_mostly_missing_by_nature_may_be_missing_more_in_a_calm_month(
@@ -227,5 +209,5 @@ def test_a_few_rows_without_a_value_or_with_a_new_category_are_no_fault(
         for x, c, days in ((known, usual, 90), (gaps, new, 14))
     )
     windows = Windows(before, now, None)
-    assert bool(examine_numbers("x", windows, CONFIG).faults) == is_fault
-    assert bool(examine_categories("c", windows, CONFIG).faults) == is_fault
+    assert bool(examine_numbers("x", windows).faults) == is_fault
+    assert bool(examine_categories("c", windows).faults) == is_fault

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureMonitoring
-from tasks.evaluation.monitoring.alerts import day_alerts, read_alerts
+from tasks.evaluation.monitoring.alerts import read_alerts
 from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.evaluation.monitoring.monitor import monitor_tables
-from tasks.evaluation.monitoring.statistics import ViewDay
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, after, tables
 
@@ -112,26 +110,6 @@ def test_a_fault_is_told_once_with_its_kind(
 
     events = [e for e in read_alerts(tmp_path / "home") if e.kind == kind]
     assert [words in event.sentence for event in events] == [True]
-
-
-def sparse(data: pd.DataFrame) -> pd.DataFrame:
-    """A shop: of every four days two are empty, on the others there are one or two rows."""
-    day = (data["event_timestamp"] - START).dt.days
-    kept = data[(day % 4 < 2) & (data["event_timestamp"].dt.hour % 19 == 5)]
-    return kept.groupby(kept["event_timestamp"].dt.date).head(2)
-
-
-def test_days_without_rows_are_part_of_a_baseline(tmp_path: Path, store: ArtifactStore) -> None:
-    seen = monitored(tmp_path, store, sparse)
-
-    assert seen.alerts == ()
-    assert seen.num_alerts == 0
-
-
-def test_a_view_without_any_value_is_told_as_such() -> None:
-    usual, empty = ViewDay(START, 9, 3, 20.0, 5.0), ViewDay(after(30), 0, 0, math.inf, math.inf)
-    [_, told] = day_alerts("stations", [usual], [empty])
-    assert "stations has had no value yet at" in told.sentence
 
 
 def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(
