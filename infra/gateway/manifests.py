@@ -17,7 +17,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -45,10 +44,6 @@ class Values(BaseModel):
     gateway: Label = "public"
     gateway_namespace: Label = "gateways"
     host: Host
-    http_port: PositiveInt = 8000
-    timeout: str = Field(default="30s", pattern=r"^[0-9]+(ms|s|m)$")
-    replicas: PositiveInt = 2
-    model_format: Label = "onnx"
     stable_version: Version = "1"
     stable_uri: Uri
     candidate_version: Version | None = None

@@ -74,23 +74,11 @@ def grpc_credentials(config: TlsConfig) -> grpc.ServerCredentials:
         )
     import grpc
 
-    server_context(config)  # says what is wrong with the files
-    seen = _files_of(config)
+    following = RenewingTls(config)  # says what is wrong with the files
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
         """Asked at each handshake, by threads of gRPC; None leaves it as it is."""
-        nonlocal seen
-        files = _files_of(config)
-        if files == seen:
-            return None
-        try:
-            server_context(config)
-            found = _grpc_files(config)
-        except (OSError, ConfigurationError) as exc:
-            LOGGER.warning("the TLS certificate of gRPC stays as it was: %s", exc)
-            return None
-        seen = files
-        return found
+        return _grpc_files(config) if following.look() else None
 
     return grpc.dynamic_ssl_server_credentials(
         _grpc_files(config), renewed, require_client_authentication=True

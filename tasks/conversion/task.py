@@ -232,17 +232,12 @@ def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
                 variant.quality_change.value if variant.quality_change else None
             ),
             "serves": ", ".join(variant.serves) or "nothing",
-            "size, kB": f"{variant.num_bytes / 1e3:.0f}",
-            "load, ms": _figure(variant.load_ms),
             "rows/s, all cores": _figure(
                 variant.throughput.rows_per_s.value if variant.throughput else None
             ),
-            "core seconds a million rows": _figure(
-                variant.throughput.cpu_s_per_million if variant.throughput else None
-            ),
             **{
-                f"ms at batch {at.batch_rows} (of PyTorch's), core": (
-                    f"{at.p50_ms:.3f} ({at.ratio_to_eager:.2f}), {_figure(at.cpu_ms)}"
+                f"ms at batch {at.batch_rows} (of PyTorch's)": (
+                    f"{at.p50_ms:.3f} ({at.ratio_to_eager:.2f})"
                 )
                 for at in variant.latencies
             },

@@ -6,7 +6,6 @@ How each file format is built, loaded, and asked where its files come from: see 
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from tasks.contracts.conversion import BATCH_AXIS, ConversionRows, Signature
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import Format, format_of
-from tasks.kernel.errors import ArtifactError, ConversionError, DataContractError
+from tasks.kernel.errors import ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
 SEED = 0
@@ -86,8 +85,6 @@ Scorer = Callable[[ModelInputs], NDArray[np.float32]]
 
 
 PROVENANCE_PREFIX = "falaj"
-PROVENANCE_FILE = "stamp.json"
-"""Beside the files of a format that has no room for metadata."""
 # ONNX Runtime puts file, line and C++ signature before its reason, which would be cut off.
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+:\d+ .*?\) (?=\w)")
 Float32Array = NDArray[np.float32]
@@ -236,28 +233,6 @@ def in_calls(score: Score, arrays: dict[str, Array], most_rows: int) -> Float32A
         for start in range(0, rows, most_rows)
     ]
     return answers[0] if len(answers) == 1 else np.concatenate(answers)
-
-
-def write_beside(folder: Path, provenance: Mapping[str, str]) -> None:
-    """Put the provenance beside the files of a format that has no room for it."""
-    (folder / PROVENANCE_FILE).write_text(json.dumps(dict(provenance), indent=1, sort_keys=True))
-
-
-def read_beside(folder: Path) -> dict[str, str]:
-    """The provenance beside the files of a folder; empty where there is none.
-
-    Raises:
-        ArtifactError: it cannot be read.
-    """
-    try:
-        values = json.loads((folder / PROVENANCE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as exc:
-        raise ArtifactError(
-            f"{PROVENANCE_FILE} cannot be read ({exc}); build the variant again"
-        ) from exc
-    return {str(name): str(value) for name, value in dict(values).items()}
 
 
 def first_line_of(error: BaseException) -> str:

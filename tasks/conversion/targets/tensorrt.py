@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tasks.contracts.conversion import Signature
+from tasks.contracts.conversion import BATCH_AXIS, Signature
 from tasks.conversion.targets.catalog import Format
 from tasks.conversion.targets.interface import (
     Array,
@@ -20,20 +23,17 @@ from tasks.conversion.targets.interface import (
     Runtime,
     in_calls,
     loaded,
-    read_beside,
-    write_beside,
 )
 from tasks.conversion.targets.onnx import MODEL_FILE
-from tasks.conversion.targets.tensorrt_engine import build_plan, shape_ranges
-from tasks.kernel.errors import ConversionError
+from tasks.kernel.errors import ArtifactError, ConversionError
 
 ENGINE_FILE = "model.plan"
 FACTS_FILE = "engine.json"
 ENGINE_ROWS = 1024
 """Rows a call that an engine is built for; larger calls are cut up."""
+TYPICAL_LENGTH = 32  # of an axis other than the rows, for which an engine is tuned
 BOUND_TO = ("tensorrt", "compute_capability")
 """An engine runs on no other version and no other kind of device."""
-read_provenance = read_beside
 
 
 def equipment(made: Format | None = None) -> dict[str, str]:
@@ -68,6 +68,23 @@ def _tensorrt() -> Any:
         ) from exc
 
 
+def read_provenance(folder: Path) -> dict[str, str]:
+    """What the engine is recorded with; empty where there is nothing.
+
+    Raises:
+        ArtifactError: it cannot be read.
+    """
+    try:
+        facts: dict[str, str] = json.loads((folder / FACTS_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as exc:
+        raise ArtifactError(
+            f"{FACTS_FILE} cannot be read ({exc}); build the variant again"
+        ) from exc
+    return facts
+
+
 def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     """Build the engine of the ONNX variant, in the precision that its file has.
 
@@ -80,17 +97,121 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     content = (request.source_folder(source) / MODEL_FILE).read_bytes()
     typical = sorted(config.batch_sizes)[len(config.batch_sizes) // 2]
     ranges = shape_ranges(request.program.signature, typical, ENGINE_ROWS)
-    plan = build_plan(_tensorrt(), content, ranges)
+    plan = build_plan(content, ranges)
     most = next(iter(ranges.values())).most[0]
     facts = {**request.provenance, **equipment(), "engine_rows": str(most)}
     (folder / ENGINE_FILE).write_bytes(plan)
     (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1, sort_keys=True))
-    write_beside(folder, request.provenance)
     shapes = "; ".join(
         f"{name} {list(of.least)} to {list(of.most)}, tuned for {list(of.typical)}"
         for name, of in ranges.items()
     )
     return {"made_from": source, "engine_rows": str(most), "shapes": shapes}
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """Shapes that an engine takes for one input; it is tuned for the typical one."""
+
+    least: tuple[int, ...]
+    typical: tuple[int, ...]
+    most: tuple[int, ...]
+
+
+def shape_ranges(signature: Signature, typical_rows: int, most_rows: int) -> dict[str, ShapeRange]:
+    """The ranges that an engine of this signature promises, by input.
+
+    Args:
+        signature: of the program; an axis of any length has to have its `largest`.
+        typical_rows: a call, for which the engine is tuned.
+        most_rows: a call, where the program itself takes as many.
+
+    Raises:
+        ConversionError: nothing says how long an axis may be.
+    """
+    names = {axis for spec in signature.inputs for axis in spec.shape if isinstance(axis, str)}
+    most = {name: signature.largest.get(name, 0) for name in names}
+    most[BATCH_AXIS] = min(most_rows, signature.largest.get(BATCH_AXIS, most_rows))
+    if unbounded := sorted(name for name, length in most.items() if not length):
+        raise ConversionError(
+            f"nothing says how long the axes {', '.join(unbounded)} may be, and an engine is built "
+            "for ranges of shapes; say so in the signature's `largest`"
+        )
+    typical = {name: min(TYPICAL_LENGTH, length) for name, length in most.items()}
+    typical[BATCH_AXIS] = min(typical_rows, most[BATCH_AXIS])
+
+    def shape(axes: tuple[str | int, ...], lengths: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(axis if isinstance(axis, int) else lengths[axis] for axis in axes)
+
+    return {
+        spec.name: ShapeRange(
+            shape(spec.shape, dict.fromkeys(names, 1)),
+            shape(spec.shape, typical),
+            shape(spec.shape, most),
+        )
+        for spec in signature.inputs
+    }
+
+
+def build_plan(content: bytes, ranges: Mapping[str, ShapeRange]) -> bytes:
+    """Build an engine whose precision is that of the ONNX model: no layer is made narrower.
+
+    Args:
+        content: the ONNX model.
+        ranges: of the shapes of each input.
+
+    Returns:
+        The engine, for this kind of device and this version of TensorRT alone.
+
+    Raises:
+        ConversionError: TensorRT cannot parse the model, or finds no implementation of it.
+    """
+    trt = _tensorrt()
+    log = _log(trt)
+    log.errors.clear()
+    builder = trt.Builder(log)
+    # TensorRT 10 has to be told; from 11 on there is nothing else.
+    strongly_typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = builder.create_network(strongly_typed)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(content):
+        errors = [parser.get_error(position) for position in range(parser.num_errors)]
+        told = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors]
+        raise _refused("does not take the ONNX model", told or log.errors)
+    profile = builder.create_optimization_profile()
+    for name, shapes in ranges.items():
+        profile.set_shape(name, shapes.least, shapes.typical, shapes.most)
+    config = builder.create_builder_config()
+    if config.add_optimization_profile(profile) < 0:
+        raise _refused(f"does not take the shapes {dict(ranges)}", log.errors)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise _refused("found no implementation of the model", log.errors)
+    return bytes(plan)
+
+
+@cache
+def _log(trt: Any) -> Any:
+    """Where TensorRT's complaints are collected; one a process, since it keeps to its first."""
+
+    class Complaints(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+                self.errors.append(message)
+
+    return Complaints()
+
+
+def _refused(what: str, errors: list[str]) -> ConversionError:
+    lines = [" ".join(error.split()) for error in errors]
+    return ConversionError(
+        f"TensorRT {what}: {'; '.join(lines)[:400] or 'it does not say why'}. The ONNX form serves "
+        "meanwhile"
+    )
 
 
 def load(made: Format, folder: Path, signature: Signature, runtime: Runtime) -> LoadedModel:

@@ -44,19 +44,6 @@ def test_a_sticky_share_grows_without_taking_clients_away(edge: Edge, client: ht
     assert candidates[0] < candidates[1]
 
 
-def test_a_share_that_is_not_sticky_is_drawn_for_each_request(
-    edge: Edge, client: httpx.Client
-) -> None:
-    edge.traffic.set_shares(MODEL, 0.5, 0, sticky=False)
-    headers = {"x-api-key": edge.key("one")[0]}
-    wait_until(
-        lambda: client.post(INFER, json={}, headers=headers).status_code == 200, "the key is known"
-    )
-    found = Counter(client.post(INFER, json={}, headers=headers).json()["slot"] for _ in range(100))
-    assert is_plausible(found["candidate"], 100, 0.5)
-    edge.traffic.set_shares(MODEL, 0.0, 0)
-
-
 def test_no_request_is_lost_while_shares_change(edge: Edge, client: httpx.Client) -> None:
     headers = edge.bearer("steady", f"infer:{MODEL}")
     key = {"x-api-key": edge.key("steady")[0]}

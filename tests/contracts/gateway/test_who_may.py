@@ -85,11 +85,6 @@ def test_forged_tokens_reach_no_server(edge: Edge, client: httpx.Client) -> None
     assert not edge.upstream.seen
 
 
-def test_a_token_in_the_query_is_no_token(edge: Edge, client: httpx.Client) -> None:
-    token = edge.signer.token(f"infer:{MODEL}")
-    assert ask(client, {}, f"{INFER}?access_token={token}").status_code == 401
-
-
 def test_roles_are_by_model_and_action(edge: Edge, client: httpx.Client) -> None:
     assert ask(client, edge.bearer("r", "read:*")).status_code == 403
     assert ask(client, edge.bearer("r", f"infer:{OTHERS}")).status_code == 403

@@ -57,25 +57,6 @@ class SmallPictures(nn.Module):
         return self.layers(pixels.float() / 255)
 
 
-class SoftTree(nn.Module):
-    """A tree of depth 3 that goes both ways at each fork, more or less: one number a row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.shops = nn.Embedding(5, 4)
-        self.forks = nn.Linear(6 + 4, 7)
-        self.leaves = nn.Parameter(torch.randn(8) * 3)
-
-    def forward(self, measures: Tensor, shop: Tensor) -> Tensor:
-        right = torch.sigmoid(4 * self.forks(torch.cat([measures, self.shops(shop)], dim=1)))
-        share = torch.ones_like(right[:, :1])
-        for level in range(3):
-            forks = right[:, 2**level - 1 : 2 ** (level + 1) - 1]
-            share = torch.stack([share * (1 - forks), share * forks], dim=2).flatten(1)
-        return share @ self.leaves
-
-
 def parts() -> list[str]:
     return ["calibration"] * (ROWS // 2) + ["judged"] * (ROWS // 2)
 
@@ -127,36 +108,3 @@ def test_a_classifier_of_pictures_goes_through_by_configuration_alone(
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     [answers] = session.run(["classes"], {"pixels": pixels[80:]})
     np.testing.assert_array_equal(answers.argmax(1), labels[80:])
-
-
-def test_a_tree_of_two_inputs_is_judged_by_its_labels_or_by_itself(
-    settings: Settings, tmp_path: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    measures = rng.lognormal(size=(ROWS, 6)).astype(np.float32)
-    shop = rng.integers(0, 5, ROWS)
-    example = {"measures": torch.from_numpy(measures[:2]), "shop": torch.from_numpy(shop[:2])}
-    names = [f"measure_{number}" for number in range(6)]
-    signature = {
-        "inputs": [
-            {"name": "measures", "dtype": "float32", "shape": ["batch", 6], "columns": names},
-            {"name": "shop", "dtype": "int64", "shape": ["batch"]},
-        ],
-        "output": {"name": "price", "dtype": "float32", "shape": ["batch"]},
-        "largest": {"batch": 512},
-    }
-    conversion = {"formats": ["onnx-fp32", "openvino-int8"]}
-    columns = dict(zip(names, measures.T, strict=True)) | {"shop": shop}
-    for labels, metric in (({}, "agreement"), ({"label": rng.normal(size=ROWS)}, "R²")):
-        result = run(
-            tmp_path,
-            SoftTree(),
-            example,
-            columns | labels,
-            signature=signature,
-            conversion=conversion,
-        )
-        assert [variant.quality_name for variant in result.variants] == [metric] * 2
-        assert result.variants[0].parity_max is not None
-        assert result.variants[0].parity_max < 1e-4
-        assert result.variants[0].latencies

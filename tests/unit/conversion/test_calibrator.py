@@ -20,7 +20,7 @@ from tasks.conversion.kinds.tabular import edge_rows, read_rows
 from tasks.conversion.targets.interface import ModelInputs, Runtime
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.pytorch import load_program, load_pytorch
-from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
+from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
@@ -145,15 +145,6 @@ def test_a_program_without_a_place_for_a_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read as a torch"):
         write_mapped(damaged, after, COLUMNS, STEEP)
     assert not after.exists()
-
-
-def test_a_program_that_gives_other_scores_than_the_map_is_not_kept(tmp_path: Path) -> None:
-    before, after = write(tmp_path, SmallNetwork()), tmp_path / "after.pt2"
-    rows = inputs(tmp_path)
-    write_mapped(before, after, COLUMNS, STEEP)
-    check_mapped(before, after, COLUMNS, STEEP, rows)
-    with pytest.raises(ConversionParityError, match="was not kept"):
-        check_mapped(before, after, COLUMNS, FLAT, rows)
 
 
 def test_scores_that_32_bits_hold_for_certain_are_mapped_by_their_logit(tmp_path: Path) -> None:

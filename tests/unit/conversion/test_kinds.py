@@ -14,14 +14,11 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.interface import bound_of
 from tasks.conversion.kinds.tensors import (
     TENSORS,
-    edge_calls,
     read_inputs,
     spread_distances,
-    spread_of,
 )
 from tasks.conversion.kinds.text_embedding import (
     IDS,
@@ -35,11 +32,9 @@ from tasks.conversion.kinds.text_embedding import (
     padded,
 )
 from tasks.conversion.targets.catalog import FORMAT
-from tasks.conversion.targets.interface import ModelInputs
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.text_cases import NAMES, TextCase
-from tests.support.data import encoders
 
 CONFIG = ConversionConfig(batch_sizes=(1, 4))
 
@@ -89,12 +84,6 @@ def test_lists_are_nested_as_the_axes_are_or_flat_where_all_axes_are_fixed() -> 
     assert read_inputs(nested, signature(3, 4))["x"].dtype == np.float32
 
 
-def test_an_input_is_read_from_the_columns_that_it_names() -> None:
-    table = pa.table({"b": [3, 4], "a": [True, False]})
-    read = read_inputs(table, signature(2, columns=("a", "b")))
-    np.testing.assert_array_equal(read["x"], [[1, 3], [0, 4]])
-
-
 @pytest.mark.parametrize(
     ("column", "taken", "sentence"),
     [
@@ -126,26 +115,11 @@ def test_whole_numbers_are_not_made_of_others() -> None:
         read_inputs(pa.table({"code": [1.0, 1.5]}), taken)
 
 
-def test_edge_rows_stay_within_what_was_seen_and_come_in_calls_of_several_sizes() -> None:
-    codes = np.random.default_rng(0).integers(2, 9, (30, 3))
-    calls = edge_calls(ModelInputs({"codes": codes}), most_rows=16)
-    assert [call.num_rows for call in calls] == [1, 2, 7]
-    mixed = np.concatenate([call["codes"] for call in calls])
-    assert mixed.min() == codes.min()
-    assert mixed.max() == codes.max()
-
-
 def test_each_answer_is_compared_in_units_of_its_own_spread() -> None:
     answers = np.array([[0.0, 1000.0], [2.0, 1200.0]])
     gaps = spread_distances(answers, answers + np.array([[0, 1], [5, 0]]))
     np.testing.assert_allclose(gaps, [0.01, 5])  # 100 hides no 5 beside it
     np.testing.assert_allclose(spread_distances(np.ones((2, 1)), np.zeros((2, 1))), [1, 1])
-
-
-def test_classes_share_a_unit_and_what_hardly_differs_has_a_hundredth_of_the_widest() -> None:
-    answers = np.array([[0.0, 100.0, 7.0], [20.0, 120.0, 7.0]])
-    np.testing.assert_allclose(spread_of(answers, apart=False), [20 / 3] * 3)
-    np.testing.assert_allclose(spread_of(answers, apart=True), [10, 10, 0.1])
 
 
 def test_a_call_of_one_row_is_compared_in_the_unit_of_all(store: ArtifactStore) -> None:
@@ -197,12 +171,6 @@ def test_what_cannot_judge_or_calibrate_is_refused_with_a_sentence(store: Artifa
         TENSORS.read_calibration(program(signature()), strange, CONFIG, third)
 
 
-def test_classes_that_are_no_whole_numbers_are_refused(store: ArtifactStore) -> None:
-    rows = prepared(store, x=[1.0] * 20, label=[0.5] * 20)
-    with pytest.raises(DataContractError, match="the number of each row's class"):
-        TENSORS.read_judged(program(signature(output=(3,))), rows, CONFIG, store)
-
-
 def test_calibration_takes_its_own_part_in_calls_that_the_program_takes(
     store: ArtifactStore,
 ) -> None:
@@ -242,22 +210,6 @@ def test_every_target_is_built_and_near_enough(texts: TextCase, name: str) -> No
     assert judged.distances(expected, got).max() < bound.max_gap * slack
 
 
-@pytest.mark.slow
-def test_the_judge_takes_embeddings_as_it_takes_scores(texts: TextCase) -> None:
-    variants = judge_variants(
-        texts.program, tuple(texts.built.values()), texts.rows, texts.config, texts.store
-    )
-    assert [variant.name for variant in variants] == list(NAMES)
-    onnx_fp32 = variants[0]
-    assert onnx_fp32.quality_name == "neighbour overlap"
-    assert onnx_fp32.quality_change is not None
-    assert onnx_fp32.quality_change.value == pytest.approx(0, abs=0.005)
-    assert onnx_fp32.auc_change is None
-    assert [at.batch_rows for at in onnx_fp32.latencies] == [1, 8]
-    assert "(1 - cosine, or of its length)" in onnx_fp32.reason
-    assert "neighbour overlap by" in onnx_fp32.reason
-
-
 def test_cosines_do_not_depend_on_length_and_no_direction_is_far_away() -> None:
     one = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0], [1.0, 1.0]])
     other = np.array([[5.0, 0.0], [2.0, 0.0], [-3.0, -4.0], [0.0, 0.0]])
@@ -287,14 +239,6 @@ def test_neighbours_that_stay_are_counted_by_hand() -> None:
     assert overlap_change(source, variant) == change
 
 
-def test_equal_embeddings_keep_all_neighbours_and_too_few_texts_have_none() -> None:
-    source = np.random.default_rng(1).normal(size=(20, 4))
-    change = overlap_change(source, source * 3)
-    assert (change.value, change.low, change.high) == (0, 0, 0)
-    with pytest.raises(DataContractError, match="5 texts have no 5 neighbours each"):
-        neighbour_overlaps(np.eye(5), np.eye(5))
-
-
 def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> None:
     batches = edge_texts([np.array([2, 7, 3]), np.array([2, 9, 9, 3])], longest=24)
     shapes = {batch[IDS].shape for batch in batches}
@@ -303,43 +247,3 @@ def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> No
     fullness = [batch[MASK].mean(axis=1).min() for batch in batches]
     assert min(fullness) < 0.1
     assert all((batch[MASK].sum(axis=1) > 0).all() for batch in batches)
-
-
-def test_every_calibrating_call_holds_degenerate_texts_too(texts: TextCase) -> None:
-    calls = TEXT_EMBEDDING.read_calibration(texts.program, texts.rows, texts.config, texts.store)
-    assert [call.num_rows for call in calls] == [11, 11, 11]
-    for call in calls:
-        empty, short, repeated = call[IDS][-3:]
-        assert empty[:2].tolist() == [2, 3]
-        assert call[MASK][-3:].sum(axis=1).tolist() == [2, 3, 24]
-        assert short[[0, 2]].tolist() == [2, 3]
-        assert len(set(repeated.tolist())) == 1
-
-
-def test_texts_longer_than_the_program_takes_are_refused(texts: TextCase) -> None:
-    signature = texts.program.signature.model_copy(update={"largest": {"batch": 64, "seq": 8}})
-    program = texts.program.model_copy(update={"signature": signature})
-    with pytest.raises(DataContractError, match=r"than the program takes \(8\)"):
-        TEXT_EMBEDDING.read_judged(program, texts.rows, texts.config, texts.store)
-
-
-def test_a_corpus_without_a_calibration_part_cannot_calibrate(texts: TextCase) -> None:
-    rows = encoders.prepared(texts.store, num_judged=64, num_calibration=1)
-    data = _table(texts.store, {"part": ["judged"], "input_ids": [[2, 3]]})
-    emptied = rows.model_copy(update={"data": data})
-    with pytest.raises(ConversionError, match="nothing to calibrate INT8 on"):
-        TEXT_EMBEDDING.read_calibration(texts.program, emptied, texts.config, texts.store)
-
-
-def _table(store: ArtifactStore, columns: dict[str, list[object]]) -> Artifact:
-    def build(folder: StagedFolder) -> PreparedRows:
-        table = pa.table(columns)
-        pq.write_table(table, folder.path / "texts.parquet")
-        return PreparedRows(
-            data=folder.artifact("texts.parquet"),
-            num_calibration=1,
-            num_judged=1,
-            made_from={},
-        )
-
-    return store.build_once("corpora", "-".join(columns), PreparedRows, build).data

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
@@ -16,24 +16,17 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import schema_digest
 from tasks.conversion.targets.interface import ModelInputs
-from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes, halve, quantize_onnx
-from tasks.kernel.errors import ConversionError
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import (
     ClashingNames,
     Elementwise,
-    SmallNetwork,
     build_one,
     exported,
     registered,
 )
 from tests.support.data.builders import dataset
-
-
-def _model(case: Case) -> onnx.ModelProto:
-    assert case.onnx.files is not None
-    return onnx.load(case.store.path(case.onnx.files) / MODEL_FILE)
 
 
 @pytest.fixture
@@ -51,17 +44,6 @@ def test_any_number_of_rows_scores_as_pytorch_does(
     assert np.abs(case.load_source()(batch) - converted(batch)).max() < most
 
 
-def test_the_file_names_its_axes_and_pins_its_opset(case: Case) -> None:
-    model = _model(case)
-    axes = {
-        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
-        for v in (*model.graph.input, *model.graph.output)
-    }
-    assert axes == {"categorical": ["batch", 3], "numeric": ["batch", 5], "score": ["batch"]}
-    assert [(o.domain, o.version) for o in model.opset_import] == [("", 20)]
-    assert case.onnx.settings["opset"] == "20"
-
-
 def test_the_file_says_where_it_comes_from(case: Case) -> None:
     assert case.onnx.files is not None
     session = ort.InferenceSession(
@@ -75,13 +57,6 @@ def test_the_file_says_where_it_comes_from(case: Case) -> None:
         "falaj.target": "onnx-fp32",
         "falaj.versions": case.onnx.provenance["versions"],
     }
-
-
-def test_nothing_of_the_exporting_machine_is_in_the_file(case: Case) -> None:
-    content = _model(case).SerializeToString()
-    assert str(PROJECT_ROOT).encode() not in content
-    assert b"site-packages" not in content
-    assert b"File " not in content
 
 
 def test_parameters_named_like_inputs_and_output_do_not_break_the_file(
@@ -106,16 +81,6 @@ def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
     assert "cannot be written as ONNX opset 20: No ONNX function found" in built.failure
     assert "lgamma" in built.failure
     assert [p.name for p in (store.root / "variants").rglob("*") if p.is_file()] == ["value.json"]
-
-
-def test_a_program_for_a_fixed_number_of_rows_is_a_failure(
-    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
-) -> None:
-    program = registered(store, rows, exported(SmallNetwork(), rows=4, dynamic=False))
-    built = build_one("onnx-fp32", program, rows, quick, store)
-    assert built.failure is not None
-    assert "has 4 fixed where any number is promised (batch)" in built.failure
-    assert "export the program with a dynamic batch axis" in built.failure
 
 
 @pytest.fixture(scope="module")
@@ -162,41 +127,6 @@ def test_half_precision_begins_behind_the_encoding_of_raw_numbers(
     assert widths == {TensorProto.FLOAT16}
     types = [v.type.tensor_type.elem_type for v in (*after.graph.input, *after.graph.output)]
     assert types == [TensorProto.INT32, TensorProto.FLOAT, TensorProto.FLOAT]
-
-
-def test_weights_beyond_the_range_of_16_bits_are_cut_and_the_gate_sees_it() -> None:
-    weight = helper.make_tensor("w", TensorProto.FLOAT, (1, 1), [1e6])
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
-        "large",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    halved = halve(model)
-    onnx.checker.check_model(halved, full_check=True)
-    assert onnx.numpy_helper.to_array(halved.graph.initializer[0]).tolist() == [[65504.0]]
-    assert model.graph.initializer[0].float_data == [1e6]  # the source is left alone
-
-
-def test_a_branch_in_the_graph_is_refused_with_a_sentence() -> None:
-    def branch(name: str) -> onnx.GraphProto:
-        out = helper.make_tensor_value_info("b", TensorProto.FLOAT, [1])
-        constant = helper.make_tensor("c", TensorProto.FLOAT, [1], [1.0])
-        return helper.make_graph(
-            [helper.make_node("Constant", [], ["b"], value=constant)], name, [], [out]
-        )
-
-    node = helper.make_node("If", ["x"], ["y"], then_branch=branch("t"), else_branch=branch("e"))
-    graph = helper.make_graph(
-        [node],
-        "branching",
-        [helper.make_tensor_value_info("x", TensorProto.BOOL, [])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-    )
-    with pytest.raises(ConversionError, match="has a branch or a loop"):
-        halve(helper.make_model(graph))
 
 
 def test_only_matrix_products_are_quantised_with_zero_points_of_zero(
@@ -246,21 +176,3 @@ def test_two_narrower_conversions_give_the_same_bytes(
         shutil.copytree(source, store.root / source.relative_to(case.store.root))
     again = build_one(name, case.program, case.rows, case.config, store, case.onnx)
     assert again.files == first.files
-
-
-def test_an_empty_sample_and_a_model_without_products_are_refused(
-    case: Case, tmp_path: Path
-) -> None:
-    assert case.onnx.files is not None
-    path = case.store.path(case.onnx.files) / MODEL_FILE
-    with pytest.raises(ConversionError, match="the calibration sample is empty"):
-        quantize_onnx(path, ())
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "plain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-    )
-    onnx.save(helper.make_model(graph), tmp_path / "plain.onnx")
-    with pytest.raises(ConversionError, match="has no MatMul or Gemm to quantise, only Relu"):
-        quantize_onnx(tmp_path / "plain.onnx", ())

@@ -17,7 +17,7 @@ from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, save_ir
-from tasks.kernel.errors import ArtifactError, StorageError
+from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, build_one, built, exported, registered
@@ -152,27 +152,6 @@ def test_only_matrix_products_are_quantised(case: Case) -> None:
     assert len(quantized) == len(products) == 4
 
 
-def test_its_settings_say_how_it_was_calibrated(case: Case) -> None:
-    assert case.int8.settings["calibration_rows"] == "1951"  # all rows of January to June
-    assert case.int8.settings["calibration_window"] == "2013-01-01T00:00Z to 2013-07-01T00:00Z"
-
-
-def test_outliers_in_raw_numbers_do_not_spoil_the_scale(case: Case, typical: ModelInputs) -> None:
-    data = frame(3000, seed=8)
-    data.loc[::50, "distance"] = 1e7
-    assert (
-        _gap(_calibrated(case, dataset(case.store, data)), typical) < TABULAR.bounds["int8"].max_gap
-    )
-
-
-def test_columns_without_any_value_can_calibrate(case: Case, typical: ModelInputs) -> None:
-    data = frame(3000, seed=9)
-    data["gust"], data["temp"], data["dest"] = np.float32("nan"), np.float32("nan"), None
-    result = _calibrated(case, dataset(case.store, data))
-    assert result.int8.failure is None
-    assert np.isfinite(_gap(result, typical))
-
-
 def test_a_few_rows_can_calibrate_and_one_cannot(case: Case, typical: ModelInputs) -> None:
     few = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=8))
     assert few.int8.settings["calibration_rows"] == "8"
@@ -194,15 +173,3 @@ def test_what_cannot_calibrate_is_a_failure_with_the_reason(case: Case) -> None:
         int8 = _calibrated(case, rows, config).int8
         assert int8.files is None
         assert reason in (int8.failure or "")
-
-
-def test_a_damaged_source_is_an_artifact_error(store: ArtifactStore, case: Case) -> None:
-    assert case.openvino.files is not None
-    damaged = store.root / case.openvino.files.uri.removeprefix("artifact:")
-    damaged.mkdir(parents=True)
-    for file in case.store.path(case.openvino.files).iterdir():
-        (damaged / file.name).write_bytes(file.read_bytes()[:-1])
-    rows = dataset(store)
-    given = case.onnx, case.openvino
-    with pytest.raises(ArtifactError, match="changed or damaged"):
-        build_one("openvino-int8", case.program, rows, case.config, store, *given)

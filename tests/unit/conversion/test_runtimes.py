@@ -1,23 +1,18 @@
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
 
 from tasks.contracts.conversion import Signature, TensorSpec, tabular_signature
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import LIMITS, computes_bf16, weight_bits
 from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files, loaded
-from tasks.conversion.targets.tensorrt import FACTS_FILE, equipment
-from tasks.conversion.targets.tensorrt_engine import ShapeRange, shape_ranges
+from tasks.conversion.targets.tensorrt import ShapeRange, equipment, shape_ranges
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
@@ -45,13 +40,6 @@ def test_each_runtime_says_what_it_really_runs_with(case: Case) -> None:
     assert all(m.load_ms > 0 for m in (pytorch, onnx, openvino))
 
 
-def test_two_threads_are_read_back_as_two(case: Case) -> None:
-    assert case.openvino.files is not None
-    folder = case.store.path(case.openvino.files)
-    model = load_files("openvino-fp32", folder, case.program.signature, Runtime(threads=2))
-    assert model.settings["threads"] == "2"
-
-
 def test_a_setting_that_did_not_take_is_an_error() -> None:
     settings = {"runtime": "openvino 2026", "precision": "bf16"}
     signature = tabular_signature(COLUMNS)
@@ -73,19 +61,6 @@ def test_other_layouts_and_number_types_give_the_same_scores(
     ]
     for categorical, numeric in layouts:
         np.testing.assert_array_equal(model(tabular_inputs(categorical, numeric)), expected)
-
-
-def test_a_later_call_does_not_change_an_earlier_result(
-    model: LoadedModel, typical: ModelInputs
-) -> None:
-    first = model(typical.block(0, 8))
-    before = first.copy()
-    model(typical.block(8, 16))
-    np.testing.assert_array_equal(first, before)
-
-
-def test_no_rows_give_no_scores(model: LoadedModel) -> None:
-    assert model(tabular_inputs(np.empty((0, 3), np.int32), np.empty((0, 5)))).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +114,6 @@ def test_ranges_go_from_one_to_what_program_and_engine_take(case: Case) -> None:
     assert shape_ranges(TEXTS, 600, 1024) == {"ids": ShapeRange((1, 1), (512, 24), (512, 24))}
 
 
-def test_an_axis_without_a_largest_length_is_refused() -> None:
-    endless = TEXTS.model_copy(update={"largest": {"batch": 512}})
-    with pytest.raises(ConversionError, match="nothing says how long the axes seq may be"):
-        shape_ranges(endless, 32, 1024)
-
-
 @without_gpu
 def test_without_a_device_or_tensorrt_a_sentence_says_where_to_convert() -> None:
     with pytest.raises(ConversionError, match="Convert on the `gpu` work pool"):
@@ -164,12 +133,6 @@ def test_an_engine_that_cannot_be_built_spoils_no_other_form_and_is_tried_anew(c
     assert onnx.latencies
     assert not engine.accepted
     assert engine.reason.startswith("Dropped: not built: ")
-
-
-def test_an_engine_is_not_loaded_on_a_processor(tmp_path: Path) -> None:
-    (tmp_path / FACTS_FILE).write_text(json.dumps({}))
-    with pytest.raises(ConversionError, match="an engine runs on graphics processors"):
-        load_files("tensorrt-fp16", tmp_path, TEXTS, Runtime())
 
 
 Host = Callable[..., None]
@@ -215,27 +178,6 @@ def test_flags_and_a_limit_decide(
 ) -> None:
     host(flags, limit)
     assert (computes_bf16(), weight_bits()) == (has_bf16, 7 if saturates_int8 else 8)
-
-
-@pytest.mark.skipif(any(name in os.environ for name in LIMITS), reason="limited")
-def test_onnx_runtime_saturates_on_this_host_where_that_is_said_and_never_with_7_bits() -> None:
-    for weight, is_right in ((127, weight_bits() == 8), (64, True)):
-        got = _product(np.full((1, 64), 255, np.uint8), np.full((64, 16), weight, np.int8))
-        assert (got == 64 * 255 * weight).all() == is_right
-
-
-def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["left", "right"], ["sum"])],
-        "product",
-        [helper.make_tensor_value_info("left", TensorProto.UINT8, left.shape)],
-        [helper.make_tensor_value_info("sum", TensorProto.INT32, (len(left), right.shape[1]))],
-        [numpy_helper.from_array(right, "right")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {"left": left})[0]
-    return result
 
 
 @proves(Promise.NO_FALLBACK, "what the processor cannot compute is dropped with that reason")

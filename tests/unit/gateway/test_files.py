@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 
 from falaj.__main__ import main
-from infra.gateway.config import GatewayPlan, Shares, read_plan, read_shares, write_shares
+from infra.gateway.config import GatewayPlan, Shares, read_plan
 from infra.gateway.envoy import check_bootstrap, envoy_command
 from infra.gateway.manifests import KSERVE, SPLIT, Values, parts, render
 from infra.gateway.prepare import GatewayTraffic, prepare
@@ -32,16 +32,6 @@ def test_all_files_are_the_owners_alone(describe: Describe) -> None:
     assert plan.files.folder.stat().st_mode & 0o777 == 0o700
     ours = [path for path in files if path.name != "edge.yaml"]
     assert {path.stat().st_mode & 0o077 for path in ours} == {0}
-
-
-def test_nothing_is_written_anew_where_nothing_changed(describe: Describe) -> None:
-    plan = describe()
-    prepare(plan)
-    before = {p: p.stat().st_ino for p in plan.files.folder.rglob("*") if p.is_file()}
-    prepare(plan)
-    after = {p: p.stat().st_ino for p in before}
-    changed = {p.name for p in before if before[p] != after[p]}
-    assert changed <= {"bootstrap.json"}
 
 
 def test_envoy_takes_the_first_file(describe: Describe) -> None:
@@ -172,13 +162,6 @@ def test_what_the_edge_cannot_hold_is_refused(describe: Describe, tmp_path: Path
         read_plan(tmp_path)
 
 
-def test_keys_that_are_absent_are_named(describe: Describe, tmp_path: Path) -> None:
-    plan = describe()
-    (tmp_path / "serving" / "keys.json").unlink()
-    with pytest.raises(ConfigurationError, match=r"keys\.json cannot be read"):
-        prepare(plan)
-
-
 def test_shares_are_kept_though_no_envoy_runs(describe: Describe, tmp_path: Path) -> None:
     plan = describe()
     prepare(plan)
@@ -190,15 +173,6 @@ def test_shares_are_kept_though_no_envoy_runs(describe: Describe, tmp_path: Path
     kept = plan.files.resource("routes").read_text()
     prepare(plan)
     assert plan.files.resource("routes").read_text() == kept
-
-
-def test_a_broken_file_of_shares_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "shares.json"
-    write_shares(file, {"m": Shares(candidate=0.5)})
-    assert read_shares(file) == {"m": Shares(candidate=0.5)}
-    file.write_text("{")
-    with pytest.raises(ConfigurationError, match="holds no shares"):
-        read_shares(file)
 
 
 def test_commands_say_what_is_wrong(
@@ -256,13 +230,6 @@ def test_a_candidate_is_a_canary_of_its_own_in_kserve() -> None:
     assert "canaryTrafficPercent" not in str(service)
     (alone,) = parts(render(KSERVE, VALUES, Shares()))
     assert "canary" not in alone["spec"]
-
-
-def test_shares_that_a_cluster_cannot_express_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="whole percent"):
-        render(SPLIT, VALUES, Shares(candidate=0.001))
-    with pytest.raises(ConfigurationError, match="the values name none"):
-        render(KSERVE, VALUES, Shares(candidate=0.1))
 
 
 def test_values_cannot_add_lines_of_their_own(

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.imports.config import CorpusConfig
-from tasks.imports.corpus import choose, docstrings, prepare_corpus, read_texts
+from tasks.imports.corpus import choose, docstrings, prepare_corpus
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders
@@ -38,20 +38,6 @@ def test_texts_become_token_ids_in_two_parts_that_share_none(
     assert (rows.num_judged, rows.num_calibration) == (20, 12)
 
 
-def test_the_choice_does_not_depend_on_the_order(tmp_path: Path) -> None:
-    config, texts = _lines(tmp_path), encoders.texts(40)
-    assert choose(iter(texts), config) == choose(iter(texts[::-1]), config)
-
-
-def test_a_corpus_is_prepared_once(tmp_path: Path, store: ArtifactStore) -> None:
-    config, encoder = _lines(tmp_path), encoders.write_encoder(tmp_path / "encoder")
-    assert prepare_corpus(config, encoder, store) == prepare_corpus(config, encoder, store)
-    assert store.num_builds == 1
-    _lines(tmp_path, seed=5)
-    prepare_corpus(config, encoder, store)
-    assert store.num_builds == 2
-
-
 def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(
@@ -61,11 +47,6 @@ def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
     assert sorted(docstrings(file)) == ["A \\d method.", "A class.", "Module of two lines."]
     file.write_text("def {{ template }}")
     assert list(docstrings(file)) == []
-
-
-def test_an_installed_package_gives_texts() -> None:
-    texts = list(read_texts(CorpusConfig(packages=("pyyaml",))))
-    assert any("YAML" in text for text in texts)
 
 
 def test_too_few_texts_are_refused_with_the_counts(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.imports.config import CorpusConfig, EncoderConfig
+from tasks.imports.config import EncoderConfig
 from tasks.imports.program import export_encoder
 from tasks.imports.weights import FILES, find_files, read_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
@@ -61,19 +61,6 @@ def test_it_is_the_encoder_that_the_checkpoint_describes(tmp_path: Path) -> None
         torch.testing.assert_close(network(ids, mask), _reference(ids, mask), atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
-def test_the_program_takes_any_number_of_texts_of_any_length(
-    tmp_path: Path, store: ArtifactStore
-) -> None:
-    imported = export_encoder(encoders.write_encoder(tmp_path / "e"), store)
-    module = torch.export.load(store.path(imported.program)).module()
-    for shape in ((1, 1), (2, 8), (64, 24), (1, 24), (7, 1)):
-        ids = torch.ones(shape, dtype=torch.int64)
-        assert module(ids, ids).shape == (shape[0], 32)
-    assert imported.signature.largest == {"batch": 4096, "seq": 24}
-    assert imported.signature.output.name == "embedding_unit"
-
-
 def test_it_is_built_once_and_says_what_it_was_made_from(
     tmp_path: Path, store: ArtifactStore
 ) -> None:
@@ -123,30 +110,3 @@ def test_a_damaged_file_is_refused_by_its_name(
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-100])
     with pytest.raises(kind, match=name.replace(".", r"\.")):
         read_encoder(find_files(config))
-
-
-def test_more_tokens_than_positions_are_refused(tmp_path: Path, store: ArtifactStore) -> None:
-    config = encoders.write_encoder(tmp_path / "e").model_copy(update={"max_tokens": 25})
-    with pytest.raises(ConfigurationError, match="positions for 24 tokens only"):
-        export_encoder(config, store)
-
-
-@pytest.mark.parametrize("values", [{}, {"packages": ["numpy"], "file": "texts.txt"}])
-def test_a_corpus_has_one_source(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="either packages or a file"):
-        CorpusConfig.model_validate(values)
-
-
-def test_a_package_that_lies_beside_the_environment_is_read_and_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    aside = tmp_path / "weights"
-    encoders.write_encoder(aside / "small_words" / "model")
-    (aside / "small_words-1.2.dist-info").mkdir()
-    (aside / "small_words-1.2.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: small-words\nVersion: 1.2\nRequires-Dist: not-here\n"
-    )
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    found = find_files(EncoderConfig(package="small-words", folder=Path("small_words/model")))
-    assert found.origin == {"package": "small-words", "version": "1.2"}
-    assert (found.folder / "config.json").is_file()

@@ -9,7 +9,7 @@ import pytest
 from tasks.contracts.conversion import Signature
 from tasks.imports.config import ProgramConfig, RowsConfig
 from tasks.imports.ready import take_program, take_rows
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore
 
@@ -61,30 +61,3 @@ def test_rows_without_both_parts_are_refused(
 ) -> None:
     with pytest.raises(DataContractError, match="expected some of each"):
         take_rows(_rows(tmp_path, **columns), store)
-
-
-@pytest.mark.parametrize(
-    ("name", "seen"),
-    [("absent", "does not exist"), (".", "is a folder"), ("text", "is no Parquet")],
-)
-def test_what_is_no_file_of_rows_is_refused(
-    tmp_path: Path, store: ArtifactStore, name: str, seen: str
-) -> None:
-    (tmp_path / "text").write_text("part,x")
-    with pytest.raises(ConfigurationError, match=seen):
-        take_rows(RowsConfig(file=tmp_path / name), store)
-
-
-def test_a_program_that_is_not_there_is_named_by_its_whole_path(store: ArtifactStore) -> None:
-    with pytest.raises(ConfigurationError, match=f"{Path.cwd()}/here.pt2 does not exist"):
-        take_program(ProgramConfig(file=Path("here.pt2"), signature=SIGNATURE), store)
-
-
-def test_a_signature_begins_with_rows_and_names_each_tensor_once() -> None:
-    values = SIGNATURE.model_dump(mode="json")
-    values["output"]["shape"] = [10, "batch"]
-    with pytest.raises(ValueError, match="expected 'batch' as its first axis"):
-        Signature.model_validate(values)
-    values["output"] = {**values["output"], "shape": ["batch"], "name": "pixels"}
-    with pytest.raises(ValueError, match="name something twice"):
-        Signature.model_validate(values)

@@ -148,17 +148,6 @@ def test_a_request_that_the_model_does_not_take_is_refused(told: Any) -> None:
         arrays(PLAN, told)
 
 
-def test_text_that_is_no_utf_8_is_refused() -> None:
-    whole = json.dumps(good(id="@")).encode()
-    for body in (whole.replace(b"@", b"\xff"), whole.replace(b'"codes"', b'"\xff"')):
-        with pytest.raises(BadRequestError):
-            parse_request(body, None)
-    columns = {"inputs": [tensor("tailnum", "BYTES", [1], ["@"])]}
-    request, binary = parse_request(json.dumps(columns).encode().replace(b"@", b"\xff"), None)
-    with pytest.raises(BadRequestError, match="tailnum"):
-        read_columns(sent_inputs(request, binary))
-
-
 def test_a_text_of_an_entity_request_is_bounded() -> None:
     def columns(length: int) -> dict[str, list[Any]]:
         column = {"name": "key", "datatype": "BYTES", "shape": [1], "data": ["x" * length]}
@@ -211,16 +200,6 @@ def test_binary_faults_get_a_sentence() -> None:
     for header in (b"x", b"-1", b"1e3", b"99999", b"", b"9" * 30):
         with pytest.raises(BadRequestError, match="Inference-Header-Content-Length"):
             parse_request(b"{}", header)
-
-
-def test_a_bool_byte_is_0_or_1_and_arrays_may_be_written_to() -> None:
-    plan = ModelPlan(signature_of(("flags", "bool", ("batch", 2))))
-    one = {"name": "flags", "datatype": "BOOL", "shape": [1, 2]}
-    told = {"inputs": [{**one, "parameters": {"binary_data_size": 2}}]}
-    assert arrays(plan, told, b"\x00\x01")["flags"].tolist() == [[False, True]]
-    with pytest.raises(BadRequestError, match="flags"):
-        arrays(plan, told, b"\x00\x02")
-    assert all(array.flags.writeable for array in arrays(PLAN, good()).values())
 
 
 @st.composite
@@ -278,12 +257,6 @@ def test_what_is_answered_can_be_read_by_any_json_reader(
         numbers = [np.nan if number is None else number for number in output["data"]]
         found = np.array(numbers, array.dtype)
     np.testing.assert_array_equal(found.reshape(array.shape), array)
-
-
-@given(st.binary(max_size=300), st.one_of(st.none(), st.binary(max_size=8)))
-def test_arbitrary_bytes_are_only_ever_refused(body: bytes, length: bytes | None) -> None:
-    with pytest.raises(BadRequestError):
-        PLAN.arrays(sent_inputs(*parse_request(body, length)))
 
 
 _JSON: st.SearchStrategy[Any] = st.recursive(

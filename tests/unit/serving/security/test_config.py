@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 from cryptography import x509
 from pydantic import ValidationError
@@ -69,16 +66,6 @@ def test_a_server_that_is_open_stays_on_the_loopback_device() -> None:
     with pytest.raises(ConfigurationError, match="without TLS"):
         check_exposure(SecurityConfig(), "10.0.0.5")
     check_exposure(SecurityConfig.model_validate({"tls": TLS}), "0.0.0.0")
-
-
-def test_paths_of_a_file_are_seen_from_its_folder(tmp_path: Path) -> None:
-    file = tmp_path / "security.yaml"
-    with pytest.raises(ConfigurationError, match=r"security\.yaml cannot be read"):
-        read_security(file)
-    file.write_text("api_keys: secrets/keys.json\nissuers: [{issuer: a, audience: b, keys: k}]\n")
-    found = read_security(file)
-    assert found.api_keys == tmp_path / "secrets" / "keys.json"
-    assert found.issuers[0].keys == str(tmp_path / "k")
 
 
 def test_keys_are_made_listed_and_revoked_by_command(
@@ -163,36 +150,6 @@ def test_grpc_is_closed_with_mutual_tls_or_not_at_all(mutual: TlsConfig) -> None
     with pytest.raises(ConfigurationError, match="certificate alone"):
         grpc_credentials(mutual.model_copy(update={"client_ca": None}))
     assert grpc_credentials(mutual)
-
-
-def test_a_renewed_certificate_is_seen_by_new_connections_of_grpc(
-    tmp_path: Path, pair: Pair, authority: Pair, mutual: TlsConfig
-) -> None:
-    client = ensure_certificate(tmp_path, "client", authority, ["falaj-edge"], "client")
-    trusting = ssl.create_default_context(cafile=str(authority.certificate))
-    trusting.load_cert_chain(client.certificate, client.key)
-    trusting.set_alpn_protocols(["h2"])
-    server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port("localhost:0", grpc_credentials(mutual))
-    server.start()
-
-    def seen() -> bytes | None:
-        with (
-            socket.create_connection(("localhost", port), 20) as plain,
-            trusting.wrap_socket(plain, server_hostname="localhost") as secure,
-        ):
-            return secure.getpeercert(binary_form=True)
-
-    try:
-        first = seen()
-        assert seen() == first
-        ensure_certificate(tmp_path, "server", authority, ["localhost", "more.test"], "server")
-        renewed = seen()
-        assert renewed != first
-        pair.key.write_bytes(authority.key.read_bytes())  # which fits no certificate here
-        assert seen() == renewed
-    finally:
-        server.stop(None).wait()
 
 
 def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) -> None:

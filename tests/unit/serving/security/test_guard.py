@@ -183,16 +183,6 @@ def test_a_file_with_new_keys_is_read_when_one_is_unknown(
     assert "not among its issuer's" in refused(guard, old)
 
 
-def test_unknown_keys_do_not_make_the_guard_ask_the_issuer_all_the_time(
-    signer: Signer, clock: Clock
-) -> None:
-    with published(signer) as url:
-        guard = guard_of(url, clock)
-        for number in range(10):
-            refused(guard, signer.token("infer:m", kid=f"k{number}"))
-        assert signer.asked == 1
-
-
 def test_keys_at_a_url_are_read_again_beside_the_callers(
     signer: Signer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,25 +309,6 @@ def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(
         alone.admit(copy, ADDRESS, "infer", "m")
     with pytest.raises(TooManyRequestsError):
         alone.admit(copy, ADDRESS, "infer", "m")
-
-
-def test_what_was_forgotten_while_it_was_checked_is_not_remembered(
-    make: Callable[..., SecurityGuard], signer: Signer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guard, asked = make(), bearer(signer.token("infer:m"))
-    verify = guard._verify
-    checked = []
-
-    def overtaken(kind: bytes, value: bytes) -> Any:
-        found = verify(kind, value)
-        checked.append(found)
-        guard.forget()  # as a thread does that has read other keys meanwhile
-        return found
-
-    monkeypatch.setattr(guard, "_verify", overtaken)
-    for _ in range(2):
-        guard.admit(asked, ADDRESS, "infer", "m")
-    assert len(checked) == 2
 
 
 def test_clients_have_limits_of_their_own(

@@ -220,19 +220,6 @@ async def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -
         assert await client.has_ended()
 
 
-@pytest.mark.usefixtures("small_heads")
-async def test_a_piece_that_ends_in_a_late_requests_headers_is_not_all_headers() -> None:
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
-        client.send(PAGE * 100, PAGE[:30])
-        assert await client.statuses(100) == [200] * 100
-        client.send(PAGE[30:])
-        assert await client.statuses(1) == [200]
-        # What is its own still counts, whether whole or not.
-        client.send(PAGE, PAGE[:30], b"x: " + b"a" * 2000 + b"\r\ny: ")
-        assert await client.statuses(2) == [200, 431]
-
-
 async def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> None:
     guard = StrictGuard()
     front = front_of(HeldEngine(), guard)
@@ -336,24 +323,6 @@ async def test_a_request_on_its_way_when_the_process_ends_is_answered_and_is_the
     await serving
 
 
-async def test_http_1_0_and_connection_close_end_the_connection() -> None:
-    asked = raw(request()).replace(b"HTTP/1.1", b"HTTP/1.0"), raw(request(), "Connection: close")
-    async with listening(front_of(HeldEngine())) as connect:
-        for one in asked:
-            client = await connect()
-            client.send(one)
-            assert (await client.answered())[1]["connection"] == "close"
-            assert await client.has_ended()
-
-
-@pytest.mark.parametrize(("host", "open_to_all"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_an_open_guard_stands_on_loopback_only(host: str, open_to_all: bool) -> None:
-    from tasks.kernel.errors import ConfigurationError
-
-    with pytest.raises(ConfigurationError, match="need a guard"):
-        OpenGuard(ServingConfig(host=host, open_to_all=open_to_all))
-
-
 @pytest.mark.parametrize(
     ("headers", "is_let_in"),
     [
@@ -378,13 +347,6 @@ def test_an_open_guard_lets_no_page_of_another_site_ask(
         guard.admit(list(headers.items()), "127.0.0.1", "read", None)
 
 
-def test_request_ids_are_sane_and_differ() -> None:
-    ids = front_of(HeldEngine()).ids
-    sent: Sequence[bytes | None] = (None, None, b"", b"a b", b"x" * 200, b"\xff")
-    assert len({ids.accepted(one) for one in sent}) == len(sent)
-    assert ids.accepted(b"a-B_1.2:3/4=@+") == "a-B_1.2:3/4=@+"
-
-
 async def test_a_page_is_shown_once_the_body_is_there_and_none_without_one() -> None:
     async with listening(front_of(HeldEngine(), request_timeout_s=0.2)) as connect:
         never, late = await connect(), await connect()
@@ -396,35 +358,6 @@ async def test_a_page_is_shown_once_the_body_is_there_and_none_without_one() -> 
         assert await late.has_ended()
         assert await never.statuses(1) == [408]
         assert await never.has_ended()
-
-
-async def test_a_fault_in_the_sweep_of_one_connection_ends_that_one_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(self: Connection, at: float) -> None:
-        raise LookupError("a fault of ours")
-
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
-        monkeypatch.setattr(Connection, "sweep", broken)
-        with suppress(ConnectionResetError):
-            assert await client.has_ended()
-        monkeypatch.undo()
-        other = await connect()
-        other.send(PAGE)
-        assert await other.statuses(1) == [200]
-    assert "could not be swept" in caplog.text
-
-
-async def test_who_asks_for_another_protocol_is_answered_and_so_is_what_follows() -> None:
-    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
-        client.send(PAGE_HEAD, "\r\n".join([*upgrade, "", ""]).encode(), PAGE)
-        assert await client.statuses(2) == [200, 200]
-        for rows in (2, 3):
-            client.send(raw(request(rows), *upgrade))
-            assert (await client.answered())[2]["outputs"][0]["shape"] == [rows]
 
 
 CHUNKED = (
@@ -479,19 +412,6 @@ async def test_a_request_that_cannot_be_read_is_told_of_its_own_track(track: str
         client.send(raw(asked, f"x-falaj-slot: {track}"))
         assert await client.statuses(1) == [400]
     assert told == [(track, "bad_request")]
-
-
-@pytest.mark.parametrize(
-    ("was", "becomes"),
-    [('"timeout": 0', '"timeout": 1' + "0" * 400), ('"shape": [1, 2]', '"shape": [1' + ", 1" * 99)],
-)
-async def test_numbers_beyond_all_bounds_are_the_clients_fault(was: str, becomes: str) -> None:
-    asked = json.dumps({**request(), "parameters": {"timeout": 0}})
-    assert was in asked
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
-        client.send(raw(asked.replace(was, becomes + "]" * was.endswith("]")).encode()))
-        assert await client.statuses(1) == [400]
 
 
 async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None:
