@@ -173,8 +173,8 @@ def choose_variant(
             f"no variant was kept for hardware class {hardware.hardware_class!r} (there are some "
             f"for {classes}); convert the version for it"
         )
+    by_name = {entry.variant.name: entry for entry in fitting}
     if hardware.variants:
-        by_name = {entry.variant.name: entry for entry in fitting}
         for name in hardware.variants:
             if name in by_name:
                 return by_name[name], "named by the configuration"
@@ -185,15 +185,7 @@ def choose_variant(
     for entry in fitting:
         if hardware.goal in entry.variant.serves:
             return entry, f"chosen for the goal {hardware.goal!r}"
-    timed = [entry for entry in fitting if entry.variant.latencies]
-    if timed:
-        least = min(timed, key=lambda entry: _latency(entry.variant))
-        return least, f"no goal {hardware.goal!r}; least recorded latency of small calls"
-    return fitting[0], f"no goal {hardware.goal!r} and nothing measured; the simplest"
-
-
-def _latency(variant: ModelVariant) -> float:
-    return min(variant.latencies, key=lambda at: at.batch_rows).p50_ms
+    return fitting[0], f"no goal {hardware.goal!r}; the simplest"
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,15 @@ from tasks.contracts.data import DatasetSchema, category_code
 def checked_columns(
     recipe: Recipe, entities: Mapping[str, Sequence[Any]], max_rows: int
 ) -> tuple[dict[str, list[Any]], int]:
-    """Columns of a request as lists of plain values, and its rows.
+    """Columns of a request and its rows.
+
+    Args:
+        recipe: of the version that answers.
+        entities: columns of one length, texts and numbers, as the protocol has checked.
+        max_rows: of one read.
 
     Raises:
-        BadRequestError: a column is absent or unknown, or lengths differ.
+        BadRequestError: a column is absent or unknown.
         TooLargeError: it has more rows than one read takes.
     """
     keys, expected = recipe.keys, {*recipe.keys, *recipe.request_columns}
@@ -46,52 +51,13 @@ def checked_columns(
             f"the request lacks column {', '.join(lacking)}: no feature view holds these inputs of "
             f"{recipe.model}, so a request gives them beside its keys. Nothing was read"
         )
-    columns = {name: _plain(name, values) for name, values in entities.items()}
-    return columns, _num_rows(columns, max_rows)
-
-
-def _num_rows(columns: Mapping[str, list[Any]], most: int) -> int:
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise BadRequestError(
-            "the columns of the request differ in length: "
-            f"{', '.join(f'{name} has {rows}' for name, rows in lengths.items())}. Nothing was read"
-        )
-    num_rows = next(iter(lengths.values()), 0)
-    if num_rows == 0:
-        raise BadRequestError("the request names no entity; expected one a row. Nothing was read")
-    if num_rows > most:
+    num_rows = len(next(iter(entities.values())))
+    if num_rows > max_rows:
         raise TooLargeError(
-            f"the request names {num_rows} entities, expected at most {most}; send it in parts. "
-            "Nothing was read"
+            f"the request names {num_rows} entities, expected at most {max_rows}; send fewer in "
+            "one request. Nothing was read"
         )
-    return num_rows
-
-
-def _plain(name: str, values: Any) -> list[Any]:
-    """A column as Python values; text that came as bytes is UTF-8."""
-    if isinstance(values, np.ndarray):
-        if values.ndim != 1:
-            raise BadRequestError(
-                f"column {name} has shape {values.shape}, expected one value a row. Nothing was "
-                "read"
-            )
-        values = values.tolist()
-    elif isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
-        raise BadRequestError(
-            f"column {name} is one {type(values).__name__}, expected a list with one value a row. "
-            "Nothing was read"
-        )
-    return [_text(name, value) if isinstance(value, bytes) else value for value in values]
-
-
-def _text(name: str, value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as exc:
-        raise BadRequestError(
-            f"column {name} holds {value[:40]!r}, which is no UTF-8. Nothing was read"
-        ) from exc
+    return {name: list(values) for name, values in entities.items()}, num_rows
 
 
 _code = lru_cache(65_536)(category_code)

@@ -1,4 +1,4 @@
-"""Which variant serves: by name, by goal, by recorded latency, else the simplest."""
+"""Which variant serves: by name, by goal, else the simplest."""
 
 from __future__ import annotations
 
@@ -9,27 +9,20 @@ import pytest
 from serving.engine.config import HardwareConfig
 from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
-from tasks.contracts.conversion import GoalResult, VariantLatency
+from tasks.contracts.conversion import GoalResult
 from tasks.contracts.release import ModelVariant
 from tasks.kernel.errors import RegistryError
 from tasks.registry.model_folder import RegisteredVariant
 
 
-def entry(
-    name: str, goal: str = "", p50_ms: float | None = None, **changes: Any
-) -> RegisteredVariant:
+def entry(name: str, goal: str = "", **changes: Any) -> RegisteredVariant:
     standing = GoalResult(
         goal=goal or "other", rule="", figure=None, unit="ms", chosen=bool(goal), reason=""
     )
-    latency = [
-        VariantLatency(batch_rows=rows, p50_ms=ms, p95_ms=ms, ratio_to_eager=0.5)
-        for rows, ms in ((64, 0.001), (1, p50_ms))
-        if p50_ms is not None and ms is not None
-    ]
     variant = ModelVariant(
         name=name, format="onnx", precision="fp32", hardware_class="cpu",
         files=Artifact(uri="artifact:x", sha256="0" * 64, num_bytes=1), source_sha256="0" * 64,
-        parity_max=0.0, parity_mean=0.0, latencies=tuple(latency), num_bytes=1, load_ms=1.0,
+        parity_max=0.0, parity_mean=0.0, latencies=(), num_bytes=1, load_ms=1.0,
         accepted=True, reason="", settings={}, standings=(standing,),
     )  # fmt: skip
     folder = changes.pop("folder", f"variants/{name}")
@@ -40,7 +33,6 @@ def entry(
     ("entries", "hardware", "name", "words"),
     [
         ([entry("a"), entry("b", "one-row")], {}, "b", "chosen for the goal 'one-row'"),
-        ([entry("a", "bulk", 2.0), entry("b", p50_ms=1.0)], {}, "b", "least recorded latency"),
         ([entry("a"), entry("b")], {}, "a", "the simplest"),
         ([entry("a", "bulk"), entry("b", "one-row")], {"goal": "bulk"}, "a", "goal 'bulk'"),
         (
