@@ -7,12 +7,12 @@ Here is its form, and the SQL that compares a day of rows with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from tasks.contracts.base import TimeWindow
-from tasks.validation.sql import literal, quoted
 
 DAYS = "baseline_days"
 """Table of one row a day: for each column in words how it leaves its bands, null where it keeps."""
@@ -67,6 +67,22 @@ _KINDS: dict[Statistic, _Kind] = {
     ),
     "unseen_share": _Kind("share of values that the baseline never had", "new category"),
 }
+
+
+def quoted(name: str) -> str:
+    """A column or table name that no character of it can end."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: object) -> str:
+    """A value: numbers and truth values plainly, moments in UTC, all else as text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, datetime):
+        return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
+    return "'" + str(value).replace("'", "''") + "'"
 
 
 class _Value(BaseModel):

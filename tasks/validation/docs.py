@@ -76,43 +76,32 @@ def render_page(outcome: SuiteOutcome) -> str:
     """One validation result as Great Expectations shows it, without anything from outside."""
     # Imported here: a site without a new page needs none of it.
     from great_expectations.core.expectation_validation_result import (
-        ExpectationSuiteValidationResult,
-        ExpectationValidationResult,
+        expectationSuiteValidationResultSchema,
     )
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
     from great_expectations.render.view.view import DefaultJinjaPageView
 
-    results = [
-        ExpectationValidationResult(
-            success=result["success"],
-            expectation_config=ExpectationConfiguration(
-                type=result["expectation_config"]["type"],
-                kwargs=result["expectation_config"]["kwargs"],
-                meta=result["expectation_config"].get("meta") or {},
-            ),
-            result=result["result"],
-            exception_info=result["exception_info"],
-            meta={},
-        )
-        for result in outcome.results
-    ]
-    good = sum(bool(result.success) for result in results)
-    validation = ExpectationSuiteValidationResult(
-        success=outcome.passed,
-        results=results,
-        suite_name=outcome.suite,
-        statistics={
-            "evaluated_expectations": len(results),
-            "successful_expectations": good,
-            "unsuccessful_expectations": len(results) - good,
-            "success_percent": 100 * good / max(len(results), 1),
-        },
-        meta={
-            "run_id": {"run_name": str(outcome.window), "run_time": outcome.window.end.isoformat()},
-            "active_batch_definition": {"batch_identifiers": {}},
-            "great_expectations_version": outcome.great_expectations_version,
-        },
+    total, good = len(outcome.results), sum(result["success"] for result in outcome.results)
+    validation = expectationSuiteValidationResultSchema.load(
+        {
+            "success": outcome.passed,
+            "suite_name": outcome.suite,
+            "results": list(outcome.results),
+            "statistics": {
+                "evaluated_expectations": total,
+                "successful_expectations": good,
+                "unsuccessful_expectations": total - good,
+                "success_percent": 100 * good / max(total, 1),
+            },
+            "meta": {
+                "run_id": {
+                    "run_name": str(outcome.window),
+                    "run_time": outcome.window.end.isoformat(),
+                },
+                "active_batch_definition": {"batch_identifiers": {}},
+                "great_expectations_version": outcome.great_expectations_version,
+            },
+        }
     )
     document = ValidationResultsPageRenderer().render(validation)
     view: Any = DefaultJinjaPageView()

@@ -31,9 +31,10 @@ from tasks.validation.baseline import (
     category_sql,
     hours_sql,
     joined,
+    literal,
+    quoted,
     statistic_sql,
 )
-from tasks.validation.sql import literal, quoted
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import BASELINE_FOLDER, FOLDER, SUBJECT, Suite, read_suite
 

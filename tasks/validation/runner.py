@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import duckdb
 import great_expectations as gx
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow
 from tasks.contracts.data import (
+    DatasetSchema,
     DataSplits,
     FeatureSnapshot,
     FeatureTables,
@@ -22,7 +24,7 @@ from tasks.contracts.data import (
 )
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.validation.baseline import DAYS, faults_in
+from tasks.validation.baseline import DAYS, faults_in, literal, quoted
 from tasks.validation.expectations import Judged, compile_suite, run_checks
 from tasks.validation.outcome import (
     CheckOutcome,
@@ -35,12 +37,12 @@ from tasks.validation.outcome import (
 )
 from tasks.validation.subject import open_subject
 from tasks.validation.suites import Suite
-from tasks.validation.windows import faults_of_windows
 
 logger = logging.getLogger(__name__)
 
 RESULT_FILE = "validation.json"
 MAX_FAULTS_IN_MESSAGE = 12
+MOST_NAMED = 10
 Show = Callable[[SuiteOutcome], None]
 
 
@@ -127,7 +129,7 @@ def validate_snapshot(
         )
     result = validate_table(subject, suite, snapshot.window, store, undone, show)
     if splits and (
-        faults := faults_of_windows(store.path(snapshot.data), snapshot.columns, splits)
+        faults := _faults_of_windows(store.path(snapshot.data), snapshot.columns, splits)
     ):
         raise DataContractError(
             f"training set of {snapshot.feature_service}: {'; '.join(faults)}. {undone}"
@@ -347,3 +349,65 @@ def _faults_of_roles(snapshot: FeatureSnapshot, suite: Suite) -> list[str]:
     if wrong:
         faults.append(f"{', '.join(wrong)} are features that the suite lists as another kind")
     return faults
+
+
+def _faults_of_windows(path: Path, columns: DatasetSchema, splits: DataSplits) -> list[str]:
+    """What makes training or judgement impossible, each with the column and its cure.
+
+    Args:
+        path: Parquet of the training set.
+        columns: which column is what.
+        splits: windows for training, validation and test.
+    """
+    named = {"training": splits.train, "validation": splits.validation, "test": splits.test}
+    inside = {name: _inside(columns.event_time, window) for name, window in named.items()}
+    label = quoted(columns.label)
+    facts = [
+        f"{fact} FILTER ({condition})"
+        for condition in inside.values()
+        for fact in ("count(*)", f"min({label})", f"max({label})")
+    ]
+    known = [
+        *(f"count(nullif({quoted(name)}, '')) FILTER ({inside['training']})"
+          for name in columns.categorical),
+        *(f"count(*) FILTER ({inside['training']} AND NOT isnan({quoted(name)}::DOUBLE))"
+          for name in columns.numeric),
+    ]  # fmt: skip
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        rows = con.execute(
+            f"SELECT {', '.join([*facts, *known])} FROM read_parquet({literal(path)})"
+        ).fetchall()[0]
+    faults = [
+        fault
+        for place, (name, window) in enumerate(named.items())
+        if (fault := _fault(name, window, columns, *rows[3 * place : 3 * place + 3]))
+    ]
+    inputs = (*columns.categorical, *columns.numeric)
+    unknown = [name for name, count in zip(inputs, rows[9:], strict=True) if not count]
+    if unknown and rows[0]:
+        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        faults.append(
+            f"{', '.join(unknown[:MOST_NAMED])}{more} have no known value in any of the "
+            f"{rows[0]:,} rows of the training window {splits.train}; look at the query and at the "
+            "ttl of the feature view, or take them out of the feature service"
+        )
+    return faults
+
+
+def _fault(
+    name: str, window: TimeWindow, columns: DatasetSchema, num_rows: int, low: object, high: object
+) -> str | None:
+    if not num_rows:
+        return f"no row lies in the {name} window {window}; move splits.{name} to where rows are"
+    if low != high:
+        return None
+    return (
+        f"label {columns.label} is {low} in all {num_rows:,} rows of the {name} window {window}, "
+        "expected more than one value; widen the window, or mend the label's query"
+    )
+
+
+def _inside(column: str, window: TimeWindow) -> str:
+    moment = quoted(column)
+    return f"{moment} >= {literal(window.start)} AND {moment} < {literal(window.end)}"

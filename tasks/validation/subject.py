@@ -13,8 +13,7 @@ import pandas as pd
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
 from tasks.kernel.scratch import scratch_folder
-from tasks.validation.baseline import DAYS, Baseline, judge_days
-from tasks.validation.sql import literal, quoted
+from tasks.validation.baseline import DAYS, Baseline, judge_days, literal, quoted
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 
 MEMORY_LIMIT = "1GB"

@@ -33,8 +33,7 @@ from pydantic import (
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.strict_yaml import read_yaml
-from tasks.validation.baseline import DAYS, Baseline, Statistic
-from tasks.validation.sql import literal, quoted
+from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
 
 Unit = Literal[
     "fahrenheit", "mile", "mile_per_hour", "minute", "inch", "millibar", "foot", "per_cent"

@@ -85,12 +85,6 @@ def test_a_guard_whose_parent_is_already_gone_starts_nothing(mark: str) -> None:
     assert not pids_whose_command_holds(mark)
 
 
-def test_a_command_that_does_not_exist_is_named() -> None:
-    run = subprocess.run(guarded("no-such-program"), check=False, capture_output=True, text=True)
-    assert run.returncode == guard.CANNOT_BE_STARTED
-    assert "no-such-program cannot be started: No such file or directory" in run.stderr
-
-
 def test_a_command_inherits_no_descriptor_of_the_guard_and_ends_by_a_broken_pipe() -> None:
     read, write = os.pipe()
     script = f"[ -e /proc/self/fd/{write} ] && echo inherited; (yes; echo $? >&2) | head -1"

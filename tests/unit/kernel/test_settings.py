@@ -28,7 +28,6 @@ from tasks.kernel.settings import (
     Settings,
     StagedFolder,
     content_key,
-    named_artifacts,
 )
 from tasks.metadata.database import open_database
 from tests.support.suite.promises import Promise, proves
@@ -130,17 +129,6 @@ def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still
         store.build_once("notes", "another", Note, write_note())  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_gives_a_sentence(tmp_path: Path) -> None:
-    def fill() -> None:
-        with refused_writes_explained(tmp_path), open("/dev/full", "w") as full:
-            full.write("x")
-            full.flush()
-
-    with pytest.raises(StorageError, match=r"refused a write .*free space"):
-        fill()
-
-
 @pytest.mark.parametrize(
     "first_write",
     [
@@ -177,11 +165,6 @@ def test_content_keys_depend_on_every_part(tmp_path: Path) -> None:
     }
     assert len(keys) == 4
     assert content_key({"x": 1, "y": 2}) == content_key({"y": 2, "x": 1})
-
-
-def test_all_artifacts_of_a_nested_value_are_found(store: ArtifactStore) -> None:
-    note = build(store)
-    assert list(named_artifacts({"a": [note, (note,)], "b": None})) == [note.text, note.text]
 
 
 def test_the_state_folder_comes_from_the_environment(tmp_path: Path) -> None:

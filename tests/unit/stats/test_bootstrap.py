@@ -64,12 +64,6 @@ def test_neighbouring_days_are_drawn_together() -> None:
     assert together[1] > 0.6
 
 
-def test_equal_inputs_give_equal_intervals() -> None:
-    labels, scores, times = rows_by_day(0, 20, 0.5)
-    first, second = (measure(labels, scores, times).metric_set() for _ in range(2))
-    assert first == second
-
-
 def test_intervals_are_wider_where_rows_of_a_day_resemble_each_other() -> None:
     widths = []
     for noise in (0.0, 1.5):

@@ -80,39 +80,15 @@ FAULTS = {
         "FROM rows",
         "'YV', for example 'ZZ' (a carrier is one of the sixteen known airlines)",
     ),
-    "a feed that stopped": (
-        "flights",
-        "FROM rows WHERE time_hour < TIMESTAMPTZ '2013-03-10 15:00:00+00'",
-        "longest_silence_hours has 1 value above 11, for example 15",
-    ),
     "Celsius instead of Fahrenheit": (
         "weather",
         "SELECT * REPLACE ((temp - 32) / 1.8 AS temp, (dewp - 32) / 1.8 AS dewp) FROM rows",
         "humidity_gap has",
     ),
-    "an unknown kind of engine": (
-        "planes",
-        "SELECT * REPLACE (CASE WHEN seats = 2 THEN 'Warp drive' ELSE engine END AS engine) "
-        "FROM rows",
-        "for example 'Warp drive'",
-    ),
-    "a time zone that nobody can compute": (
-        "airports",
-        "SELECT * REPLACE (CASE WHEN faa = 'LAX' THEN 'America/Hollywood' ELSE tzone END "
-        "AS tzone) FROM rows",
-        "unknown_time_zone is true in 1 row",
-    ),
 }
 
 
-QUICK_FAULTS = ("Celsius instead of Fahrenheit", "a new carrier", "duplicated keys")
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [*QUICK_FAULTS]
-    + [pytest.param(f, marks=pytest.mark.slow) for f in FAULTS if f not in QUICK_FAULTS],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_called_by_its_name(store: ArtifactStore, fault: str) -> None:
     table, change, words = FAULTS[fault]
 

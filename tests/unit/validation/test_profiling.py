@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.baseline import Baseline
 from tasks.validation.outcome import read_outcome
@@ -139,13 +139,6 @@ def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
     again = read_suite(tmp_path, "raw_weather")
     assert again.baseline == other
     assert again.expectations == before.expectations
-
-
-def test_a_baseline_file_of_other_columns_is_refused(baseline: Baseline) -> None:
-    without = SUITE.model_copy(update={"columns": {"text": ("meter",), "timestamp": ("at",)}})
-
-    with pytest.raises(ConfigurationError, match="price, reading, temp, town, which the suite"):
-        with_baseline(without, baseline)
 
 
 def test_a_file_of_an_earlier_version_is_read_where_it_is(tmp_path: Path) -> None:

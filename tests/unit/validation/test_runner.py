@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 
 from tasks.contracts.data import DataSplits, LandedRows, ValidationResult
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 from tasks.validation.runner import (
     validate_rows,
@@ -22,7 +19,6 @@ from tasks.validation.runner import (
 )
 from tasks.validation.suites import Suite
 from tests.support.data import builders
-from tests.support.data.builders import month
 from tests.support.data.tables import (
     SNAPSHOT_SUITE,
     WEEK,
@@ -41,17 +37,6 @@ def refusal(store: ArtifactStore, frame: pd.DataFrame, checked: Suite) -> str:
     with pytest.raises(DataContractError) as caught:
         validate(store, frame, checked)
     return str(caught.value)
-
-
-def test_the_same_table_and_suite_give_the_same_bytes(tmp_path: Path) -> None:
-    results = []
-    for name in ("one", "two"):
-        store = ArtifactStore(tmp_path / name)
-        mean = "SELECT town, avg(age / 3) AS mean FROM subject GROUP BY town"
-        rules = [between("age", 0, 120), between("mean", 0, 99, table="towns", shows=["town"])]
-        results.append(validate(store, people(), suite(*rules, aggregates={"towns": mean})))
-
-    assert results[0] == results[1]
 
 
 def test_a_finished_validation_is_not_repeated(
@@ -196,42 +181,3 @@ def test_a_label_of_one_value_in_a_window(store: ArtifactStore) -> None:
     told = refusal_to_train(store, rows)
     assert "label is_late is 0 in all" in told
     assert "of the validation window" in told
-
-
-def test_a_window_without_rows(store: ArtifactStore) -> None:
-    rows = builders.frame()
-    splits = DataSplits(train=month(1, 6), validation=month(7), test=month(8))
-    assert "move splits.test" in refusal_to_train(store, rows[months(rows) < 8], splits)
-
-
-@pytest.mark.slow
-def test_a_run_writes_nothing_outside_the_store(tmp_path: Path) -> None:
-    home, work = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    work.mkdir()
-    program = (
-        "from tests.support.data.tables import people, store_table, suite, WEEK\n"
-        "from tasks.kernel.settings import ArtifactStore\n"
-        "from tasks.validation.runner import validate_table\n"
-        "from pathlib import Path\n"
-        f"store = ArtifactStore(Path({str(tmp_path / 'artifacts')!r}))\n"
-        "validate_table(store_table(store, people()), suite(), WEEK, store, 'Nothing')\n"
-    )
-    environment = os.environ | {
-        "HOME": str(home),
-        "TMPDIR": str(work),
-        "PYTHONPATH": str(PROJECT_ROOT),
-    }
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=work,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-
-    assert list(home.rglob("*")) == []
-    assert list(work.rglob("*")) == []
-    assert "Calculating" not in done.stdout + done.stderr

@@ -81,22 +81,6 @@ def derive(folder: Path, checked: Suite) -> dict[str, set[str]]:
         return subject.derive()
 
 
-def test_derived_columns_build_on_each_other_and_see_the_window(tmp_path: Path) -> None:
-    checked = suite(
-        derived={
-            "months": "age * 12",
-            "years": "months / 12",
-            "outside": "born < getvariable('window_start')",
-        },
-        aggregates={"towns": "SELECT town, avg(years) AS mean FROM subject GROUP BY town"},
-    )
-
-    columns = derive(tmp_path, checked)
-
-    assert columns["towns"] == {"town", "mean"}
-    assert {"months", "years", "outside", "born"} <= columns["subject"]
-
-
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
@@ -111,18 +95,6 @@ def test_wrong_sql_names_file_and_entry(
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"expectations/people\.yaml, {place}: the SQL"):
         derive(tmp_path, suite(**changes))
-
-
-def test_a_value_that_correct_sql_cannot_work_with_is_the_datas_fault(tmp_path: Path) -> None:
-    checked = suite(derived={"number": "name::INT"})
-    people().to_parquet(tmp_path / "people.parquet", index=False)
-
-    with open_subject(tmp_path / "people.parquet", "people", checked, WEEK) as subject:
-        subject.derive()
-        with pytest.raises(
-            DataContractError, match=r"column\(s\) number of people cannot be computed"
-        ):
-            subject.frame("subject", ["number"])
 
 
 def test_frames_hold_wide_numbers_and_categories_in_stored_order(tmp_path: Path) -> None:

@@ -62,10 +62,6 @@ def test_an_empty_frame_gives_an_empty_result(feast_store: FeatureStore) -> None
     assert list(result) == ["k0", "event_timestamp", "value"]
 
 
-def test_a_key_may_be_categorical(feast_store: FeatureStore) -> None:
-    assert found(feast_store, asked(("a", 1)).astype({"k0": "category"})) == [1.0]
-
-
 def test_the_only_time_of_a_frame_is_its_moment_as_in_feast(feast_store: FeatureStore) -> None:
     frame = asked(("a", 1)).rename(columns={"event_timestamp": "asked at"})
     assert found(feast_store, frame) == [1.0]
@@ -123,11 +119,6 @@ def test_a_source_without_a_column_of_its_view_is_named(feast_store: FeatureStor
     view = view_of("values.parquet", features=("value", "gust"))
     with pytest.raises(FeatureStoreError, match=r"source values_table .* has no column gust; it"):
         ask(feast_store, [view], asked(("a", 1)), ["values:value", "values:gust"]).to_df()
-
-
-def test_a_source_that_is_not_there_is_named(feast_store: FeatureStore) -> None:
-    with pytest.raises(FeatureStoreError, match=r"feature table gone\.parquet is not there; "):
-        ask(feast_store, [view_of("gone.parquet")], asked(("a", 1))).to_df()
 
 
 def test_a_retrieval_without_views_or_without_entity_rows_is_refused(

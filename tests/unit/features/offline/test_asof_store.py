@@ -319,27 +319,6 @@ def test_an_entity_frame_can_be_sql_and_a_result_can_stream_to_parquet(
     assert pd.read_parquet(tmp_path / "out.parquet")["values__value"].tolist() == [1.0]
 
 
-def test_batches_hold_the_whole_result(feast_store: FeatureStore, tmp_path: Path) -> None:
-    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    frame = asked(*[("a", minute) for minute in range(5000)])
-    with ask(feast_store, [view_of(file)], frame).open_batches(1000) as batches:
-        sizes = [batch.num_rows for batch in batches]
-    assert sum(sizes) == 5000
-    assert len(sizes) > 1
-
-
-@pytest.mark.slow
-def test_a_result_larger_than_the_memory_limit_spills_to_the_disk(tmp_path: Path) -> None:
-    feast = feast_in(tmp_path, memory_limit_mb=100, threads=1)
-    file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    query = """
-        SELECT 'a' AS k0, TIMESTAMPTZ '2013-03-10 01:00:00+00' AS event_timestamp,
-            printf('%064d', n) AS text FROM range(1000000) AS r(n)"""
-    job = ask(feast, [view_of(file)], query)
-    job.write_parquet(tmp_path / "out.parquet", ["text"], 8192)
-    assert pd.read_parquet(tmp_path / "out.parquet", columns=["value"])["value"].sum() == 1_000_000
-
-
 def lost(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.slice(1)
 

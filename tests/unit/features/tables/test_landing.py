@@ -90,14 +90,6 @@ def test_times_stored_without_a_zone_are_refused(
         land(repository, store)
 
 
-def test_a_window_without_rows_is_refused(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    with pytest.raises(DataContractError, match="holds no rows in window 2013-04-11T05:00Z"):
-        land(repository, store, first=100)
-    assert nothing_was_landed(store)
-
-
 def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:
@@ -148,12 +140,3 @@ def test_times_without_a_zone_get_the_one_that_is_declared(
     table = next(t for t in landed.tables if t.name == "weather")
     seen = pd.read_parquet(store.path(table.artifact))["time_hour"].dt.tz_convert("UTC")
     assert sorted(seen) == sorted(moments)
-
-
-def test_a_time_that_names_its_zone_keeps_it(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    config = in_zone(repository, "Asia/Muscat")
-    landed = land_raw_rows(days(0, 3), config, repository.path, store)
-    weather = next(t for t in landed.tables if t.name == "weather")
-    assert weather.num_rows == land(repository, store)["weather"]

@@ -113,14 +113,6 @@ def test_a_file_without_a_header_is_told_so(shop: Shop, content: bytes) -> None:
     assert "no line with the names of its columns" in refusal(shop, content)
 
 
-def test_a_byte_order_mark_other_delimiters_and_long_text_are_read(shop: Shop) -> None:
-    assert len(land(shop, "\ufeff" + "\n".join(lines()))) == 600
-    assert len(land(shop, "\n".join(lines()).replace(",", ";"))) == 600
-    assert (
-        land(shop, f"{HEADER}\n{ROW.replace('c01', 'x' * 300_000)}\n")["customer"].str.len()[0] > 9
-    )
-
-
 def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
     shop.replace("use_case.yaml", "raw/orders.csv", "raw/orders.ZIP")
     file = shop.repo / "raw" / "orders.ZIP"
@@ -130,3 +122,8 @@ def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
     with ZipFile(file, "w") as archive:
         archive.writestr("orders.csv", "\n".join(lines()))
     assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
+
+
+def test_a_byte_order_mark_and_other_delimiters_are_read(shop: Shop) -> None:
+    for text in ("\ufeff" + "\n".join(lines()), "\n".join(lines()).replace(",", ";")):
+        assert len(land(shop, text)) == 600
