@@ -67,8 +67,8 @@ def register_candidate(
         StorageError: the disk refused.
     """
     _check_they_belong_together(trained, evaluation, dataset)
+    registry, tags = Registry(location), _tags(trained, dataset.snapshot, code_commit)
     with exclusive(location):
-        registry, tags = Registry(location), _tags(trained, dataset.snapshot, code_commit)
         version = _find_undamaged(
             registry, config.model_name, tags, lambda record: record.manifest is not None
         )
@@ -300,8 +300,8 @@ def register_import(
         "family": imported.family,
         "code_commit": code_commit,
     }
+    registry, name = Registry(location), config.model_name
     with exclusive(location):
-        registry, name = Registry(location), config.model_name
         version = _find_undamaged(
             registry,
             name,
