@@ -282,7 +282,7 @@ OnLine = Callable[[str, str], None]
 
 
 class Fleet:
-    """Ranks by their place. To be used in one thread that stays, see `launch.guard`."""
+    """Ranks by their place. To be used in one thread that stays, see `kernel.guard`."""
 
     def __init__(self, spec: ElasticSpec, config: ElasticConfig, on_line: OnLine) -> None:
         self._spec = spec

@@ -10,9 +10,8 @@ import pytest
 from tasks.control.leases.devices import Gpu, HostDevices, hardware_classes
 from tasks.control.leases.leases import applied, variables_of
 from tasks.control.leases.placement import Grant
-from tasks.control.leases.repository import LEASE_VARIABLE, processes_of_lease
+from tasks.control.leases.repository import LEASE_VARIABLE
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 
 ONE = min(os.sched_getaffinity(0))
@@ -61,17 +60,6 @@ def test_what_was_set_before_is_set_again_after_a_failure(monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="stop"):
         fail()
     assert os.environ["OMP_NUM_THREADS"] == "7"
-
-
-def test_what_runs_under_a_lease_is_found_by_its_id() -> None:
-    child = subprocess.Popen(["sleep", "600"], env={LEASE_VARIABLE: "1f2e"})
-    try:
-        wait_until(lambda: processes_of_lease("1f2e") == [child.pid], "the process")
-        assert processes_of_lease("1f2") == []
-    finally:
-        child.kill()
-        child.wait()
-    assert processes_of_lease("1f2e") == []
 
 
 def test_every_host_serves_cpu_and_one_with_a_usable_gpu_serves_gpu() -> None:

@@ -126,17 +126,6 @@ def test_a_larger_loss_never_asks_for_less(
     assert SEVERITY.index(after) >= SEVERITY.index(before)
 
 
-@given(any_evidence(), any_config(), st.floats(0, 500))
-def test_an_older_promotion_is_never_sooner_taken_back(
-    seen: Evidence, config: RetrainingPolicy, days: float
-) -> None:
-    if seen.champion_age_days is None:
-        return
-    older = seen.model_copy(update={"champion_age_days": seen.champion_age_days + days})
-    if decide(older, config).action is Action.ROLL_BACK:
-        assert decide(seen, config).action is Action.ROLL_BACK
-
-
 def test_evidence_is_gathered_from_the_report_and_the_standing() -> None:
     report = builders.report(auc=metric(-0.1))
     known = builders.standing(2)

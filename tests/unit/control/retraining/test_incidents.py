@@ -45,14 +45,6 @@ def test_an_incident_has_one_run_however_long_it_lasts(controller: Controller) -
     assert len(controller.runs.by_key) == 1
 
 
-def test_trouble_that_comes_back_is_another_incident(controller: Controller) -> None:
-    controller.see(builders.stale(0))
-    controller.end_runs()
-    assert controller.see(builders.stable(1)) == [Outcome.NOTHING_TO_DO]
-    assert controller.see(builders.stale(2)) == [Outcome.ACTS]
-    assert len(controller.runs.by_key) == 2
-
-
 def test_a_promotion_ends_an_incident(controller: Controller) -> None:
     controller.see(builders.stale(0))
     controller.end_runs()

@@ -42,13 +42,6 @@ def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
     assert "fall_back" in choice.reason
 
 
-def test_a_paused_pool_counts_as_one_without_workers() -> None:
-    rule = StageRouting(wait_s=0)
-    choice = choose(rule, place("cpu", fault="work pool 'cpu' is paused"), [], 0)
-    assert choice.place is None
-    assert "is paused" in choice.reason
-
-
 places = st.builds(
     Place,
     deployment=st.sampled_from(["t/a", "t/b", "t/c"]),

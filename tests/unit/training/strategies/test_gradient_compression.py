@@ -174,15 +174,3 @@ def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:
         for view, shape in zip(views, small.values(), strict=True):
             assert torch.equal(view, torch.randn(shape))
         assert given_bytes == 4 * (5 + 9 + 64 + 2 * (20 + 30))
-
-
-def test_what_low_ranks_left_out_is_dropped_with_a_warning_by_another_sum(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def part(ranks: ThreadCommunicator) -> None:
-        first = POWER_SGD(ranks)
-        first.sum_(gradients_of(gradient(0, 0)))
-        HalfPrecisionSum(ranks).load(first.state())
-
-    on_threads(1, part)
-    assert "they are dropped" in caplog.text

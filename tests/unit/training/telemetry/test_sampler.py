@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tasks.training.telemetry.config import TelemetryConfig
-from tasks.training.telemetry.meters import DeviceMeter, ProcessorMeter
+from tasks.training.telemetry.meters import ProcessorMeter
 from tasks.training.telemetry.sampler import SPENT, TelemetrySampler
 from tasks.training.telemetry.step_clock import StepClock, clock_path
 from tests.support.host.processes import wait_until
-from tests.support.training.timed_ranks import library, reading, zone
+from tests.support.training.timed_ranks import reading
 
 
 def sampled(folder: Path, **options: Any) -> TelemetrySampler:
@@ -83,19 +83,6 @@ def test_what_cannot_be_measured_is_none_with_a_reason(tmp_path: Path) -> None:
     assert result.energy.known_by == "this host shows no RAPL counters"
     assert result.ranks == ()
     assert result.host.num_cores == os.cpu_count()
-
-
-def test_energy_of_processor_and_devices_is_added_up(tmp_path: Path) -> None:
-    package = zone(tmp_path / "powercap", "intel-rapl:0", "package-0", 0)
-    readings = iter([7_000, 9_000])
-    devices = DeviceMeter("1", library(energy=lambda _: next(readings)))
-    meter = ProcessorMeter(tmp_path / "powercap")
-    with sampled(tmp_path, processor=meter, devices=devices) as sampler:
-        (package / "energy_uj").write_text("5000000")
-        sampler.sample()
-    result = sampler.result()
-    assert [device.energy_j for device in result.devices] == [2.0]
-    assert result.energy.joules == pytest.approx(5.0 + 2.0)
 
 
 def test_what_earlier_attempts_took_is_added(tmp_path: Path) -> None:
