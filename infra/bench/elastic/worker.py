@@ -60,14 +60,14 @@ class TinySession:
         if (newest := run / "checkpoint.pt").exists():
             self.restore(torch.load(newest, weights_only=True))
 
-    def rejoin(self, exchange: Communicator) -> None:
+    def rejoin(self, ranks: Communicator) -> None:
         """See `ElasticSession`."""
-        self._exchange = exchange
-        self._shards = [s for s in range(NUM_SHARDS) if s % exchange.size == exchange.rank]
+        self._ranks = ranks
+        self._shards = [s for s in range(NUM_SHARDS) if s % ranks.size == ranks.rank]
 
     def snapshot(self) -> State:
         """See `ElasticSession`."""
-        self._exchange.minimum(1)  # a network that is cut over ranks is put together here
+        self._ranks.minimum(1)  # a network that is cut over ranks is put together here
         return {
             "step": self._step,
             "network": self._network.state_dict(),
@@ -85,7 +85,7 @@ class TinySession:
         while self._step < self._job.num_steps:
             self._train_step()
             commit_point()
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             weights = [p.flatten().tolist() for p in self._network.parameters()]
             aside = self._run / "result.aside"
             aside.write_text(json.dumps(weights))
@@ -93,17 +93,17 @@ class TinySession:
 
     def checkpoint(self, state: State) -> None:
         """See `ElasticSession`."""
-        if self._exchange.rank == 0:
+        if self._ranks.rank == 0:
             torch.save(state, self._run / "checkpoint.pt")
 
     def _train_step(self) -> None:
-        if self._step == self._job.failing_step and self._exchange.rank == 0:
+        if self._step == self._job.failing_step and self._ranks.rank == 0:
             raise ValueError("column 'age' has NaN in row 17")
         backward(self._network, self._step, self._shards)
         patient = self._job.patient and not (self._run / "go").exists()
         time.sleep(self._job.step_s * (25 if patient else 1))
         if self._job.mismatch:
-            hvd.allreduce(torch.zeros(1 + self._exchange.rank), name="mismatch")
+            hvd.allreduce(torch.zeros(1 + self._ranks.rank), name="mismatch")
         self._sum_gradients()
         self._optimizer.step()
         self._step += 1
@@ -112,15 +112,15 @@ class TinySession:
     def _sum_gradients(self) -> None:
         gradients = [p.grad for p in self._network.parameters() if p.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self._exchange.sum_(flat)
+        self._ranks.sum_(flat)
         for gradient, part in zip(
             gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True
         ):
             gradient.copy_(part.view_as(gradient))
 
     def _note(self) -> None:
-        if self._exchange.rank == 0:
-            line = json.dumps([time.time(), self._step, self._exchange.size])
+        if self._ranks.rank == 0:
+            line = json.dumps([time.time(), self._step, self._ranks.size])
             with (self._run / "steps.jsonl").open("a") as stream:
                 stream.write(f"{line}\n")
 
@@ -173,14 +173,14 @@ def main(run_path: str) -> None:
     run = Path(run_path)
     job = TinyJob.model_validate_json((run / "job.json").read_text())
 
-    def make_exchange() -> HorovodCommunicator:
+    def join_ranks() -> HorovodCommunicator:
         died = run / "died"
         if job.dies_while_joining and os.environ["HOROVOD_RANK"] == "1" and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return HorovodCommunicator()
 
-    run_elastic(lambda: TinySession(run), job.config, make_exchange)
+    run_elastic(lambda: TinySession(run), job.config, join_ranks)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@ class ElasticSession(Protocol):
     part of the state or agreed on again in `rejoin`, by new and old ranks alike.
     """
 
-    def rejoin(self, exchange: Communicator) -> None:
+    def rejoin(self, ranks: Communicator) -> None:
         """Take part in a new group: other ranks, another size, maybe another rank for this one.
 
         Args:
-            exchange: of the new group; any earlier one is dead and must not be used.
+            ranks: of the new group; any earlier one is dead and must not be used.
         """
 
     def snapshot(self) -> State:
@@ -111,23 +111,23 @@ class Commits:
         copied: State = copy_of(self._state)
         return copied
 
-    def receive(self, exchange: Communicator) -> None:
+    def receive(self, ranks: Communicator) -> None:
         """Take over the commit of rank 0. Collective.
 
         It travels as the bytes of a checkpoint file; nothing is unpickled.
         """
         content = b""
-        if exchange.rank == 0:
+        if ranks.rank == 0:
             stream = io.BytesIO()
             torch.save({"number": self.number, "state": self._state}, stream)
             content = stream.getvalue()
-        size = exchange.from_rank_0(len(content))
+        size = ranks.from_rank_0(len(content))
         received = torch.empty(size, dtype=torch.uint8)
-        if exchange.rank == 0:
+        if ranks.rank == 0:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         for chunk in torch.split(received, CHUNK_BYTES):
-            exchange.broadcast_([chunk])
-        if exchange.rank != 0:
+            ranks.broadcast_([chunk])
+        if ranks.rank != 0:
             commit = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
             self._state, self.number = commit["state"], commit["number"]
 
@@ -155,12 +155,12 @@ class CheckedSteps:
     def __init__(
         self,
         link: RankLink,
-        exchange: Communicator,
+        ranks: Communicator,
         session: ElasticSession,
         commits: Commits,
     ) -> None:
         self._link = link
-        self._exchange = exchange
+        self._ranks = ranks
         self._session = session
         self._commits = commits
         self._num_steps = 0
@@ -183,9 +183,9 @@ class CheckedSteps:
             now - self._checked_at,
             self._commit_cost_s,
         )
-        summed = self._exchange.sum(np.array(own, dtype=np.float64))
+        summed = self._ranks.sum(np.array(own, dtype=np.float64))
         regroup, leave = bool(summed[0]), bool(summed[1])
-        elapsed_s, cost_s = (float(total) / self._exchange.size for total in summed[2:])
+        elapsed_s, cost_s = (float(total) / self._ranks.size for total in summed[2:])
         self._uncommitted_s += elapsed_s
         interval_s = max(COMMIT_INTERVAL_S, cost_s / COMMIT_SHARE)
         if regroup or leave or self._uncommitted_s >= interval_s:
@@ -211,4 +211,4 @@ class CheckedSteps:
         """All ranks stay until it is whole: the one that leaves may be the one that writes."""
         LOGGER.info("a rank is to leave: writing a checkpoint of commit %d", self._commits.number)
         self._session.checkpoint(self._commits.state())
-        self._exchange.minimum(1)
+        self._ranks.minimum(1)

@@ -38,7 +38,7 @@ EXIT_FAILED = 1
 def run_elastic(
     build: Callable[[], ElasticSession],
     config: ElasticConfig,
-    make_exchange: Callable[[], Communicator],
+    join_ranks: Callable[[], Communicator],
 ) -> None:
     """Be one rank of an elastic run, from its start to its end; does not return.
 
@@ -47,14 +47,14 @@ def run_elastic(
     Args:
         build: makes the session of this rank; may take long, the others train meanwhile.
         config: as the driver has it.
-        make_exchange: joins the group that the environment names.
+        join_ranks: joins the group that the environment names.
     """
     sockets = GroupSockets()
     link = RankLink(sockets)
     link.watch_for_notice()
     try:
         address_of(config.interface)
-        ElasticRank(link, build(), make_exchange, sockets).run()
+        ElasticRank(link, build(), join_ranks, sockets).run()
     except Exception as exc:
         _report(link, exc)
     sys.stdout.flush()
@@ -69,15 +69,15 @@ class ElasticRank:
         self,
         link: RankLink,
         session: ElasticSession,
-        make_exchange: Callable[[], Communicator],
+        join_ranks: Callable[[], Communicator],
         sockets: GroupSockets,
     ) -> None:
         self._link = link
         self._session = session
-        self._make_exchange = make_exchange
+        self._join_ranks = join_ranks
         self._sockets = sockets
         self._commits = Commits()
-        self._exchange: Communicator | None = None
+        self._ranks: Communicator | None = None
 
     def run(self) -> None:
         """Train with whoever the driver names; returns when the driver says that all is done."""
@@ -114,28 +114,28 @@ class ElasticRank:
         os.environ.update(group_variables(start))
         try:
             with self._sockets.joining(start.group):
-                self._exchange = self._make_exchange()
+                self._ranks = self._join_ranks()
         except ValueError as exc:  # how Horovod says that a rank was lost while they met
             hvd.shutdown()  # or the next start would fail as well
             raise HorovodInternalError(str(exc)) from exc
-        self._session.rejoin(self._exchange)
+        self._session.rejoin(self._ranks)
         if start.fresh:
             self._commits.keep(self._session.snapshot())
         if start.sync:
-            self._commits.receive(self._exchange)
+            self._commits.receive(self._ranks)
         self._session.restore(self._commits.state())
 
     def _train(self) -> None:
-        assert self._exchange is not None
-        checks = CheckedSteps(self._link, self._exchange, self._session, self._commits)
+        assert self._ranks is not None
+        checks = CheckedSteps(self._link, self._ranks, self._session, self._commits)
         self._session.run(checks)
 
     def _leave_group(self) -> None:
-        if self._exchange is not None:
+        if self._ranks is not None:
             with suppress(HorovodInternalError):
-                self._exchange.shut_down()
+                self._ranks.shut_down()
             self._sockets.left()
-            self._exchange = None
+            self._ranks = None
 
 
 def group_variables(start: Start) -> dict[str, str]:

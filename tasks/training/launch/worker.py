@@ -113,21 +113,21 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
     """
     torch.set_num_threads(job.threads_per_rank)
     ProgressReporter(run, rank).enter("meeting the other ranks")
-    exchange = join(job.config.strategy, job.config.device)
+    ranks = join(job.config.strategy, job.config.device)
     allowed = os.sched_getaffinity(0)
-    prepare_device(job, exchange, allowed)
+    prepare_device(job, ranks, allowed)
     store = open_store(job.config.checkpoints, run.path)
     with (
         CheckpointWriter(
             store,
             job.config.checkpoints.every_s,
-            asynchronous=has_spare_core(job, exchange, len(allowed)),
+            asynchronous=has_spare_core(job, ranks, len(allowed)),
         ) as writer,
         closing(TrainingSession(job, run, store, writer)) as session,
     ):
-        session.rejoin(exchange)
+        session.rejoin(ranks)
         session.run(lambda: None)
-    exchange.shut_down()
+    ranks.shut_down()
 
 
 def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
@@ -135,9 +135,9 @@ def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
     allowed = os.sched_getaffinity(0)
 
     def meet() -> Communicator:
-        exchange = join(job.config.strategy, job.config.device)
-        prepare_device(job, exchange, allowed)
-        return exchange
+        ranks = join(job.config.strategy, job.config.device)
+        prepare_device(job, ranks, allowed)
+        return ranks
 
     def session() -> TrainingSession:
         torch.set_num_threads(job.threads_per_rank)
@@ -148,17 +148,17 @@ def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
     run_elastic(session, job.config.elastic, meet)
 
 
-def has_spare_core(job: TrainingJob, exchange: Communicator, num_cores: int) -> bool:
+def has_spare_core(job: TrainingJob, ranks: Communicator, num_cores: int) -> bool:
     """True where a core of this host's `num_cores` is free while its ranks compute."""
-    return job.config.device == "cuda" or num_cores > exchange.local_size * job.threads_per_rank
+    return job.config.device == "cuda" or num_cores > ranks.local_size * job.threads_per_rank
 
 
-def prepare_device(job: TrainingJob, exchange: Communicator, allowed: set[int]) -> None:
+def prepare_device(job: TrainingJob, ranks: Communicator, allowed: set[int]) -> None:
     """Pin the rank to its cores, or to its GPU and the cores near that.
 
     Args:
         job: what it does.
-        exchange: says which rank of this host it is.
+        ranks: says which rank of this host it is.
         allowed: cores that the process had before it was pinned.
 
     Raises:
@@ -166,25 +166,25 @@ def prepare_device(job: TrainingJob, exchange: Communicator, allowed: set[int]) 
     """
     if job.config.device == "cpu":
         nodes = list(physical_cores_by_node(allowed).values())
-        cores = cores_of_rank(nodes, exchange.local_rank, exchange.local_size, job.threads_per_rank)
+        cores = cores_of_rank(nodes, ranks.local_rank, ranks.local_size, job.threads_per_rank)
         os.sched_setaffinity(0, cores or allowed)
         return
     num_devices = torch.cuda.device_count()
     if num_devices == 0 or (
-        torch.distributed.is_nccl_available() and num_devices < exchange.local_size
+        torch.distributed.is_nccl_available() and num_devices < ranks.local_size
     ):
         raise ConfigurationError(
             f"device='cuda' is asked for {exchange.local_size} rank(s), but this machine shows "
             f"{num_devices} CUDA device(s); set device='cpu' or run where there is one for each"
         )
-    if exchange.rank == 0 and num_devices > exchange.local_size:
+    if ranks.rank == 0 and num_devices > ranks.local_size:
         LOGGER.warning(
             "%d of %d GPUs stay idle. Set launch.ranks for one rank a GPU; another number of ranks "
             "makes another model",
-            num_devices - exchange.local_size,
+            num_devices - ranks.local_size,
             num_devices,
         )
-    device = exchange.local_rank % num_devices
+    device = ranks.local_rank % num_devices
     torch.cuda.set_device(device)
     os.sched_setaffinity(0, cores_near_gpu(bus_address(device), allowed) or allowed)
 
