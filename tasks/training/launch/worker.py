@@ -174,7 +174,7 @@ def prepare_device(job: TrainingJob, ranks: Communicator, allowed: set[int]) -> 
         torch.distributed.is_nccl_available() and num_devices < ranks.local_size
     ):
         raise ConfigurationError(
-            f"device='cuda' is asked for {exchange.local_size} rank(s), but this machine shows "
+            f"device='cuda' is asked for {ranks.local_size} rank(s), but this machine shows "
             f"{num_devices} CUDA device(s); set device='cpu' or run where there is one for each"
         )
     if ranks.rank == 0 and num_devices > ranks.local_size:
