@@ -45,27 +45,27 @@ class FullLocation(Location):
         raise StorageError(f"{name}: No space left on device")
 
 
-def save(folder: Path, exchange: Communicator) -> dict[str, Any]:
-    mine = rows_of(exchange.rank, exchange.size)
+def save(folder: Path, ranks: Communicator) -> dict[str, Any]:
+    mine = rows_of(ranks.rank, ranks.size)
     state = {
         "epoch": 1,
         "network": {"cut": TensorRows(cut_tensor()[mine], mine.start, NUM_ROWS), **whole_tensors()},
-        "world_size": exchange.size,
+        "world_size": ranks.size,
     }
     store = CheckpointStore(Location(folder))
-    refs = [save_by_ranks(store, exchange, e, 0, state, NUM_KEPT).name for e in (1, 2, 3)]
-    full = CheckpointStore(FullLocation(folder)) if exchange.rank == 1 else store
+    refs = [save_by_ranks(store, ranks, e, 0, state, NUM_KEPT).name for e in (1, 2, 3)]
+    full = CheckpointStore(FullLocation(folder)) if ranks.rank == 1 else store
     refused = ""
     try:
-        save_by_ranks(full, exchange, 4, 0, state, NUM_KEPT)
+        save_by_ranks(full, ranks, 4, 0, state, NUM_KEPT)
     except StorageError as exc:
         refused = str(exc)
     return {"refs": refs, "refused": refused}
 
 
-def load(folder: Path, exchange: Communicator) -> dict[str, Any]:
+def load(folder: Path, ranks: Communicator) -> dict[str, Any]:
     store = CheckpointStore(Location(folder))
-    ref = agreed_newest(store, exchange)
+    ref = agreed_newest(store, ranks)
     assert ref
     state = store.load(ref)
     assert torch.equal(state["network"]["cut"], cut_tensor())
@@ -74,10 +74,10 @@ def load(folder: Path, exchange: Communicator) -> dict[str, Any]:
 
 def main(folder: Path, what: str) -> None:
     torch.set_num_threads(1)
-    exchange = HorovodCommunicator()
-    seen = {"save": save, "load": load}[what](folder / "checkpoints", exchange)
-    write_atomically(folder / f"{what}-{exchange.rank}.json", json.dumps(seen))
-    exchange.shut_down()
+    ranks = HorovodCommunicator()
+    seen = {"save": save, "load": load}[what](folder / "checkpoints", ranks)
+    write_atomically(folder / f"{what}-{ranks.rank}.json", json.dumps(seen))
+    ranks.shut_down()
 
 
 if __name__ == "__main__":

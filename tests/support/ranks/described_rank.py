@@ -25,7 +25,7 @@ WAYS_FILE = "describe.json"
 
 def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
-    exchange = HorovodCommunicator()
+    ranks = HorovodCommunicator()
     threads = int(os.environ["OMP_NUM_THREADS"])
     torch.set_num_threads(threads)
     torch.randn(600, 600) @ torch.ones(600, 1)  # a parallel operator, which a bad fork hangs in
@@ -38,14 +38,14 @@ def main(arguments: list[str]) -> None:
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "leads_its_session": os.getsid(0) == os.getpid(),
         "threads": torch.get_num_threads(),
-        "sum": exchange.sum(np.array([exchange.rank + 1.0])).tolist(),
+        "sum": ranks.sum(np.array([ranks.rank + 1.0])).tolist(),
     }
-    write_atomically(folder / f"rank-is-{exchange.rank}", json.dumps(description))
-    write_atomically(folder / f"pid-{exchange.rank}", str(os.getpid()))
-    end(json.loads((folder / WAYS_FILE).read_text())[exchange.rank], exchange)
+    write_atomically(folder / f"rank-is-{ranks.rank}", json.dumps(description))
+    write_atomically(folder / f"pid-{ranks.rank}", str(os.getpid()))
+    end(json.loads((folder / WAYS_FILE).read_text())[ranks.rank], ranks)
 
 
-def end(way: str, exchange: HorovodCommunicator) -> None:
+def end(way: str, ranks: HorovodCommunicator) -> None:
     sys.stdout.write(f"about to {way}\n")
     if way == "raise":
         raise ValueError("on purpose")
@@ -55,7 +55,7 @@ def end(way: str, exchange: HorovodCommunicator) -> None:
         subprocess.Popen(["sleep", "300"])
     if way == "sleep":
         threading.Event().wait()
-    exchange.shut_down()
+    ranks.shut_down()
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 
 def main(arguments: list[str]) -> None:
     with errors_reported(RunDirectory(Path(arguments[0])), int(os.environ["HOROVOD_RANK"])):
-        exchange = HorovodCommunicator()
-        exchange.sum(np.ones(1))
-        if exchange.rank == 1:
+        ranks = HorovodCommunicator()
+        ranks.sum(np.ones(1))
+        if ranks.rank == 1:
             threading.Event().wait()
-        exchange.sum(np.ones(1))
+        ranks.sum(np.ones(1))
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class Ranks:
     def _check_parts(self, case: Case, strategy: Strategy) -> None:
         """What the ranks write of a checkpoint, each its own, makes the whole state."""
         exchange = self._exchanges[case.config.engine]
-        store = store_in(self._folder / f"{case.name} own")
+        store = store_in(self._folder / f"{case.name} own of {self._size}")
         ref = save_by_ranks(store, exchange, 0, 1, strategy.own_state(), num_kept=1)
         assert_equal(store.load(ref), strategy.state())
 

@@ -55,10 +55,10 @@ def share_of(step: int, rank: int, size: int) -> Batch:
     return Batch((inputs[rows],), labels[rows])
 
 
-def build(kind: str, exchange: ThreadCommunicator, local_steps: int, optimizer: Any = sgd) -> Any:
+def build(kind: str, ranks: ThreadCommunicator, local_steps: int, optimizer: Any = sgd) -> Any:
     # Checked by hand: the configuration itself offers one local step only as synchronous training.
     config = StrategyConfig().model_copy(update={"local_steps": local_steps})
-    return KINDS[kind](config, exchange, network(), squares, optimizer, torch.device("cpu"))
+    return KINDS[kind](config, ranks, network(), squares, optimizer, torch.device("cpu"))
 
 
 def train(strategy: Any, steps: range) -> None:
@@ -116,8 +116,8 @@ def test_ranks_step_alone_and_average_as_the_papers_say(kind: str, local_steps: 
             oracle.average() if kind == "local" else oracle.average_late()
         expected.append(oracle.weights)
 
-    def part(exchange: ThreadCommunicator) -> list[Tensor]:
-        strategy = build(kind, exchange, local_steps)
+    def part(ranks: ThreadCommunicator) -> list[Tensor]:
+        strategy = build(kind, ranks, local_steps)
         seen = []
         for step in range(10):
             train(strategy, range(step, step + 1))
@@ -132,8 +132,8 @@ def test_ranks_step_alone_and_average_as_the_papers_say(kind: str, local_steps: 
 @pytest.mark.parametrize("kind", ["local", "asynchronous"])
 @pytest.mark.parametrize("taken_at", [4, 5, 6])
 def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_at: int) -> None:
-    def unbroken(exchange: ThreadCommunicator) -> tuple[State, Tensor]:
-        strategy = build(kind, exchange, 4, adam)
+    def unbroken(ranks: ThreadCommunicator) -> tuple[State, Tensor]:
+        strategy = build(kind, ranks, 4, adam)
         train(strategy, range(taken_at))
         state = copy.deepcopy(strategy.state())
         train(strategy, range(taken_at, 14))
@@ -141,8 +141,8 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(kind: str, taken_a
 
     before = on_threads(2, unbroken)
 
-    def resumed(exchange: ThreadCommunicator) -> Tensor:
-        strategy = build(kind, exchange, 4, adam)
+    def resumed(ranks: ThreadCommunicator) -> Tensor:
+        strategy = build(kind, ranks, 4, adam)
         train(strategy, range(2))  # whatever it was before no longer counts
         strategy.load(before[0][0])
         train(strategy, range(taken_at, 14))
