@@ -41,7 +41,7 @@ FLOW_RUN: ContextVar[str | None] = ContextVar("falaj_flow_run", default=None)
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One line as it stands in the file."""
+    """One line as it is stored in the file."""
 
     file: str
     number: int

@@ -43,9 +43,8 @@ class AuditedProvider(PassthroughProvider):
         project: str,
         tables_to_delete: Sequence[FeatureView],
         tables_to_keep: Sequence[FeatureView],
-        entities_to_delete: Sequence[Entity],
-        entities_to_keep: Sequence[Entity],
-        partial: bool,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Bring the stores into line with the definitions: the work of an apply."""
         subject = {
@@ -53,14 +52,7 @@ class AuditedProvider(PassthroughProvider):
             "removed": sorted(view.name for view in tables_to_delete),
         }
         with self.recorded("apply", subject):
-            super().update_infra(
-                project,
-                tables_to_delete,
-                tables_to_keep,
-                entities_to_delete,
-                entities_to_keep,
-                partial,
-            )
+            super().update_infra(project, tables_to_delete, tables_to_keep, *arguments, **options)
 
     def teardown_infra(
         self, project: str, tables: Sequence[FeatureView], entities: Sequence[Entity]
@@ -76,9 +68,8 @@ class AuditedProvider(PassthroughProvider):
         start_date: datetime,
         end_date: datetime,
         registry: BaseRegistry,
-        project: str,
-        tqdm_builder: Any,
-        disable_event_timestamp: bool = False,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Write a view's newest values online.
 
@@ -90,14 +81,7 @@ class AuditedProvider(PassthroughProvider):
         with self.recorded("materialize", {"views": [feature_view.name]}, **facts):
             _check_window(start_date, end_date)
             super().materialize_single_feature_view(
-                config,
-                feature_view,
-                start_date,
-                end_date,
-                registry,
-                project,
-                tqdm_builder,
-                disable_event_timestamp,
+                config, feature_view, start_date, end_date, registry, *arguments, **options
             )
 
     def ingest_df(
@@ -147,20 +131,12 @@ class AuditedProvider(PassthroughProvider):
         feature_refs: list[str],
         entity_df: pd.DataFrame | str | None,
         registry: BaseRegistry,
-        project: str,
-        full_feature_names: bool,
-        **kwargs: Any,
+        *arguments: Any,
+        **options: Any,
     ) -> RetrievalJob:
         """Prepare a point-in-time read; each time it is executed, it leaves a line."""
         job = super().get_historical_features(
-            config,
-            feature_views,
-            feature_refs,
-            entity_df,
-            registry,
-            project,
-            full_feature_names,
-            **kwargs,
+            config, feature_views, feature_refs, entity_df, registry, *arguments, **options
         )
         subject = {"views": sorted({view.name for view in feature_views})}
         facts = {**described_frame(entity_df), "registry_version": registry_version(registry)}

@@ -228,7 +228,7 @@ def open_store(
     except OperationalError as exc:
         raise TransientError(
             f"the registry of {profile_file(repo).name} cannot be reached ({exc.orig}); start it "
-            "or mend its address. Nothing was opened"
+            "or correct its address. Nothing was opened"
         ) from exc
     except DatabaseError as exc:
         raise FeatureStoreError(_damaged(described["registry"], exc)) from exc
@@ -237,7 +237,7 @@ def open_store(
 def _damaged(registry: Mapping[str, Any], exc: DatabaseError) -> str:
     file = str(registry.get("path", "")).removeprefix("sqlite:///")
     place, remedy = (
-        ("the registry", "mend it or restore it from a backup")
+        ("the registry", "repair it or restore it from a backup")
         if "://" in file  # of a server, and may hold a password
         else (f"the registry {file}", "remove this file and refresh, which applies them again")
     )
@@ -409,7 +409,7 @@ def find_service(store: FeatureStore, name: str) -> FeatureService:
     """A feature service by name.
 
     Raises:
-        ConfigurationError: there is none; the sentence lists those there are.
+        ConfigurationError: there is none; the message lists those there are.
     """
     try:
         return store.get_feature_service(name)

@@ -239,7 +239,7 @@ def _renamed(service: FeatureService, name: str, number: int) -> FeatureService:
     renamed = copy.copy(service)
     renamed.name = name
     renamed.tags = {**service.tags, VERSION_TAG: str(number)}
-    renamed._features = []  # its projections say it all; Feast would infer them anew from these
+    renamed._features = []  # its projections say it all; Feast would infer them again from these
     return renamed
 
 

@@ -83,7 +83,7 @@ class Breaker:
     that many processes do not come back together.
 
     Args:
-        what: name of the store, for the sentence.
+        what: name of the store, for messages.
         config: first and longest pause.
         clock: monotonic seconds.
     """

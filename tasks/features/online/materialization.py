@@ -59,7 +59,7 @@ def materialize(
 
     Without a ledger that speaks of this very store (it was lost or damaged, or the store is new,
     emptied or another's), all of history is written. The end is then the window's, or that of all
-    landed rows where the store bears a mark: it was filled before, nobody knows how far.
+    landed rows where the store holds a token: it was filled before, nobody knows how far.
 
     Raises:
         WindowError: the window ends in the future, is empty or reversed. Nothing was touched.
@@ -114,7 +114,7 @@ def _reach(
     """The moment up to which to write, so that nothing online is newer than the watermark.
 
     A window refreshed again also changes features after it, up to what is online already. A store
-    filled under a mark that the ledger does not tell may hold all that ever landed.
+    filled under a token that the ledger does not know may hold all that ever landed.
     """
     ends = [window.end, *(view.watermark for view in (ledger.views if ledger else ()))]
     if mark is not None and (ledger is None or ledger.mark != mark):

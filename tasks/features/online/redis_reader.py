@@ -127,7 +127,7 @@ class RedisBackend(OnlineBackend):
         except redis.AuthenticationError as exc:
             raise FeatureStoreError(
                 f"Redis refuses the user or password of online_store.connection_string ({exc}). "
-                "Nothing was read; mend them"
+                "Nothing was read; correct them"
             ) from exc
         except AWAY as exc:
             raise self._breaker.failed(exc) from exc
@@ -156,7 +156,7 @@ def _command(
 
 
 def _make_ready(connection: Any) -> None:
-    """Connect; and connect anew where the server closed what was open, or something was left."""
+    """Connect; and connect again where the server closed what was open, or something was left."""
     connection.connect()
     try:
         stale = connection.can_read(timeout=0)

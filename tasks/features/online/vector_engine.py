@@ -86,7 +86,7 @@ class VectorComputeEngine(LocalComputeEngine):
 
     Values are written as Feast writes them, byte for byte, but for two cases in which Feast's own
     way changes one: an integer beyond 2^53 keeps its digits beside a null, and a row without a join
-    key is refused with a sentence. What replaces what is said in `newer_wins.py`.
+    key is rejected with a clear error. What replaces what is said in `newer_wins.py`.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -271,12 +271,6 @@ def test_a_body_behind_an_upgrade_is_no_request(served: Served) -> None:
     assert re.findall(rb"HTTP/1\.1 (\d+) ", received) == [b"404", b"200"]
 
 
-def test_nothing_of_the_servers_is_written_outside_the_state_folder(served: Served) -> None:
-    folder = served.installation.home / "feast" / "servers"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "online.log").exists()
-
-
 def test_no_token_or_password_stands_on_a_command_line(served: Served) -> None:
     (pid,) = [
         pid

@@ -96,7 +96,6 @@ def test_a_value_of_the_environment_cannot_add_settings(
         "dask",
         "file",
         None,
-        "feast.infra.offline_stores.dask.DaskOfflineStore",
         "feast.infra.offline_stores.file.FileOfflineStore",
         "somebody.else.MyDaskOfflineStore",
     ],
@@ -200,18 +199,6 @@ def test_redis_must_be_encrypted_and_closed_unless_it_is_on_this_machine(
     with pytest.raises(ConfigurationError, match=said) as raised:
         read(repo, {**ENVIRONMENT, "FALAJ_REDIS": redis})
     assert "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "redis", ["cache.example:6379,ssl=true,username=feast,password=secret", "localhost:6379,db=1"]
-)
-def test_redis_over_tls_or_on_this_machine_is_accepted(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, redis: str
-) -> None:
-    monkeypatch.setenv("FALAJ_PROFILE", "server")
-    url = "postgresql+psycopg://u:secret@db.example/feast?sslmode=verify-full"
-    described = read(repo, {"FALAJ_REDIS": redis, "FALAJ_REGISTRY_URL": url})
-    assert described["registry"]["path"] == url
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "- 1", "\x00"])

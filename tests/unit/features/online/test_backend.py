@@ -119,16 +119,6 @@ def test_no_more_connections_are_open_than_allowed() -> None:
         pass
 
 
-def test_a_failure_to_connect_gives_the_place_back() -> None:
-    def refuse() -> object:
-        raise ConnectionRefusedError
-
-    pool = Pool(refuse, lambda _: None, CONFIG)
-    for _ in range(5):
-        with pytest.raises(ConnectionRefusedError), pool.lend():
-            pass
-
-
 def test_many_threads_share_a_pool() -> None:
     in_use, most = set(), 0
     lock = threading.Lock()
