@@ -178,7 +178,7 @@ def test_artifacts_show_in_both_looks(
 
     look("registered-model")
     page.wait_for_text("training snapshot")
-    page.wait(f"{picture}.length === 2 && {picture}.every(i => i.naturalWidth > 100)", "pictures")
+    page.wait(f"{picture}.length === 1 && {picture}.every(i => i.naturalWidth > 100)", "pictures")
     look("promotion-gates")
     page.wait_for_text("evidence", "open")
     look("picture-calibration")
