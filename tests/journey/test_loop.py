@@ -130,18 +130,6 @@ def test_a_prediction_is_traced_back_to_the_raw_files_by_digests(loop: Loop) -> 
     assert "raw/flights.csv" in said
 
 
-def test_flow_runs_begin_and_end_in_the_lineage_and_hold_their_steps(loop: Loop) -> None:
-    events = list(Journal(loop.home / "lineage").events())
-    flows = [e for e in events if e["job"]["name"].startswith("flow.")]
-    for name in ("pipeline", "feature-refresh", "training", "conversion", "promotion"):
-        told = [e["eventType"] for e in flows if e["job"]["name"] == f"flow.{name}"]
-        assert told[:2] == ["START", "COMPLETE"], name
-    runs = {e["run"]["runId"] for e in flows}
-    for event in events:
-        if event not in flows:
-            assert event["run"]["facets"]["parent"]["run"]["runId"] in runs
-
-
 def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
     builds = loop.store.num_builds
     first = loop.record
@@ -156,23 +144,6 @@ def test_a_second_run_reuses_every_stage(loop: Loop) -> None:
     assert again.evaluation == first.evaluation
     assert again.variants == first.variants
     assert again.run_id != first.run_id
-
-
-@pytest.mark.slow
-def test_another_use_case_with_the_same_model_name_is_refused_and_writes_nothing(
-    loop: Loop, tmp_path: Path
-) -> None:
-    other = Loop(loop.home, loop_repository(tmp_path))
-    described = other.repository.path / "use_case.yaml"
-    facts = yaml.safe_load(described.read_text())
-    described.write_text(yaml.safe_dump({**facts, "name": "journeys"}))
-    builds = loop.store.num_builds
-    code, said = other.run("run")
-    assert code == 2, said
-    assert "belongs to use case flights" in said
-    assert 'registry.adopts: "flights"' in said
-    assert loop.store.num_builds == builds
-    assert not (loop.home / "use_cases" / "journeys" / "feast").exists()
 
 
 @proves(Promise.INTERRUPT, "the rerun resumes and completes")

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect import flow, task
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    ArtifactFilterKey,
-)
 from prefect.flows import Flow
-from prefect.runtime import flow_run
 from prefect.utilities.callables import parameter_schema
 
 from flows.config import read_pipeline_config
@@ -27,12 +19,7 @@ from flows.pipeline import pipeline_flow
 from flows.promotion import approval_flow
 from flows.training import training_flow
 from tasks.contracts.base import field_title
-from tasks.contracts.run import RunRecord
-from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, ArtifactStore
-from tasks.registry.pictures import draw_pictures
-from tasks.registry.question import announcement
-from tasks.reporting.task import publish_report
-from tests.support.reporting.run_records import run_record
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 from tests.support.services.browser import Page, browser, needs_browser
 from tests.support.services.prefect_platform import PrefectApi
 
@@ -127,72 +114,3 @@ def test_the_form_of_a_deployment_shows_names_descriptions_and_choices(
         assert any(word.startswith(label) for word in words), label
     assert "DataSplits" not in words
     assert "not_worse" in str(page.value("document.documentElement.outerHTML"))
-
-
-@flow(name="artifacts-under-test", flow_run_name="loop-delays-20130101")
-def showing(record: RunRecord, folder: str) -> str:
-    show(record, folder)
-    publish_report(record)
-    return str(flow_run.id)
-
-
-@task
-def show(record: RunRecord, folder: str) -> None:
-    """What registering shows: facts and pictures in Markdown, and the gates as a table."""
-    from prefect.artifacts import create_markdown_artifact
-
-    from tasks.registry.task import show_gates
-
-    text = announcement(record.version, record.evaluation, "abc1234", Path(folder), Path(folder))
-    create_markdown_artifact(text, key="registered-model")
-    show_gates(record.promotion)
-
-
-@pytest.fixture(scope="module")
-def shown(prefect_api: PrefectApi, tmp_path_factory: pytest.TempPathFactory) -> dict[str, UUID]:
-    """Artifacts of one run, by key."""
-    home = tmp_path_factory.mktemp("home")
-    record = run_record(ArtifactStore(home / "artifacts"))
-    draw_pictures(record.model, record.evaluation, home / "pictures")
-    with prefect_api.in_process(), get_client(sync_client=True) as client:
-        run = UUID(showing(record, str(home)))
-        mine = ArtifactFilter(
-            key=ArtifactFilterKey(exists_=True), flow_run_id=ArtifactFilterFlowRunId(any_=[run])
-        )
-        found = {str(a.key): a.id for a in client.read_artifacts(artifact_filter=mine)}
-    return found | {"run": run}
-
-
-@needs_browser
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("ui", ["", "/v2"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_artifacts_show_in_both_looks(
-    page: Page, prefect_api: PrefectApi, shown: dict[str, UUID], ui: str, scheme: str
-) -> None:
-    page.prefer(scheme)
-    picture = "[...document.images].filter(i => i.src.startsWith('data:image'))"
-
-    def look(key: str) -> None:
-        page.open(f"{base(prefect_api)}{ui}/artifacts/artifact/{shown[key]}")
-
-    look("registered-model")
-    page.wait_for_text("training snapshot")
-    page.wait(f"{picture}.length === 1 && {picture}.every(i => i.naturalWidth > 100)", "pictures")
-    look("promotion-gates")
-    page.wait_for_text("evidence", "open")
-    look("picture-calibration")
-    page.wait(f"{picture}.some(i => i.naturalWidth > 100)", "the picture")
-
-
-@needs_browser
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("ui", ["", "/v2"])
-def test_a_run_is_found_by_its_name_and_its_graph_names_what_it_did(
-    page: Page, prefect_api: PrefectApi, shown: dict[str, UUID], ui: str
-) -> None:
-    page.open(f"{base(prefect_api)}{ui}/runs")
-    page.wait_for_text("loop-delays-20130101")
-    page.open(f"{base(prefect_api)}{ui}/runs/flow-run/{shown['run']}")
-    page.wait_for_text("loop-delays-20130101", "Completed")
-    page.wait("document.querySelector('canvas')", "the run's graph")

@@ -186,18 +186,6 @@ def test_ci_runs_what_failed_again_alone_and_names_it(
     assert ("unstable, passed when run again alone: make test" in done.stdout) == first_only
 
 
-def test_calls_at_the_same_time_get_along(checkout: Checkout, tools: Path) -> None:
-    finish(checkout)
-    line = ["make", "-C", str(checkout.root), "run"]
-    calls = [
-        subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={"PATH": str(tools)})
-        for _ in range(3)
-    ]
-    outputs = [call.communicate(timeout=60)[0] for call in calls]
-    assert all("called: -m falaj run" in output for output in outputs)
-    assert [call.returncode for call in calls] == [0, 0, 0]
-
-
 def test_a_machine_without_python_3_11_is_told_so(checkout: Checkout, tools: Path) -> None:
     (tools / "python3.11").unlink()
     program(tools / "python3", "exit 1")  # as Python 3.12 answers the question for its version
@@ -205,24 +193,6 @@ def test_a_machine_without_python_3_11_is_told_so(checkout: Checkout, tools: Pat
     assert done.returncode != 0
     assert "set-up needs Python 3.11, and none of these is one: python3.11 python3" in done.stderr
     assert not checkout.venv.exists()
-
-
-def test_a_python_can_be_named_on_the_command_line_only(checkout: Checkout, tools: Path) -> None:
-    finish(checkout)
-    (tools / "python3.11").rename(tools / "mine")
-    assert make(checkout, tools, "setup", extra={"PYTHON": "mine"}).returncode != 0
-    assert make(checkout, tools, "setup", f"PYTHON={tools / 'mine'}").returncode == 0
-
-
-def test_a_machine_without_a_compiler_is_told_what_to_install(
-    checkout: Checkout, tools: Path
-) -> None:
-    done = make(checkout, tools, "setup")
-    assert done.returncode != 0
-    assert "[1/8] checking the machine ... stopped" in done.stdout
-    assert "this machine lacks what Debian and Ubuntu have as g++ gcc" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not checkout.python.exists()
 
 
 def test_clean_removes_environments_and_state_and_only_when_told(
@@ -242,16 +212,3 @@ def test_clean_removes_environments_and_state_and_only_when_told(
         ".falaj",
         *(f".venv-{tool}" for tool in ENVIRONMENTS),
     }
-
-
-def test_horovod_here_was_built_with_pytorch_and_gloo() -> None:
-    launcher = Path(sys.executable).with_name("horovodrun")
-    told = subprocess.run(
-        [sys.executable, str(launcher), "--check-build"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
-    assert "[X] PyTorch" in told
-    assert "[X] Gloo" in told

@@ -34,6 +34,7 @@ def test_every_command_shows_its_options(name: str, capsys: pytest.CaptureFixtur
     [
         "nonsense",
         "audit --nonsense",
+        "audit",  # there is no state folder
         "audit --last 0",
         "search --trials 0",
         "features refresh yesterday today",

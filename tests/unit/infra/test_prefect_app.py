@@ -99,26 +99,6 @@ def test_what_only_reads_or_is_too_long_to_keep_is_passed_on_once(
     assert app.bodies == [b"".join(parts)]
 
 
-def test_a_caller_that_leaves_in_the_middle_is_not_answered_twice() -> None:
-    app = Busy(times=1)
-    waiting = [
-        {"type": "http.request", "body": b"half", "more_body": True},
-        {"type": "http.disconnect"},
-        {"type": "http.disconnect"},
-    ]
-
-    async def receive() -> Any:
-        return waiting.pop(0)
-
-    async def send(message: Any) -> None:
-        """Nobody listens."""
-
-    scope = {"type": "http", "method": "POST", "path": "/"}
-    with suppress(OperationalError):
-        asyncio.run(RepeatBusy(app, FAST)(scope, receive, send))
-    assert app.bodies == [b"half"]
-
-
 def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -206,34 +186,6 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
         assert asyncio.run(cancel_everywhere()) > 10
     finally:
         gc.enable()
-
-
-def test_a_transaction_that_reads_first_waits_for_the_writer_before_it(
-    mended: None, tmp_path: Path
-) -> None:
-    module: Any = import_module("prefect.server.database.configurations")
-
-    async def write_together() -> int:
-        configuration = module.AioSqliteConfiguration(
-            connection_url=f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
-        )
-        engine = await configuration.engine()
-        async with engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
-
-        async def add() -> None:
-            session = await configuration.session(engine)
-            async with session, configuration.begin_transaction(session):
-                await session.execute(sa.text("SELECT count(*) FROM t"))
-                await session.execute(sa.text("INSERT INTO t VALUES (1)"))
-
-        await asyncio.gather(*(add() for _ in range(4)))
-        async with engine.connect() as connection:
-            count = (await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one()
-        await engine.dispose()
-        return int(count)
-
-    assert asyncio.run(write_together()) == 4
 
 
 @pytest.mark.parametrize(
