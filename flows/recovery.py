@@ -11,9 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from pathlib import Path
 
-import cyclopts
 import httpx
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -49,20 +47,21 @@ LOOK_EVERY_S = 15.0
 logger = logging.getLogger("tasks.control.recovery.watch")
 
 
-def watch(config: RecoveryConfig, every_s: float, stop: threading.Event) -> None:
+def watch(stop: threading.Event) -> None:
     """Look and repair until `stop` is set."""
     reported: set[str] = set()
     with get_client(sync_client=True) as client:
         while not stop.is_set():
             try:
-                _look(client, config, reported)
+                _look(client, reported)
             except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
                 logger.warning("the Prefect API does not answer (%s); looking again", exc)
-            stop.wait(every_s)
+            stop.wait(LOOK_EVERY_S)
 
 
-def _look(client: SyncPrefectClient, config: RecoveryConfig, reported: set[str]) -> None:
-    """One look; what can only be reported is reported once."""
+def _look(client: SyncPrefectClient, reported: set[str]) -> None:
+    """One cycle; what can only be reported is reported once."""
+    config = RecoveryConfig()
     repairs = find_repairs(client, config)
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
     new = [r for r in repairs if r.action != "report" or r.run not in reported]
@@ -71,23 +70,15 @@ def _look(client: SyncPrefectClient, config: RecoveryConfig, reported: set[str])
         recovery_sweep_flow(config)
 
 
-def main(*, every: float = LOOK_EVERY_S, config: Path | None = None) -> None:
-    """Look for lost runs until a signal ends it.
-
-    Args:
-        every: Seconds between two cycles.
-        config: JSON file with limits (default: built in).
-    """
-    limits = RecoveryConfig()
-    if config is not None:
-        limits = RecoveryConfig.model_validate_json(config.read_text())
+def main() -> None:
+    """Look for lost runs until a signal ends it."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     # A sweep takes a moment, and the thread of heartbeats would delay its end by a second.
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        watch(limits, every, stop)
+        watch(stop)
 
 
 if __name__ == "__main__":
-    cyclopts.run(main)
+    main()

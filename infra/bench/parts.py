@@ -107,7 +107,6 @@ MEASUREMENTS = (
     Measurement("operation", "platform", "the platform's start and idle cost"),
     Measurement("operation", "leases", "leases of devices"),
     Measurement("operation", "retraining", "from a drift result to its retraining"),
-    Measurement("operation", "routing", "stages on work pools"),
 )
 PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
 

@@ -78,7 +78,7 @@ def _one(ledger: Ledger, number: int) -> tuple[float, float]:
     """Seconds until the retraining of one model existed, and until its engine ran."""
     model = f"bench-{number}"
     stored = datetime.now(UTC)
-    _tell(ledger, model)
+    _report(ledger, model)
     run_id = _poll(lambda: _run_of(ledger, model))
     from prefect import get_client
     from prefect.states import Cancelled
@@ -90,7 +90,7 @@ def _one(ledger: Ledger, number: int) -> tuple[float, float]:
     return (run.created - stored).total_seconds(), (run.start_time - stored).total_seconds()
 
 
-def _tell(ledger: Ledger, model: str) -> str:
+def _report(ledger: Ledger, model: str) -> str:
     """Store a result and emit its event, as a drift check does."""
     from prefect.events import emit_event
 

@@ -42,7 +42,6 @@ NUM_FIGURES = {
     "operation/platform": 3,
     "operation/leases": 1,
     "operation/retraining": 2,
-    "operation/routing": 2,
 }
 """With those that a host leaves out, and says why."""
 MAY_BE_LEFT_OUT = ("mlserver", "kserve", "bf16", "cut link", "joining host")
