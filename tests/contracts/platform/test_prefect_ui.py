@@ -1,4 +1,4 @@
-"""Both of Prefect's UIs in a real browser: parameter forms, artifacts, run names."""
+"""Forms of parameters in both of Prefect's UIs, in a real browser."""
 
 from __future__ import annotations
 
