@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2)
 # Changes of the strategy, and the bound of its bytes in those of fp32. Averaging every eighth step
 # sends an eighth of the values, and the first weights.
 WAYS: dict[str, tuple[dict[str, object], float]] = {
-    "fp16": ({"gradient_compression": "fp16"}, 0.51),
+    "fp16": ({"gradient_compression": "fp16"}, 0.5),
     "PowerSGD": ({"gradient_compression": "powersgd"}, 1 / 20),
     "8 local steps": ({"local_steps": 8}, 1.1 / 8),
     "8 steps, late mean": ({"local_steps": 8, "asynchronous": True}, 1.1 / 8),

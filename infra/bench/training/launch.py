@@ -22,7 +22,7 @@ from tasks.kernel.settings import PROJECT_ROOT
 
 ROUNDS = 5
 LIMIT_S = 300
-BOUND_S = 4.0
+BOUND_S = 3.0
 
 
 def figures(bench: Bench) -> Measured:
