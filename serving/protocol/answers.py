@@ -96,7 +96,7 @@ def encode_refusal(error: Exception, request_id: str = "") -> Response:
 
 
 def known_error(error: Exception) -> ServingError:
-    """What a client is told of an error; of a fault of ours, no more than that it was one."""
+    """What a client gets of an error; of a fault of ours, no more than that it was one."""
     if isinstance(error, ServingError):
         return error
     logger.error("a request could not be taken", exc_info=error)

@@ -123,9 +123,9 @@ def sent_inputs(request: InferRequest, binary: memoryview | None) -> Iterator[Se
     """
     at = 0
     for tensor in request.inputs:
-        told = tensor.parameters
-        size = None if told is None else told.binary_data_size
-        if told is not None and told.shared_memory_region is not None:
+        parameters = tensor.parameters
+        size = None if parameters is None else parameters.binary_data_size
+        if parameters is not None and parameters.shared_memory_region is not None:
             raise refused(tensor.name, "lies in shared memory, which this server does not read")
         if (size is None) == (tensor.data is NO_DATA):
             raise refused(tensor.name, "needs either `data` or the parameter binary_data_size")

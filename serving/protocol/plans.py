@@ -115,15 +115,17 @@ class ModelPlan:
         if not request.outputs:
             return Wanted(self.output, is_binary)
         self.check_outputs([output.name for output in request.outputs])
-        told = request.outputs[0].parameters
-        if told is None:
+        parameters = request.outputs[0].parameters
+        if parameters is None:
             return Wanted(self.output, is_binary)
-        if (told.classification or told.shared_memory_region) is not None:
+        if (parameters.classification or parameters.shared_memory_region) is not None:
             raise BadRequestError(
                 f"output {self.output!r} is asked for by classification or shared memory, which "
                 "this server does not offer"
             )
-        return Wanted(self.output, is_binary if told.binary_data is None else told.binary_data)
+        return Wanted(
+            self.output, is_binary if parameters.binary_data is None else parameters.binary_data
+        )
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Refuse names of outputs that are not the model's one.

@@ -233,7 +233,7 @@ def choose(
         config: price, and how much better a more complex variant has to be.
     """
     variants = tuple(v.model_copy(update={"price": price_of(v, config)}) for v in variants)
-    by_goal = [_standings(name, variants, config.minimum_gain) for name in GOALS]
+    by_goal = [_for_goal(name, variants, config.minimum_gain) for name in GOALS]
     return tuple(
         variant.model_copy(update={"standings": standings})
         for variant, standings in zip(variants, zip(*by_goal, strict=True), strict=True)
@@ -257,7 +257,7 @@ def price_of(variant: ModelVariant, config: ConversionConfig) -> VariantPrice | 
     )
 
 
-def _standings(
+def _for_goal(
     name: str, variants: tuple[ModelVariant, ...], minimum_gain: float
 ) -> list[GoalResult]:
     """The standing of each variant for one goal.
@@ -275,7 +275,7 @@ def _standings(
     }
     mark = min(efforts.values(), default=0.0) * minimum_gain
     chosen = next((of for of, effort in efforts.items() if effort <= mark), None)
-    told = ", ".join(f"{of} {_digits(figures[of])} {goal.unit}" for of in efforts)
+    compared = ", ".join(f"{of} {_digits(figures[of])} {goal.unit}" for of in efforts)
     return [
         GoalResult(
             goal=name,
@@ -283,7 +283,7 @@ def _standings(
             figure=figures[of],
             unit=goal.unit,
             chosen=of == chosen,
-            reason=objection or told,
+            reason=objection or compared,
         )
         for of, objection in objections.items()
     ]

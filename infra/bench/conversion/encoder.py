@@ -39,9 +39,9 @@ def figures(bench: Bench) -> Measured:
         for count in (1, 32):
             times = timed(models, full_texts(rows, store, count), bench)
             for cosine, bound in COSINES:
-                share, told = best_of(times, converted.within(1 - cosine), FLOATS)
+                share, found = best_of(times, converted.within(1 - cosine), FLOATS)
                 name = f"encoder, batch {count}, {FLOATS} to cosine {cosine}"
-                measured.append(at_least(name, 1 / share, bound, told))
+                measured.append(at_least(name, 1 / share, bound, found))
     return measured
 
 

@@ -25,11 +25,11 @@ def figures(bench: Bench) -> Measured:
         models = converted.loaded()
         at = {count: timed(models, judged.timing_batch(count), bench) for count in (1, 1024)}
     names = [variant.name for variant in converted.variants]
-    one, told_one = best_of(at[1], names, EAGER)
-    many, told_many = best_of(at[1024], names, FLOATS)
+    one, with_one = best_of(at[1], names, EAGER)
+    many, with_many = best_of(at[1024], names, FLOATS)
     return [
-        at_most("tabular, batch 1, CPU to PyTorch eager", one, 0.2, told_one),
-        at_most(f"tabular, batch 1024, CPU to {FLOATS}", many, 0.35, told_many),
+        at_most("tabular, batch 1, CPU to PyTorch eager", one, 0.2, with_one),
+        at_most(f"tabular, batch 1024, CPU to {FLOATS}", many, 0.35, with_many),
     ]
 
 

@@ -131,12 +131,12 @@ def convert(
 
 
 def timed(models: Mapping[str, LoadedModel], batch: ModelInputs, bench: Bench) -> CpuTimes:
-    """CPU time of all models on one batch, told on the screen."""
+    """CPU time of all models on one batch, shown on the screen."""
     times = cpu_times(
         {name: partial(model, batch) for name, model in models.items()}, bench.size(NUM_TURNS, 2)
     )
-    told = [f"{name} {times.milliseconds(name):.3f}" for name in models]
-    print(f"  CPU ms at batch {batch.num_rows}: {', '.join(told)}", flush=True)
+    described = [f"{name} {times.milliseconds(name):.3f}" for name in models]
+    print(f"  CPU ms at batch {batch.num_rows}: {', '.join(described)}", flush=True)
     return times
 
 
@@ -148,5 +148,7 @@ def best_of(times: CpuTimes, names: list[str], other: str) -> tuple[float, str]:
     if not names:
         return math.inf, "no form passes"
     best = min(names, key=lambda name: times.share(name, other))
-    told = f"{best} {times.milliseconds(best):.3f} ms, {other} {times.milliseconds(other):.3f} ms"
-    return times.share(best, other), told
+    described = (
+        f"{best} {times.milliseconds(best):.3f} ms, {other} {times.milliseconds(other):.3f} ms"
+    )
+    return times.share(best, other), described

@@ -164,8 +164,8 @@ class InferenceService(GRPCInferenceServiceServicer):
             most = min(most, max(left, 0.0))
         if "timeout" not in request.parameters:
             return most
-        told = request.parameters["timeout"]
-        asked = told.int64_param or told.uint64_param
+        sent = request.parameters["timeout"]
+        asked = sent.int64_param or sent.uint64_param
         return capped(asked / 1e6 if asked > 0 else None, most)
 
 

@@ -186,8 +186,8 @@ class Connection(asyncio.Protocol):
             elif call.model:
                 self._infer(head, call, body)
             else:
-                told = head, self._address, body, call.request_id
-                self._front.start(ask(self._listener.pages, *told, partial(self._answer, call)))
+                asked = head, self._address, body, call.request_id
+                self._front.start(ask(self._listener.pages, *asked, partial(self._answer, call)))
             yield
 
     def _call_of(self, head: Head) -> Call:
@@ -233,8 +233,8 @@ class Connection(asyncio.Protocol):
             if isinstance(outcome, ServingError):
                 raise outcome
             wanted, client_id = self._wanted
-            told = self._front.parameters_of(call)
-            response = encode_answer(outcome, wanted, call.request_id, client_id, told)
+            parameters = self._front.parameters_of(call)
+            response = encode_answer(outcome, wanted, call.request_id, client_id, parameters)
         except Exception as error:  # must not reach the engine: it has other calls in its hands
             response = encode_refusal(error, call.request_id)
         self._answer(call, response)

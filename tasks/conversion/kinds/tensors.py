@@ -195,7 +195,7 @@ BOUNDS = {
 
 
 def spread_of(answers: Scores, apart: bool) -> FloatArray:
-    """Standard deviation of each answer over the rows: the unit that its gaps are told in.
+    """Standard deviation of each answer over the rows: the unit of its gaps.
 
     Args:
         answers: of the program, to ordinary rows.

@@ -176,8 +176,8 @@ def build_plan(content: bytes, ranges: Mapping[str, ShapeRange]) -> bytes:
     parser = trt.OnnxParser(network, log)
     if not parser.parse(content):
         errors = [parser.get_error(position) for position in range(parser.num_errors)]
-        told = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors]
-        raise _refused("does not take the ONNX model", told or log.errors)
+        reasons = [f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors]
+        raise _refused("does not take the ONNX model", reasons or log.errors)
     profile = builder.create_optimization_profile()
     for name, shapes in ranges.items():
         profile.set_shape(name, shapes.least, shapes.typical, shapes.most)
