@@ -22,6 +22,7 @@ from flows.stages import found_but_not_retried
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.task import (
     Sweep,
+    find_dead_task_runs,
     find_repairs,
     slot_facts,
     sweep_stale_runs,
@@ -66,7 +67,7 @@ def _look(client: SyncPrefectClient, reported: set[str]) -> None:
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
     new = [r for r in repairs if r.action != "report" or r.run not in reported]
     reported.update(r.run for r in repairs if r.action == "report")
-    if new or leaking:
+    if new or leaking or find_dead_task_runs(client):
         recovery_sweep_flow(config)
 
 

@@ -36,6 +36,8 @@ PENDING_LIMIT_S = 300.0
 PARENT_GRACE_S = 30.0
 """A stage's run may go on after the loop that started it ended."""
 LEFTOVER_GRACE_S = 30.0
+TASK_RUN_GRACE_S = 120.0
+"""The end of a task run may be recorded so long after that of its flow run."""
 ENDED: frozenset[str] = frozenset({"completed", "failed", "crashed", "cancelled"})
 ENDED_BADLY: frozenset[str] = frozenset({"failed", "crashed", "cancelled"})
 
@@ -249,3 +251,32 @@ def leaked_slots(first: Sequence[SlotFact], second: Sequence[SlotFact]) -> tuple
         if min(then.taken, now.taken) > holders:
             leaks.append(now.model_copy(update={"num_holders": holders}))
     return tuple(leaks)
+
+
+class TaskRunFact(BaseModel):
+    """A task run without an end, and the flow run that it belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    name: str
+    age_s: float = Field(description="Seconds since it came into its state.")
+    attempt: int = Field(description="Of its flow run, in which it began.")
+    run: str = Field(description="Name of its flow run.")
+    run_state: RunState
+    run_age_s: float = Field(description="As `RunFact.age_s`.")
+    run_attempts: int
+    stands_for_run: bool = Field(
+        default=False, description="It stands for a flow run that has no end either."
+    )
+
+
+def dead_task_runs(facts: Sequence[TaskRunFact]) -> tuple[TaskRunFact, ...]:
+    """Task runs whose attempt is over: nobody will report their end."""
+    return tuple(
+        fact
+        for fact in facts
+        if not fact.stands_for_run
+        and (fact.run_state in ENDED or fact.attempt < fact.run_attempts)
+        and min(fact.age_s, fact.run_age_s) > TASK_RUN_GRACE_S
+    )

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventOrder
 from prefect.logging import get_run_logger
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.judge import (
@@ -30,6 +30,8 @@ from tasks.control.recovery.judge import (
     RunFact,
     RunState,
     SlotFact,
+    TaskRunFact,
+    dead_task_runs,
     judge,
     leaked_slots,
 )
@@ -77,6 +79,9 @@ class Sweep(BaseModel):
     num_seen: int
     done: tuple[Done, ...] = ()
     slots: tuple[SlotFact, ...] = ()
+    task_runs: tuple[TaskRunFact, ...] = Field(
+        default=(), description="Task runs of attempts that are over, ended."
+    )
 
     def rows(self) -> list[dict[str, str]]:
         """All that was done, for people."""
@@ -84,6 +89,8 @@ class Sweep(BaseModel):
         for slot in self.slots:
             why = f"{slot.taken} were taken and {slot.num_holders} runs held one"
             rows.append((slot.limit, "", f"{slot.taken - slot.num_holders} slots freed", why))
+        for each in self.task_runs:
+            rows.append((each.run, "", f"task run {each.name} ended", "its attempt is over"))
         return [dict(zip(("run", "flow", "outcome", "why"), row, strict=True)) for row in rows]
 
 
@@ -115,6 +122,35 @@ def find_repairs(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[Rep
     return judge(_run_facts(client, config), config)
 
 
+def find_dead_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
+    """Task runs that a sweep would end now; changes nothing."""
+    now, wanted = datetime.now(UTC), TaskRunFilter.model_validate(_in_state(UNFINISHED))
+    found = list(_paged(client.read_task_runs, task_run_filter=wanted))
+    owners = {each.flow_run_id for each in found if each.flow_run_id}
+    runs: dict[UUID | None, FlowRun] = {run.id: run for run in _by_id(client, list(owners))}
+    living = {
+        run.parent_task_run_id
+        for run in _by_id(client, [each.id for each in found], field="parent_task_run_id")
+        if run.state is not None and not run.state.is_final()
+    }
+    facts = [
+        TaskRunFact(
+            id=str(each.id),
+            name=each.name,
+            age_s=(now - each.state.timestamp).total_seconds(),
+            attempt=each.flow_run_run_count,
+            run=run.name,
+            run_state=_state_of(run),
+            run_age_s=_age_s(run, now),
+            run_attempts=run.run_count,
+            stands_for_run=each.id in living,
+        )
+        for each in found
+        if (run := runs.get(each.flow_run_id)) and run.state is not None and each.state is not None
+    ]
+    return dead_task_runs(facts)
+
+
 def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     """Repair what is certain at once, and the rest where a second look confirms it."""
     facts, slots = _run_facts(client, config), slot_facts(client)
@@ -137,7 +173,17 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     if any(each.repair.action == "crash" for each in done):
         later = _run_facts(client, config)
         done += _repaired(client, [r for r in judge(later, config) if r.action == "retry"], later)
-    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks)
+    ended = _end_task_runs(client)
+    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, task_runs=ended)
+
+
+def _end_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
+    dead = find_dead_task_runs(client)
+    for each in dead:
+        message = f"{SWEPT}attempt {each.attempt} of {each.run} is over."
+        state = Cancelled if each.run_state == "cancelled" else Crashed
+        client.set_task_run_state(UUID(each.id), state(message=message), force=True)
+    return dead
 
 
 def _repaired(
@@ -261,9 +307,10 @@ def _paged(read: Callable[..., list[Found]], **filters: object) -> Iterator[Foun
         offset += len(page)
 
 
-def _by_id(client: SyncPrefectClient, ids: Sequence[UUID]) -> Iterator[FlowRun]:
+def _by_id(client: SyncPrefectClient, ids: Sequence[UUID], field: str = "id") -> Iterator[FlowRun]:
+    """Flow runs of which a field holds one of some ids."""
     for start in range(0, len(ids), PAGE):
-        wanted = FlowRunFilter.model_validate({"id": {"any_": ids[start : start + PAGE]}})
+        wanted = FlowRunFilter.model_validate({field: {"any_": ids[start : start + PAGE]}})
         yield from _paged(client.read_flow_runs, flow_run_filter=wanted)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from prefect import task
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate
 from prefect.states import Cancelled, Crashed, Running, Scheduled
@@ -52,7 +53,8 @@ AT_ONCE = RecoveryConfig(second_look_s=1)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.control.recovery.judge.DEAD_PROCESS_S", 1.0)
+    for limit in ("DEAD_PROCESS_S", "TASK_RUN_GRACE_S"):
+        monkeypatch.setattr(f"tasks.control.recovery.judge.{limit}", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +213,35 @@ def test_a_slot_that_nobody_holds_is_freed(client: SyncPrefectClient) -> None:
     freed = sweep_once(client, AT_ONCE).slots
     assert limit in {slot.limit for slot in freed}
     assert client.read_global_concurrency_limit_by_name(limit).active_slots == 0
+
+
+def test_task_runs_of_a_dead_attempt_are_ended_but_not_those_that_stand_for_a_living_run(
+    client: SyncPrefectClient,
+) -> None:
+    @task
+    def working() -> None:
+        """Never run here."""
+
+    def task_run(run: UUID, key: str) -> UUID:
+        return client.create_task_run(working, run, key, state=Running()).id
+
+    dead = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    lost, stage = task_run(dead, "lost"), task_run(dead, "stage")
+    ended = task_run(cancelled, "ended")
+    child = client.create_flow_run(
+        first_flow, parameters={}, state=Running(), parent_task_run_id=stage
+    )
+    client.set_flow_run_state(dead, Crashed(), force=True)
+    client.set_flow_run_state(cancelled, Cancelled(), force=True)
+
+    def states() -> dict[UUID, str | None]:
+        sweep_once(client, AT_ONCE)
+        return {each: client.read_task_run(each).state_name for each in (lost, ended, stage)}
+
+    expected = {lost: "Crashed", ended: "Cancelled", stage: "Running"}
+    wait_until(lambda: states() == expected, "the task runs have been ended", 60)
+    client.delete_flow_run(child.id)
 
 
 def test_a_run_to_retry_that_is_not_there_is_refused_in_a_sentence(

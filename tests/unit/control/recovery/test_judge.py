@@ -17,6 +17,8 @@ from tasks.control.recovery.judge import (
     RunFact,
     RunState,
     SlotFact,
+    TaskRunFact,
+    dead_task_runs,
     judge,
     leaked_slots,
 )
@@ -163,6 +165,33 @@ def test_a_slot_is_leaked_only_if_both_looks_say_so() -> None:
     assert leaked_slots(slots(1, 1), slots(1, 0)) == ()
     assert leaked_slots(slots(2, 1), slots(2, 1)) == slots(2, 1)
     assert leaked_slots((), slots(1, 0)) == ()
+
+
+def task_run(**more: Any) -> TaskRunFact:
+    described = {"id": "t", "name": "task", "age_s": 1000, "attempt": 1, "run": "r"}
+    living = {"run_state": "running", "run_age_s": 1000, "run_attempts": 1}
+    return TaskRunFact.model_validate(described | living | more)
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_dead"),
+    [
+        (task_run(), False),
+        (task_run(run_state="scheduled"), False),
+        (task_run(run_state="crashed"), True),
+        (task_run(run_state="cancelled"), True),
+        (task_run(run_state="completed", run_age_s=5), False),
+        (task_run(run_state="completed", age_s=5), False),
+        (task_run(run_attempts=2), True),
+        (task_run(run_attempts=2, run_age_s=5), False),
+        (task_run(run_attempts=2, stands_for_run=True), False),
+        (task_run(run_state="paused"), False),
+    ],
+)
+def test_a_task_run_is_ended_only_when_its_attempt_is_over_for_long(
+    seen: TaskRunFact, is_dead: bool
+) -> None:
+    assert dead_task_runs([seen]) == ((seen,) if is_dead else ())
 
 
 def test_a_second_look_later_than_the_limit_is_refused() -> None:
