@@ -195,7 +195,8 @@ def test_a_person_takes_all_requests_back_while_they_come(whole: Whole, before: 
     candidate = EQUAL if before != EQUAL else OTHER
     whole.begin(candidate)
     with Load(whole) as load:
-        whole.evaluate_until(step="all")
+        seen = whole.evaluate_until(step="all")
+        assert whole.release.is_open, [(c.decision.rule, c.decision.reason) for c in seen][-3:]
         since = time.time()
         load.wait_for(100)
         assert {one.version for one in load.since(since)} == {candidate}
