@@ -37,6 +37,7 @@ from infra.platform.files import (
 from tasks.kernel import guard
 from tasks.kernel.errors import FalajError, StorageError
 from tasks.kernel.files import make_folder
+from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
 from tasks.kernel.settings import PROJECT_ROOT
 
 LOGGER = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Child:
     _started: float = 0.0
     _started_at: datetime = field(default_factory=now)
     _num_silent: int = 0
+    _temporary: Path | None = None
 
     @property
     def state(self) -> ServiceState:
@@ -163,17 +165,19 @@ class Child:
 
     def start(self) -> None:
         """Start it, now or, where that cannot be, later."""
+        self._remove_temporary()
         line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--"]
         try:
             self.service.before_start()
             make_folder(self.log.parent)
+            self._temporary = new_folder(TEMPORARY)
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(
                     [*line, *self.service.command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=self.service.environment,
+                    env={**self.service.environment, TMPDIR: str(self._temporary)},
                     cwd=PROJECT_ROOT,
                 )
         except (FalajError, OSError) as exc:  # OSError: no process, descriptor or disk left
@@ -200,11 +204,19 @@ class Child:
         if self.process is None or self.process.poll() is None:
             return self.process is None
         self.process = None
+        self._remove_temporary()
         self._become("ended", "")
         return True
 
+    def _remove_temporary(self) -> None:
+        """Remove what the service, and all that it had started, left of temporary files."""
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary = None
+
     def _has_ended(self, code: int) -> None:
         self.process = None
+        self._remove_temporary()
         if self.service.once:
             self._become("failed" if code else "done", f"exit code {code}" if code else "")
             self.next_check = float("inf")

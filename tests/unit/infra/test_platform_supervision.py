@@ -45,6 +45,40 @@ def test_a_child_that_ends_is_started_again_with_a_growing_delay(tmp_path: Path)
     assert pids_whose_command_holds(str(tmp_path)) == []
 
 
+LEAVING = """
+import os, pathlib, time
+pathlib.Path(os.environ["TMPDIR"], "left").touch()
+time.sleep(600)
+"""
+
+
+def test_temporary_files_of_a_service_go_with_it_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+
+    def left() -> list[Path]:
+        return list(temporary.glob("*/left"))
+
+    child = {"name": "worker-x", "command": [*SCRIPT, LEAVING]}
+    with supervised(tmp_path, child) as platform:
+        wait_until(left, "a temporary file")
+        (first,) = left()
+        pid = platform.child("worker-x").pid
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: left() and not first.exists(), "that of the next start alone")
+        assert len(left()) == 1
+        platform.process.kill()
+        platform.process.wait()
+        (of_killed,) = left()
+    with supervised(tmp_path, child):
+        wait_until(lambda: left() and not of_killed.exists(), "what a killed supervisor left")
+    assert list(temporary.iterdir()) == []
+
+
 @dataclass
 class Hung:
     """A service that answered once and then lets each probe wait; its clock is its own."""
