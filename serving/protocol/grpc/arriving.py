@@ -9,7 +9,7 @@ the wire the two are the same. Nobody is waited for before it is known who asks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -84,7 +84,7 @@ class Arriving(grpc.aio.ServerInterceptor):
     ) -> Handler:
         """The method's handler, which is called before its message is read."""
         handler = await continuation(details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None or handler.request_streaming:
             return handler
         known = self._known.get(handler)
         if known is None:
@@ -98,11 +98,17 @@ class Arriving(grpc.aio.ServerInterceptor):
             await self._recognise(context, method)
             return await _message(context, self._limit_s)
 
-        async def answer(messages: object, context: Any) -> Any:
+        async def one(messages: object, context: Any) -> Any:
             return await handler.unary_unary(await message(context), context)
 
+        async def several(messages: object, context: Any) -> AsyncIterator[Any]:
+            async for answer in handler.unary_stream(await message(context), context):
+                yield answer
+
         codecs = (handler.request_deserializer, handler.response_serializer)
-        return grpc.stream_unary_rpc_method_handler(answer, *codecs)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(several, *codecs)
+        return grpc.stream_unary_rpc_method_handler(one, *codecs)
 
 
 async def _message(context: Any, limit_s: float) -> Any:

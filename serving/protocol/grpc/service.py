@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceServicer
 
@@ -35,6 +36,8 @@ OPEN_METHODS = frozenset(
     {f"/{health.SERVICE_NAME}/Check", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"}
 )
 """Health, for which nobody is asked who they are."""
+WATCH_S = 0.5
+"""Between two looks at health for those who watch it."""
 _LONGEST_S = 86_400.0
 _MOST_PENDING = 10_000
 """Calls that wait for the event loop. Of more than 1,000 gRPC ends some unseen, as CANCELLED, which
@@ -149,6 +152,13 @@ class InferenceService(GRPCInferenceServiceServicer):
                 self._front.report_refused(call, error)
             await abort(context, error, call.request_id)
 
+    async def admit_reader(self, context: Any) -> None:
+        """End the call of a client that may not read."""
+        try:
+            self._admit(context, "read", None)
+        except ServingError as error:
+            await abort(context, error, "")
+
     def _request_id(self, metadata: Mapping[str, Any]) -> str:
         sent = metadata.get("x-request-id")
         return self._front.ids.accepted(sent.encode() if isinstance(sent, str) else None)
@@ -169,22 +179,63 @@ class InferenceService(GRPCInferenceServiceServicer):
         return capped(asked / 1e6 if asked > 0 else None, most)
 
 
+Admit = Callable[[Any], Awaitable[None]]
+"""Ends a call whose client may not read."""
+
+
 class HealthService(health_pb2_grpc.HealthServicer):
     """Health of the process, and of its service, which is that all models answer.
 
-    `Check` asks nobody who they are, as the pages of health do.
+    `Check` asks nobody who they are, as the pages of health do. What holds a call open does: all
+    calls together are bounded, and strangers could take their places.
     """
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, admit: Admit) -> None:
         self._front = front
+        self._admit = admit
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether it is healthy now."""
-        states = health_pb2.HealthCheckResponse
-        if request.service not in ("", SERVICE):
+        answer = self._answer(request.service)
+        if answer.status == answer.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service is here")
+        return answer
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """The same, and each change, until the process ends."""
+        await self._admit(context)
+        sent = None
+        while True:
+            stopping, answer = self._front.stopping, self._answer(request.service)
+            if answer != sent:
+                yield answer
+            if stopping:
+                return
+            sent = answer
+            await asyncio.sleep(WATCH_S)
+
+    def _answer(self, service: str) -> Any:
+        states = health_pb2.HealthCheckResponse
+        if service not in ("", SERVICE):
+            return states(status=states.SERVICE_UNKNOWN)
         ready = not self._front.stopping and self._front.engine.is_ready()
         return states(status=states.SERVING if ready else states.NOT_SERVING)
+
+
+class Reflection(reflection.aio.ReflectionServicer):
+    """Services and messages, for those who may read what the server says of itself."""
+
+    def __init__(self, admit: Admit) -> None:
+        super().__init__([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME])
+        self._admit = admit
+
+    async def ServerReflectionInfo(  # noqa: N802
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[Any]:
+        """Answers to questions of one client."""
+        await self._admit(context)
+        async for answer in super().ServerReflectionInfo(request_iterator, context):
+            yield answer
 
 
 def grpc_server(
@@ -220,7 +271,9 @@ def grpc_server(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
     )
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(front), server)
+    admit = service.admit_reader
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(front, admit), server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(admit), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:

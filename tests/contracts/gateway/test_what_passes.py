@@ -10,6 +10,7 @@ import subprocess
 import grpc
 import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from open_inference.grpc.protocol import (  # type: ignore[import-not-found]
     ModelInferRequest,
     ModelInferResponse,
@@ -179,6 +180,18 @@ def test_grpc_passes_with_track_and_token(edge: Edge) -> None:
         load = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
         with pytest.raises(grpc.RpcError) as absent:
             load(b"", metadata=[("authorization", token)], timeout=20)
+        assert absent.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_whoever_watches_a_grpc_server_learns_its_health_and_no_more(edge: Edge) -> None:
+    credentials = grpc.ssl_channel_credentials(edge.authority.read_bytes())
+    with grpc.secure_channel(f"localhost:{edge.port}", credentials) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        asked = health_pb2.HealthCheckRequest()
+        assert health.Check(asked, timeout=20).status == health_pb2.HealthCheckResponse.SERVING
+        token = edge.bearer("w")["authorization"]
+        with pytest.raises(grpc.RpcError) as absent:
+            next(health.Watch(asked, metadata=[("authorization", token)], timeout=20))
         assert absent.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -10,7 +10,12 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceStub
 
@@ -136,15 +141,20 @@ def test_health_and_metadata_answer(stub: Stub) -> None:
     assert [list(tensor.shape) for tensor in told.inputs] == [[-1, 2], [-1, 3]]
 
 
-def test_generic_tools_learn_its_health(channel: grpc.Channel) -> None:
+def test_generic_tools_learn_its_health_and_its_services(channel: grpc.Channel) -> None:
     health = health_pb2_grpc.HealthStub(channel)
     for service in ("", SERVICE):
         asked = health_pb2.HealthCheckRequest(service=service)
         assert health.Check(asked).status == health_pb2.HealthCheckResponse.SERVING
+        assert next(health.Watch(asked)).status == health_pb2.HealthCheckResponse.SERVING
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="other"))
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.NOT_FOUND
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert SERVICE in database.get_services()
+    found = DescriptorPool(database).FindServiceByName(SERVICE)
+    assert "ModelInfer" in found.methods_by_name
 
 
 @asynccontextmanager
@@ -166,7 +176,8 @@ def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
             grpc.aio.insecure_channel(address) as channel,
         ):
             silent = [channel.stream_unary(method)() for method in (INFER, CHECK)]
-            for call in silent:
+            streams = [channel.stream_stream("/grpc.health.v1.Health/Watch")()]
+            for call in [*silent, *streams]:
                 assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
                 assert "did not arrive" in await call.details()
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -218,6 +229,41 @@ def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() -> Non
         # More than `grpc.max_concurrent_calls` are refused as such; none is told as given up.
         assert grpc.StatusCode.OK in codes
         assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+    asyncio.run(run())
+
+
+def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
+    async def run() -> None:
+        asked = health_pb2.HealthCheckRequest()
+        async with (
+            listening(KnowsSome()) as (front, address),
+            grpc.aio.insecure_channel(address) as channel,
+        ):
+            health = health_pb2_grpc.HealthStub(channel)
+            told = await health.Check(asked)
+            assert told.status == health_pb2.HealthCheckResponse.SERVING
+            lists = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            other = (("x-who", "other"),)
+            for stream in (
+                health.Watch(asked, metadata=other),
+                stub.ServerReflectionInfo(iter([lists]), metadata=other),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stream.read()
+                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            stranger = channel.stream_stream("/grpc.health.v1.Health/Watch")()
+            assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
+            watched = health.Watch(asked, metadata=(("x-who", "me"),))
+            seen = []
+            async for answer in watched:
+                seen.append(answer.status)
+                front.stopping = True  # the watcher is told, and the process waits for none
+            assert seen == [
+                health_pb2.HealthCheckResponse.SERVING,
+                health_pb2.HealthCheckResponse.NOT_SERVING,
+            ]
 
     asyncio.run(run())
 
