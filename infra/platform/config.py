@@ -146,9 +146,11 @@ def stored_config(files: PlatformFiles) -> PlatformConfig:
 def choose_ports(config: PlatformConfig, files: PlatformFiles) -> dict[str, int]:
     """The wanted ports; for 0 any free one, if possible that of the last start."""
     try:
-        kept: dict[str, int] = json.loads(files.ports.read_text())
+        found = json.loads(files.ports.read_text())
     except (FileNotFoundError, ValueError):
-        kept = {}
+        found = None
+    before = found.items() if isinstance(found, dict) else ()
+    kept = {service: port for service, port in before if isinstance(port, int)}
     chosen: dict[str, int] = {}
     for service, field in PORTS.items():
         port: int = getattr(config, field) or kept.get(service, 0)

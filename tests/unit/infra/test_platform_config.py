@@ -113,6 +113,15 @@ def test_a_taken_port_is_refused_and_any_free_one_is_kept(files: PlatformFiles) 
     assert choose_ports(PlatformConfig(port=4242), files)["prefect"] == 4242
 
 
+@pytest.mark.parametrize("old", ["[]", '{"prefect": null, "mlflow": [0, 5000], "serving": 0}'])
+def test_ports_that_another_version_has_kept_are_chosen_anew(
+    files: PlatformFiles, old: str
+) -> None:
+    files.ports.write_text(old)
+    any_free = PlatformConfig(port=0, mlflow_port=0, serving_port=0, serving_grpc_port=0)
+    assert all(choose_ports(any_free, files).values())
+
+
 def test_the_password_is_made_once_and_readable_by_its_owner_alone(files: PlatformFiles) -> None:
     previous = os.umask(0o000)
     try:
