@@ -13,7 +13,7 @@ Prefect:
   effect, without a message. The transaction was rolled back, so asking again is safe.
 - Pages send requests to this server alone. Prefect's newer UI calls an analytics service though
   analytics is off; a content security policy has the browser refuse it.
-- An idle server rests longer.
+- A locked database is one line in the log, not a hundred. An idle server rests longer.
 
 MLflow: the run reports are beside it, both behind the platform's password. Without one any user of
 the machine could move the champion, although the files belong to one: MLflow listens on a port, and
@@ -26,9 +26,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import html
+import logging
 import os
 import random
 import re
+import sqlite3
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -185,6 +187,29 @@ def roll_back_when_dropped() -> None:
     adapted._terminate_force_close = close_by_force
 
 
+def log_busy_in_one_line() -> None:
+    """Leave the traceback out of a record that tells of a locked SQLite database."""
+    make = logging.getLogRecordFactory()
+
+    def make_shorter(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        if record.exc_info and (busy := _found_busy(record.exc_info[1])):
+            record.msg, record.args = f"{record.getMessage()}: SQLite: {busy}", ()
+            record.exc_info = None
+        return record
+
+    logging.setLogRecordFactory(make_shorter)
+
+
+def _found_busy(error: BaseException | None) -> sqlite3.OperationalError | None:
+    """The error of SQLite that an error came from, where that is one of a locked database."""
+    while error is not None:
+        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 class OwnAddressesOnly:
     """Has browsers ask nobody but the server itself, whatever its pages want.
 
@@ -228,6 +253,7 @@ def create_prefect() -> Any:
     from prefect.server.api.server import create_app
     from prefect.settings import PREFECT_UI_API_URL
 
+    log_busy_in_one_line()
     begin_as_writer()
     roll_back_when_dropped()
     rest_longer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sqlite3
 from contextlib import closing, suppress
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from infra.platform.apps import (
     LOOK_EVERY,
@@ -21,6 +23,7 @@ from infra.platform.apps import (
     RepeatBusy,
     begin_as_writer,
     content_security_policy,
+    log_busy_in_one_line,
     rest_longer,
     roll_back_when_dropped,
 )
@@ -150,6 +153,31 @@ def can_write(file: Path) -> bool:
         return True
 
 
+def test_a_connection_that_is_dropped_in_a_transaction_gives_the_lock_back(
+    mended: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.db"
+
+    async def drop() -> object:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+        async with engine.connect() as connection:
+            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
+            await connection.commit()
+            raw = await connection.get_raw_connection()
+            driver: Any = raw.driver_connection
+            await driver.execute("BEGIN IMMEDIATE")
+            # What a coroutine that is cancelled between executing and fetching leaves.
+            unread = await driver.execute("INSERT INTO t VALUES (1), (2) RETURNING a")
+            assert not can_write(file)
+            await connection.invalidate()
+        await engine.dispose()
+        return unread
+
+    unread = asyncio.run(drop())
+    assert can_write(file), "the lock is held for as long as somebody knows the statement"
+    del unread
+
+
 def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
     mended: None, tmp_path: Path
 ) -> None:
@@ -186,6 +214,59 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
         assert asyncio.run(cancel_everywhere()) > 10
     finally:
         gc.enable()
+
+
+def test_a_transaction_that_reads_first_waits_for_the_writer_before_it(
+    mended: None, tmp_path: Path
+) -> None:
+    module: Any = import_module("prefect.server.database.configurations")
+
+    async def write_together() -> int:
+        configuration = module.AioSqliteConfiguration(
+            connection_url=f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
+        )
+        engine = await configuration.engine()
+        async with engine.begin() as connection:
+            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
+
+        async def add() -> None:
+            session = await configuration.session(engine)
+            async with session, configuration.begin_transaction(session):
+                await session.execute(sa.text("SELECT count(*) FROM t"))
+                await session.execute(sa.text("INSERT INTO t VALUES (1)"))
+
+        await asyncio.gather(*(add() for _ in range(4)))
+        async with engine.connect() as connection:
+            count = (await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one()
+        await engine.dispose()
+        return int(count)
+
+    assert asyncio.run(write_together()) == 4
+
+
+def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = logging.getLogger("prefect.server.utilities.worker_channel")
+    factory = logging.getLogRecordFactory()
+    log_busy_in_one_line()
+    try:
+        for said in ("database is locked", "no such table: run"):
+            try:
+                raise OperationalError("UPDATE", {}, sqlite3.OperationalError(said)) from (
+                    sqlite3.OperationalError(said)
+                )
+            except OperationalError:
+                with caplog.at_level(logging.ERROR, logger.name):
+                    logger.exception("Heartbeat of %s failed", "w")
+    finally:
+        logging.setLogRecordFactory(factory)
+    busy, other = caplog.records
+    assert (busy.getMessage(), busy.exc_info) == (
+        "Heartbeat of w failed: SQLite: database is locked",
+        None,
+    )
+    assert other.exc_info is not None
 
 
 @pytest.mark.parametrize(
