@@ -91,6 +91,7 @@ class GatewayConfig(_Config):
 
     Attributes:
         certificate: PEM file for clients, with its chain; None for one of a private authority.
+        client_ca: authority of clients' certificates; None where clients have none.
         upstream_tls: False only for a server on the same machine's loopback device.
     """
 
@@ -103,6 +104,7 @@ class GatewayConfig(_Config):
     )
     certificate: Path | None = None
     key: Path | None = Field(default=None, description="PEM file of its private key.")
+    client_ca: Path | None = None
     http: tuple[Address, ...] = Field(
         default=("127.0.0.1:8000",), min_length=1, description="Servers over HTTP."
     )
@@ -175,7 +177,7 @@ def read_plan(home: Path) -> GatewayPlan:
 
 def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
     """Paths in the file are relative to its folder."""
-    paths = {"certificate": config.certificate, "key": config.key}
+    paths = {n: getattr(config, n) for n in ("certificate", "key", "client_ca")}
     return config.model_copy(update={n: folder / path for n, path in paths.items() if path})
 
 

@@ -113,8 +113,11 @@ class SecurityConfig(_Config):
 
     Attributes:
         api_keys: file of digests, made by `python -m falaj keys`; None for no keys.
-        behind_edge: only the edge can connect (mutual TLS), so its header about the address of the
-            client is believed.
+        certificates: grants by the subject of a client's certificate, as the edge tells it
+            (RFC 2253, as `CN=batch,O=acme`). A server without an edge refuses to start with them.
+        certificate_tenants: tenant of such a subject.
+        behind_edge: only the edge can connect (mutual TLS), so its headers about certificate
+            and address of the client are believed.
         grants: what a role of a token stands for, where it is no grant itself.
         owners: tenant that a model belongs to; others are refused. Those without are shared.
         anonymous: grants of whoever presents nothing; for the loopback device only.
@@ -122,6 +125,8 @@ class SecurityConfig(_Config):
 
     issuers: tuple[IssuerConfig, ...] = Field(default=(), description="Who signs tokens.")
     api_keys: Path | None = None
+    certificates: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
+    certificate_tenants: dict[str, str] = Field(default_factory=dict)
     behind_edge: bool = False
     grants: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
     owners: dict[str, str] = Field(default_factory=dict)
@@ -139,7 +144,7 @@ class SecurityConfig(_Config):
         if self.behind_edge and not proven:
             raise ValueError(
                 "behind_edge needs tls with client_ca: without mutual TLS anybody could claim "
-                "to be the edge and name any address"
+                "to be the edge and name any certificate"
             )
         if self.behind_edge and self.anonymous:
             raise ValueError("anonymous is for the loopback device only; the edge opens it to all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from serving.interfaces import Action, Headers, Principal
 from serving.security.config import FAILURES, MOST_KNOWN, Rate, SecurityConfig, roles_of
 from serving.security.keys import KeyRing
 from serving.security.tokens import TokenReader
+from tasks.kernel.errors import ConfigurationError
 
 
 @dataclass(slots=True)
@@ -78,7 +80,27 @@ class Buckets:
         return bucket
 
 
+_SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
+
+
+def subject_of(value: str) -> str:
+    r"""Subject of the certificate, as RFC 2253 writes it.
+
+    The edge sets the header anew (`SANITIZE_SET`), so it has one element and one subject. Its
+    backslashes are those of RFC 2253 and stay: without them a common name with a comma in it,
+    `CN=batch\,O=acme`, would be taken for the two names `CN=batch,O=acme`.
+
+    Raises:
+        UnauthorizedError: it names none or several.
+    """
+    found = _SUBJECT.findall(value)
+    if len(found) != 1 or not found[0]:
+        raise UnauthorizedError("the edge named no subject of a certificate, or several")
+    return str(found[0])
+
+
 BEARER = b"bearer "
+CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
 """Set by the edge, which removes what clients say of it."""
 COPY = (b"x-falaj-slot", b"shadow")
@@ -103,7 +125,7 @@ class _Known:
 
 
 class SecurityGuard:
-    """Bearer tokens and API keys, checked once and remembered for a while.
+    """Bearer tokens, API keys and certificates, checked once and remembered for a while.
 
     What is remembered is named by the SHA-256 of what was presented. It is forgotten when keys
     of issuers or API keys change, when the credential ends, and after `KNOWN_S`.
@@ -118,6 +140,12 @@ class SecurityGuard:
     """
 
     def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        if config.certificates and not config.behind_edge:
+            raise ConfigurationError(
+                "security.certificates are told by the edge, and this server has none before it; "
+                "start it with the file that `python -m falaj gateway prepare` wrote, "
+                "or remove them"
+            )
         self._config = config
         self._clock = clock
         limits = config.limits
@@ -183,16 +211,19 @@ class SecurityGuard:
         return self._verified(kind, value, digest, self._address(headers, address))
 
     def _presented(self, headers: Headers) -> tuple[bytes, bytes] | None:
-        """What stands in the headers: exactly one credential."""
+        """What stands in the headers: exactly one credential, or a certificate with none."""
         found: list[tuple[bytes, bytes]] = []
+        certificate = None
         for name, value in headers:
             if name == b"authorization":
                 found.append((b"t", value))
             elif name == b"x-api-key":
                 found.append((b"k", value))
+            elif name == CERTIFICATE_HEADER and self._config.behind_edge:
+                certificate = (b"c", value)
         if len(found) > 1:
             raise UnauthorizedError("several credentials were presented; send one")
-        return found[0] if found else None
+        return found[0] if found else certificate
 
     def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> _Known:
         # What is forgotten meanwhile, in another thread, stays so.
@@ -225,7 +256,7 @@ class SecurityGuard:
             if value[:7].lower() != BEARER:
                 raise UnauthorizedError("expected `Authorization: Bearer <token>`")
             return self._tokens.read(value[7:].strip().decode("latin-1"))
-        return self._by_key(value)
+        return self._by_key(value) if kind == b"k" else self._by_certificate(value)
 
     def _by_key(self, value: bytes) -> Principal:
         if self._keys is None:
@@ -233,6 +264,14 @@ class SecurityGuard:
         key = self._keys.find(value)
         expires = key.expires.timestamp() if key.expires else float("inf")
         return Principal(key.subject, key.tenant, roles_of(key.grants), expires)
+
+    def _by_certificate(self, value: bytes) -> Principal:
+        subject = subject_of(value.decode("latin-1"))
+        grants = self._config.certificates.get(subject)
+        if grants is None:
+            raise UnauthorizedError(f"the certificate of {subject} stands for nobody here")
+        tenant = self._config.certificate_tenants.get(subject, "")
+        return Principal(subject, tenant, roles_of(grants), float("inf"))
 
     def _address(self, headers: Headers, address: str) -> str:
         """Where the client is: behind the edge, what that says."""

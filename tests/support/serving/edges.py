@@ -20,6 +20,7 @@ import yaml
 from infra.gateway.config import GatewayPlan, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import GatewayTraffic, prepare
+from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import Rate, read_security
 from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
@@ -43,6 +44,7 @@ class Edge:
     upstream: Upstream
     signer: Signer
     tenants: Signer
+    client_certificate: Pair
     collected: list[bytes]
     traffic: GatewayTraffic
     log: Path
@@ -65,8 +67,10 @@ class Edge:
     def authority(self) -> Path:
         return self.plan.files.certificates / "public-authority.pem"
 
-    def client(self, **options: Any) -> httpx.Client:
+    def client(self, certificate: Pair | None = None, **options: Any) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.authority))
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
         made = httpx.Client(
             base_url=f"https://localhost:{self.port}", verify=context, timeout=30, **options
         )
@@ -113,6 +117,8 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         keys_url = stack.enter_context(published(signer))
         collected: list[bytes] = []
         collector = stack.enter_context(_collector(collected))
+        authority = ensure_authority(folder / "clients", "clients")
+        pair = ensure_certificate(folder / "clients", "batch", authority, ["batch"], "client")
         ports = {name: free_port() for name in ("listen", "http", "grpc")}
         (home / "edge").mkdir(parents=True)
         (home / "serving").mkdir()
@@ -134,6 +140,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
                 },
             ],
             "api_keys": str(home / "serving" / "keys.json"),
+            "certificates": {"CN=batch": [f"infer:{MODEL}"]},
             "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
             "owners": {OTHERS: "acme"},
             "max_body_bytes": BODY_LIMIT,
@@ -149,6 +156,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             "listen": f"127.0.0.1:{ports['listen']}",
             "http": [f"127.0.0.1:{ports['http']}"],
             "grpc": [f"127.0.0.1:{ports['grpc']}"],
+            "client_ca": str(authority.certificate),
             "limit": {"per_s": 0.1, "burst": LIMIT_BURST},
             "address_limit": {"per_s": 1e6, "burst": 1_000_000},
             "traces": collector,
@@ -171,6 +179,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             upstream,
             signer,
             tenants,
+            pair,
             collected,
             GatewayTraffic(home, limit_s=60),
             folder / "envoy.log",

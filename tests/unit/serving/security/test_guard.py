@@ -292,6 +292,41 @@ def test_two_credentials_and_none_are_refused(
         guard.admit([(b"authorization", b"Basic YTpi")], ADDRESS, "infer", "m")
 
 
+def test_a_certificate_counts_only_behind_the_edge(make: Callable[..., SecurityGuard]) -> None:
+    named = [(b"x-forwarded-client-cert", b'Hash=0;Subject="CN=batch,O=acme"')]
+    with pytest.raises(UnauthorizedError, match="nothing was presented"):
+        make().admit(named, ADDRESS, "infer", "m")
+    with pytest.raises(ConfigurationError, match="none before it"):
+        make(certificates={"CN=batch,O=acme": ["infer:m"]})
+    behind = make(
+        certificates={"CN=batch,O=acme": ["infer:m"]},
+        certificate_tenants={"CN=batch,O=acme": "acme"},
+        behind_edge=True,
+        tls={"certificate": "c", "key": "k", "client_ca": "a"},
+    )
+    assert behind.admit(named, ADDRESS, "infer", "m").tenant == "acme"
+    for value in (b'Subject="CN=other"', b"Hash=0", b'Subject="CN=a";Subject="CN=batch,O=acme"'):
+        with pytest.raises(UnauthorizedError):
+            behind.admit([(b"x-forwarded-client-cert", value)], ADDRESS, "infer", "m")
+
+
+def test_a_comma_in_a_name_makes_no_other_client(make: Callable[..., SecurityGuard]) -> None:
+    """RFC 2253 writes it as `\\,`; unmasked it would look like two names, those of another."""
+    behind = make(
+        certificates={"CN=batch,O=acme": ["infer:m"], "CN=a\\,b": ["infer:m"]},
+        behind_edge=True,
+        tls={"certificate": "c", "key": "k", "client_ca": "a"},
+    )
+    for subject in (rb"CN=batch\,O=acme", rb"CN=batc\h,O=acme"):
+        with pytest.raises(UnauthorizedError, match="stands for nobody"):
+            behind.admit(told_by_edge(subject), ADDRESS, "infer", "m")
+    assert behind.admit(told_by_edge(rb"CN=a\,b"), ADDRESS, "infer", "m").subject == r"CN=a\,b"
+
+
+def told_by_edge(subject: bytes) -> Headers:
+    return [(b"x-forwarded-client-cert", b'Subject="%s"' % subject)]
+
+
 def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(
     make: Callable[..., SecurityGuard], signer: Signer
 ) -> None:

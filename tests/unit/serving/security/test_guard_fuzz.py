@@ -45,6 +45,9 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> SecurityGuard:
         "issuers": [issuer],
         "api_keys": str(folder / "api.json"),
         "limits": {"client": {"per_s": 1e9, "burst": 10**9}},
+        "certificates": {"CN=batch": ["infer:m"]},
+        "behind_edge": True,
+        "tls": {"certificate": "c", "key": "k", "client_ca": "a"},
     }
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("serving.security.guard.FAILURES", Rate(per_s=1e9, burst=10**9))
@@ -58,7 +61,7 @@ def admit(guard: SecurityGuard, name: bytes, value: bytes) -> Principal | None:
         return None
 
 
-@given(st.sampled_from([b"authorization", b"x-api-key"]), st.binary())
+@given(st.sampled_from([b"authorization", b"x-api-key", b"x-forwarded-client-cert"]), st.binary())
 def test_bytes_are_refused(guard: SecurityGuard, name: bytes, value: bytes) -> None:
     assert admit(guard, name, value) is None
     assert admit(guard, name, b"Bearer " + value) is None
