@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from infra.orchestration.client import is_running
+from tasks.control.recovery.judge import TASK_RUN_GRACE_S
 from tests.support.host.processes import wait_until
 from tests.support.platform.accounts import STAGES, Account
 from tests.support.platform.whole_platform import (
@@ -127,6 +128,7 @@ def problems_of(platform: WholePlatform, loop: str) -> list[str]:
     for left, limit_s, what in (
         (platform.orphans, GONE_WITHIN_S, "orphans"),
         (account.unfinished, FREED_WITHIN_S, "stuck runs"),
+        (account.unfinished_steps, TASK_RUN_GRACE_S + FREED_WITHIN_S, "stuck task runs"),
         (account.leases, FREED_WITHIN_S, "leaked leases"),
         (account.slots, FREED_WITHIN_S, "leaked slots"),
     ):

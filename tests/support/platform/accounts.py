@@ -26,6 +26,12 @@ FROM flow_run JOIN flow ON flow.id = flow_run.flow_id
 WHERE flow_run.state_type IN ('RUNNING', 'PENDING', 'CANCELLING')
   AND flow.name NOT IN ('recovery-sweep', 'retraining-sweep')
 """
+UNFINISHED_STEPS = """
+SELECT flow_run.name || ': ' || task_run.name || ' is Running'
+FROM task_run JOIN flow_run ON flow_run.id = task_run.flow_run_id
+JOIN flow ON flow.id = flow_run.flow_id
+WHERE task_run.state_type = 'RUNNING' AND flow.name NOT IN ('recovery-sweep', 'retraining-sweep')
+"""
 STAGE_RUNS = """
 SELECT idempotency_key, state_name FROM flow_run
 WHERE substr(idempotency_key, 1, 37) = :loop || ':' ORDER BY created
@@ -88,6 +94,10 @@ class Account:
     def unfinished(self) -> list[str]:
         """Runs that have not ended, without the sweeps, which come and go."""
         return [str(told) for (told,) in self._prefect(UNFINISHED)]
+
+    def unfinished_steps(self) -> list[str]:
+        """Task runs that have not ended, but for those of the sweeps."""
+        return [str(told) for (told,) in self._prefect(UNFINISHED_STEPS)]
 
     def slots(self) -> int:
         """Concurrency slots that are taken."""
