@@ -20,6 +20,7 @@ from prefect.states import Cancelled, Crashed, Running, Scheduled
 import infra.platform.api as api_module
 from flows.recovery import recovery_sweep_flow
 from infra.orchestration.retry import find_run
+from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers
 from tasks.control.recovery.config import RecoveryConfig
 from tasks.control.recovery.processes import (
@@ -186,6 +187,30 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
     assert found[str(never_begun)].action == "report"
 
 
+def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
+    client: SyncPrefectClient, prefect_api: PrefectApi
+) -> None:
+    @task
+    def standing_for() -> None:
+        """Never run here."""
+
+    outer = client.create_flow_run_from_deployment(
+        client.read_deployment_by_name("routed-loop/routed-loop").id,
+        parameters={"config": {"folder": "unused"}},
+    )
+    client.update_flow_run_labels(outer.id, {WORKER_LABEL: "killed-worker"})
+    client.set_flow_run_state(outer.id, Running(), force=True)
+    step = client.create_task_run(standing_for, outer.id, "0", state=Running())
+    inner = client.create_flow_run(
+        first_flow, parameters={}, state=Running(), parent_task_run_id=step.id
+    )
+    api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    cut = end_cut_off(api, {COORDINATOR_POOL: "killed-worker"}, "a test")
+    assert {run.id for run in cut} == {str(outer.id), str(inner.id)}
+    assert client.read_flow_run(inner.id).state_name == "Crashed"
+    assert find_run(client, inner.name).id == outer.id, "a part cannot go on alone"
+
+
 def test_a_run_that_no_worker_can_take_is_reported(
     client: SyncPrefectClient, prefect_api: PrefectApi
 ) -> None:
@@ -247,7 +272,7 @@ def test_task_runs_of_a_dead_attempt_are_ended_but_not_those_that_stand_for_a_li
 def test_a_run_to_retry_that_is_not_there_is_refused_in_a_sentence(
     client: SyncPrefectClient,
 ) -> None:
-    with pytest.raises(ConfigurationError, match="no run 'nonsense' among"):
+    with pytest.raises(ConfigurationError, match="no run nonsense is among"):
         find_run(client, "nonsense")
     crashed = client.create_flow_run(loop_flow, parameters={}, state=Crashed())
     assert find_run(client, str(crashed.id)[:8]).id == crashed.id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -64,6 +65,15 @@ def test_numbers_of_a_form_have_bounds(of: Flow[..., Any]) -> None:
         if field.get("type") in ("number", "integer") and not bounds & field.keys()
     ]
     assert unbounded == []
+
+
+@pytest.mark.parametrize("path", ["/", "/v2/", "/api/health"])
+def test_pages_may_ask_no_third_party(prefect_api: PrefectApi, path: str) -> None:
+    """Prefect's newer UI asks an analytics service though analytics is off."""
+    with urllib.request.urlopen(base(prefect_api) + path, timeout=60) as answer:
+        policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert f"connect-src 'self' data: blob: {base(prefect_api)};" in policy
 
 
 @pytest.fixture(scope="module")
