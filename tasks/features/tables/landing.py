@@ -119,7 +119,7 @@ def _land_table(
     folder: StagedFolder,
 ) -> TableRef:
     readable = unpacked(source, folder.path, table)
-    relation = as_declared(table, readable)
+    relation = as_declared(con, table, readable)
     described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     seen = {row[0]: row[1] for row in described}
     _check_types(con, table, relation, seen)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -124,6 +126,42 @@ def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
     assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
 
 
-def test_a_byte_order_mark_and_other_delimiters_are_read(shop: Shop) -> None:
-    for text in ("\ufeff" + "\n".join(lines()), "\n".join(lines()).replace(",", ";")):
-        assert len(land(shop, text)) == 600
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace("\n", "\r"),
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace(HEADER, HEADER.replace(",", ", ")),
+        lambda text: "# made by hand, on paper\n" + text,
+        lambda text: text.replace("\n", ',"a \\"b\\", c"\n').replace('"a \\"b\\", c"', "note", 1),
+    ],
+    ids=["BOM", "semicolons", "CR", "CRLF", "spaces", "comment", "backslashes"],
+)
+def test_other_forms_of_a_csv_are_read(shop: Shop, written: Callable[[str], str]) -> None:
+    text = "\n".join([*lines(), ""])
+    usual = land(shop, text)
+    pd.testing.assert_frame_equal(land(shop, written(text)), usual)
+
+
+def test_a_gzipped_csv_is_read_and_half_of_one_is_told_so(shop: Shop) -> None:
+    shop.replace("use_case.yaml", "raw/orders.csv", "raw/orders.csv.gz")
+    file = shop.repo / "raw" / "orders.csv.gz"
+    packed = gzip.compress("\n".join(lines()).encode())
+    for wrong in (packed[:-20], packed[:12] + b"x" * 99, b"no archive"):
+        file.write_bytes(wrong)
+        with pytest.raises(DataContractError, match="cannot be unpacked"):
+            shop.land()
+    file.write_bytes(packed)
+    assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
+
+
+def test_lines_that_end_in_a_bare_cr_and_differ_in_form_are_told(shop: Shop) -> None:
+    assert "cannot be read" in refusal(shop, "\r".join([HEADER, "1,2", ROW, "1,2,3,4,5,6,7", ROW]))
+
+
+def test_a_name_that_cannot_be_declared_is_told_with_its_renaming(shop: Shop) -> None:
+    shop.replace("use_case.yaml", "customer: VARCHAR", "userId: VARCHAR")
+    with pytest.raises(ConfigurationError, match=r"rename: \{userId: user_id\}"):
+        read_pipeline_config(shop.repo)
