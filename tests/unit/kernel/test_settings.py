@@ -21,9 +21,11 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
     PROJECT_ROOT,
+    STAGING,
     ArtifactStore,
     Settings,
     StagedFolder,
@@ -117,6 +119,17 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
     assert list((store.root / "notes").iterdir())  # what it had begun
     assert store.path(build(store).text).read_text() == "hello"
     assert [folder.name for folder in (store.root / "notes").iterdir()] == ["k"]
+
+
+def test_a_build_in_another_container_on_the_same_volume_is_left_alone(
+    store: ArtifactStore,
+) -> None:
+    contained = ProcessName.of_this().model_copy(update={"space": "pid:[1]", "pid": 4_000_000})
+    live = store.root / "notes" / f"{STAGING}-{contained.token}-abc"
+    live.mkdir(parents=True)
+    (live / "half").write_text("x")
+    build(store, "one", 1)
+    assert (live / "half").exists()
 
 
 def test_no_build_is_begun_on_a_disk_without_space_and_what_is_finished_is_still_read(

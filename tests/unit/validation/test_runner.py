@@ -19,6 +19,7 @@ from tasks.validation.runner import (
 )
 from tasks.validation.suites import Suite
 from tests.support.data import builders
+from tests.support.data.builders import month
 from tests.support.data.tables import (
     SNAPSHOT_SUITE,
     WEEK,
@@ -181,3 +182,9 @@ def test_a_label_of_one_value_in_a_window(store: ArtifactStore) -> None:
     told = refusal_to_train(store, rows)
     assert "label is_late is 0 in all" in told
     assert "of the validation window" in told
+
+
+def test_a_window_without_rows(store: ArtifactStore) -> None:
+    rows = builders.frame()
+    splits = DataSplits(train=month(1, 6), validation=month(7), test=month(8))
+    assert "move splits.test" in refusal_to_train(store, rows[months(rows) < 8], splits)

@@ -112,6 +112,20 @@ def test_a_fault_is_told_once_with_its_kind(
     assert [words in event.sentence for event in events] == [True]
 
 
+def sparse(data: pd.DataFrame) -> pd.DataFrame:
+    """A shop: of every four days two are empty, on the others there are one or two rows."""
+    day = (data["event_timestamp"] - START).dt.days
+    kept = data[(day % 4 < 2) & (data["event_timestamp"].dt.hour % 19 == 5)]
+    return kept.groupby(kept["event_timestamp"].dt.date).head(2)
+
+
+def test_days_without_rows_are_part_of_a_baseline(tmp_path: Path, store: ArtifactStore) -> None:
+    seen = monitored(tmp_path, store, sparse)
+
+    assert seen.alerts == ()
+    assert seen.num_alerts == 0
+
+
 def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(
     tmp_path: Path, store: ArtifactStore
 ) -> None:

@@ -35,6 +35,12 @@ def test_infinite_features_are_let_through_where_they_are_declared(shop: Shop) -
     assert shop.tables().tables[0].num_rows == 600
 
 
+def test_numbers_beyond_those_of_models_are_infinite_too(shop: Shop) -> None:
+    shop.replace("sql/habits.sql", "sum(amount)", "1e300 * sum(amount)")
+    with pytest.raises(DataContractError, match="price_of_an_item is infinite, or beyond"):
+        shop.tables()
+
+
 def test_infinite_numbers_of_the_entity_frame_are_refused(shop: Shop) -> None:
     shop.replace("sql/entities.sql", "amount::FLOAT", "(amount / 0)::FLOAT")
     with pytest.raises(DataContractError, match="amount is infinite"):
