@@ -165,7 +165,7 @@ def unpacked(source: Path, folder: Path, table: RawTable) -> Path:
         ) from exc
 
 
-def _written(packed: IO[bytes], folder: Path, suffix: str) -> Path:
+def _written(packed: IO[bytes] | gzip.GzipFile, folder: Path, suffix: str) -> Path:
     # Some writers name a CSV inside after the archive around it.
     target = folder / f"unpacked{'.csv' if suffix == '.zip' else suffix}"
     with target.open("wb") as stream:
