@@ -234,9 +234,15 @@ def _run_there(order: Order, deployment: DeploymentResponse) -> UUID:
 
 
 def _has_deployment(client: SyncPrefectClient, place: str) -> bool:
-    """True where a place is of this platform: an id is that of one server alone."""
+    """True where a place is of this platform: an id is that of one server alone.
+
+    Earlier releases noted none, so of theirs nothing else is known.
+    """
+    _, _, deployment = place.partition(" ")
+    if not deployment:
+        return True
     try:
-        client.read_deployment(UUID(place.rpartition(" ")[2]))
+        client.read_deployment(UUID(deployment))
     except ObjectNotFound:
         return False
     return True
@@ -324,11 +330,12 @@ def _this_process() -> StartedAction:
 
 def _may_live(place: str) -> bool:
     """False where the process is known to be gone: of this host, and not running any more."""
-    host, boot, space, pid, start = place.split()
+    host, boot, *space, pid, start = place.split()
     if host != socket.gethostname():
         return True
     mine = ProcessName.of_this()
-    process = ProcessName(boot=boot, space=space, pid=int(pid), start=int(start))
+    space = space or [mine.space]  # earlier releases noted none
+    process = ProcessName(boot=boot, space=space[0], pid=int(pid), start=int(start))
     if not process.is_visible_to(mine):
         return process.boot == mine.boot
     return not process.has_ended()
