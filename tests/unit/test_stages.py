@@ -9,10 +9,13 @@ from typing import Any, cast
 import pytest
 from prefect import Flow
 
+from flows import pipeline
+from flows.config import read_pipeline_config
 from flows.stages import Stages
 from tasks.contracts.base import Artifact, Contract
 from tasks.control.routing.config import RoutingConfig
-from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
 
 class Model(Contract):
@@ -66,3 +69,18 @@ def test_a_line_of_the_journal_that_was_cut_off_is_passed_over(store: ArtifactSt
         journal.write('{"kind": "mod\n')
     assert reused(store, lambda: built(store, "a"))
     assert not store.built_since(1)(built(store, "a").weights)
+
+
+def test_a_loop_under_the_model_name_of_another_use_case_ends_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigurationError("belongs to use case flights")
+
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(pipeline, "claim_model_name", refuse)
+    monkeypatch.setattr(Stages, "run", lambda _, name, *__: pytest.fail(f"{name} ran before"))
+    config = read_pipeline_config(Settings.from_environment({}).feature_repo)
+    with pytest.raises(ConfigurationError, match="belongs to"):
+        pipeline.run_loop(config)
+    assert not (tmp_path / "home").exists()

@@ -46,6 +46,16 @@ def test_the_number_encoding_agrees_with_the_papers_formula(row: list[float]) ->
     assert ((encoded >= 0) & (encoded <= 1)).all()
 
 
+def test_the_number_encoding_gives_the_same_bytes_in_training_and_leaves_its_input() -> None:
+    fitted = preprocessing()
+    numbers = torch.from_numpy(raw_rows(fitted, 300)[1])
+    numbers[0], numbers[1], numbers[2] = torch.nan, torch.inf, -torch.inf
+    encoding, before = NumberEncoding(fitted), numbers.numpy().tobytes()
+    trained, evaluated = (encoding.train(mode)(numbers) for mode in (True, False))
+    assert [t.numpy().tobytes() for t in trained] == [e.numpy().tobytes() for e in evaluated]
+    assert numbers.numpy().tobytes() == before
+
+
 def test_the_folded_program_agrees_with_the_lookup_tables() -> None:
     fitted = preprocessing()
     network = network_of(fitted)
