@@ -44,7 +44,7 @@ class TrainingResult(Contract):
 
 
 class _Stored(Contract):
-    """Stored under the names of earlier versions, which are the aliases."""
+    """Stored under the names of earlier versions, which are the first aliases: forms know these."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -60,7 +60,7 @@ class BuiltVariant(_Stored):
     settings: dict[str, str] = Field(description="Opset, versions, calibration: how it was built.")
     provenance: dict[str, str] = Field(
         default={},
-        validation_alias=AliasChoices("provenance", "stamp"),
+        validation_alias=AliasChoices("stamp", "provenance"),
         serialization_alias="stamp",
         description="In its files too; without it they are not loaded.",
     )
@@ -101,7 +101,7 @@ class ModelVariant(_Stored):
     num_bytes: NonNegativeInt
     load_ms: float | None
     accepted: bool = Field(
-        validation_alias=AliasChoices("accepted", "kept"), serialization_alias="kept"
+        validation_alias=AliasChoices("kept", "accepted"), serialization_alias="kept"
     )
     reason: str
     settings: dict[str, str] = Field(
@@ -112,7 +112,7 @@ class ModelVariant(_Stored):
     )
     provenance: dict[str, str] = Field(
         default={},
-        validation_alias=AliasChoices("provenance", "stamp"),
+        validation_alias=AliasChoices("stamp", "provenance"),
         serialization_alias="stamp",
         description="In its files too; without it they are not loaded.",
     )

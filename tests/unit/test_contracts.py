@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.base import Contract, TimeWindow, field_title
 from tasks.contracts.data import (
     DataSplits,
     FeatureTables,
@@ -19,6 +19,8 @@ from tasks.contracts.data import (
     ValidatedDataset,
     category_code,
 )
+from tasks.contracts.evaluation import EvaluationReport
+from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
@@ -101,3 +103,9 @@ def test_values_of_an_earlier_release_are_still_read() -> None:
 )
 def test_a_field_is_labelled_in_words_with_its_unit(name: str, title: str) -> None:
     assert field_title(name, None) == title
+
+
+@pytest.mark.parametrize("of", [BuiltVariant, ModelVariant, EvaluationReport])
+def test_what_a_stage_is_handed_has_the_names_that_its_deployment_knows(of: type[Contract]) -> None:
+    stored, known = (of.model_json_schema(mode=m) for m in ("serialization", "validation"))
+    assert stored["properties"].keys() == known["properties"].keys()
