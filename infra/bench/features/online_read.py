@@ -25,7 +25,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.bench.servers import redis_server
 from tasks.features.access.store import find_service, open_store
-from tasks.features.config import OnlineConfig
+from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.online.plan import ReadPlan, RequestedKeys
 from tasks.features.online.reader import OnlineReader
 from tasks.features.tables.build import current_tables, features_folder
@@ -46,7 +46,9 @@ def figures(bench: Bench) -> Measured:
     service = find_service(embedded, bench.config.features.training_set.feature_service)
     with TemporaryDirectory() as scratch, redis_server(Path(scratch)) as server:
         store = _on_redis(embedded, server.connection_string)
-        reader = OnlineReader(store, service, OnlineConfig(timeout_s=5))
+        reader = OnlineReader(
+            store, service, OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
+        )
         entities = _entities(reader.plan, embedded, max(ENTITIES))
         _copy(reader.plan, embedded, store, entities)
         raw = _Raw(reader.plan, server.port)
