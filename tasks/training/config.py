@@ -183,9 +183,8 @@ class TrainingConfig(BaseModel):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of a run that is not elastic: as configured, else as few as the strategy needs."""
-        ranks = self.launch.ranks
-        return self.strategy.ranks_per_replica if ranks == "auto" else ranks
+        """Ranks of a run that is not elastic."""
+        return 1 if self.launch.ranks == "auto" else self.launch.ranks
 
     def computation(self) -> dict[str, object]:
         """The fields that decide what is computed: all but those that say how it is carried out."""

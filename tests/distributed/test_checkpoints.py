@@ -1,13 +1,11 @@
-"""Checkpoints that several ranks write together and others read."""
+"""Checkpoints of several ranks: on S3, on a disk that refuses, and for another number of ranks."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +14,8 @@ from pyarrow.fs import FileSelector, S3FileSystem
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import StorageError, TransientError
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.checkpoints.access import FILE_NAME
+from tasks.training.checkpoints.location import FILE_NAME
 from tests.support.host.processes import pids_whose_command_holds
-from tests.support.ranks.checkpoint_ranks import NUM_KEPT, cut_tensor, whole_tensors
-from tests.support.ranks.rank_programs import run_on_ranks
 from tests.support.ranks.runs import (
     CONFIG,
     config,
@@ -31,53 +27,6 @@ from tests.support.ranks.runs import (
     train,
 )
 from tests.support.services.servers import s3_server
-from tests.support.training.states import assert_equal, store_in
-
-PROGRAM = "tests.support.ranks.checkpoint_ranks"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks have written three checkpoints, and failed to write a fourth."""
-    folder = tmp_path_factory.mktemp("by_ranks")
-    run_on_ranks(PROGRAM, folder, 2, "save")
-    return folder
-
-
-def seen_by(folder: Path, what: str, num_ranks: int) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{what}-{rank}.json").read_text()) for rank in range(num_ranks)]
-
-
-@pytest.mark.slow
-def test_what_two_ranks_write_together_is_one_state_for_any_number_of_ranks(folder: Path) -> None:
-    store = store_in(folder / "checkpoints")
-    newest = store.newest()
-    assert newest
-    assert_equal(
-        store.load(newest),
-        {
-            "epoch": 1,
-            "network": {"cut": cut_tensor(), **whole_tensors()},
-            "world_size": 2,
-        },
-    )
-    saved = seen_by(folder, "save", 2)
-    assert saved[0] == saved[1]
-    kept = {path.parent.name for path in folder.glob("checkpoints/*/manifest.json")}
-    assert kept == set(saved[0]["refs"][-NUM_KEPT:])
-    run_on_ranks(PROGRAM, folder, 3, "load")
-    seen = seen_by(folder, "load", 3)
-    assert {of_rank["ref"] for of_rank in seen} == {saved[0]["refs"][-1]}
-    assert {of_rank["saved_by"] for of_rank in seen} == {2}
-
-
-@pytest.mark.slow
-def test_a_full_disk_of_one_rank_is_the_same_error_on_all(folder: Path) -> None:
-    refused = [seen["refused"] for seen in seen_by(folder, "save", 2)]
-    assert refused[0] == refused[1]
-    assert refused[0].startswith("the checkpoint of rank 1 failed: StorageError")
-    assert "No space left on device" in refused[0]
-
 
 SECRET = "marker-of-a-secret-40c2a9"
 
@@ -142,7 +91,7 @@ def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path:
 
 
 @pytest.mark.slow
-def test_ranks_that_share_a_network_write_their_own_rows_and_fewer_of_them_go_on(
+def test_fewer_ranks_go_on_with_a_network_that_was_cut_over_more(
     tmp_path: Path,
 ) -> None:
     class CutError(Exception):
@@ -156,8 +105,6 @@ def test_ranks_that_share_a_network_write_their_own_rows_and_fewer_of_them_go_on
     unbroken = train(tmp_path / "unbroken", config(strategy=strategy))
     with pytest.raises(CutError):
         train(tmp_path / "cut", config(strategy=strategy), cut_after_two)
-    newest = max((tmp_path / "cut/work").glob("*/checkpoints/*/manifest.json")).parent
-    assert len(list(newest.glob("rank-*.pt"))) == 2
     continued = train(tmp_path / "cut", config(strategy=strategy, **on_ranks(1)))
     log = ArtifactStore(tmp_path / "cut/store").path(continued.log).read_text()
     assert "resumed after epoch" in log

@@ -1,4 +1,4 @@
-"""Every strategy comes to what one plain process comes to, on one to four ranks."""
+"""Every strategy comes to what one plain process comes to, on one to three ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.ranks.strategy_cases import (
 
 # All ranks of all groups start within the first test.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
-SIZES = (2, 3, 4, 1)
+SIZES = (2, 3, 1)
 """In this order, so that states go to larger and to smaller world sizes."""
 PLAIN_STATE = "plain-half.of-1"
 EXCHANGING = [case for case in CASES.values() if case.exchanges_states]
@@ -149,16 +149,6 @@ def test_a_broken_gradient_names_its_rank_and_changes_no_weight(
 ) -> None:
     for of_rank in seen.of(f"{name} broken", size):
         assert f"It comes from rank {size - 1} (1 of its 24 rows have a loss" in of_rank["said"]
-        assert of_rank["kept"]
-
-
-def test_ranks_that_share_a_replica_read_the_same_rows_and_hold_their_parts(seen: Seen) -> None:
-    ranks = seen.of("tensor-parallel", 4)
-    assert [of_rank["data"] for of_rank in ranks] == [[0, 2], [0, 2], [1, 2], [1, 2]]
-    whole = 2 * sum(p.numel() * p.element_size() for p in network_of(seed=0).parameters())
-    assert all(0.5 * whole < of_rank["moment_bytes"] < 0.6 * whole for of_rank in ranks)
-    for of_rank in seen.of("tensor-parallel broken", 4):
-        assert "It comes from rank 2 (1 of its 24 rows have a loss" in of_rank["said"]
         assert of_rank["kept"]
 
 

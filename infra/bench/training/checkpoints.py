@@ -20,9 +20,9 @@ from torch.nn import functional
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench
 from tasks.training.checkpoints.location import Location
-from tasks.training.checkpoints.state import State
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.strategies.base import State
 
 WIDTH = 1024
 """2.4 million parameters: with AdamW's state and the best weights, 38 MB a checkpoint."""

@@ -1,41 +1,103 @@
 """Checkpoints of one run: written complete or not at all, verified by digest on load.
 
-A checkpoint is a folder with a file of each rank that holds some of the state, and a manifest with
-the files' SHA-256. The manifest is written last, so nothing counts before all is there; that holds
-on a disk and on S3.
+A checkpoint is a folder with the state, a file of `torch.save` that is loaded without running any
+code, and a manifest with its SHA-256. The manifest is written last, so nothing counts before all is
+there; that holds on a disk and on S3.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
+import pickle
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tasks.kernel.errors import ArtifactError, FalajError, StorageError
-from tasks.training.checkpoints.access import S3Access, read_access
+import torch
+from torch import Tensor
+
+from tasks.kernel.errors import ArtifactError, TrainingError
 from tasks.training.checkpoints.config import CheckpointConfig
-from tasks.training.checkpoints.location import Location, S3Location
-from tasks.training.checkpoints.state import (
-    State,
-    checked,
-    deserialized,
-    joined,
-    own_rows,
-    to_host,
-)
-from tasks.training.strategies.base import Communicator
+from tasks.training.checkpoints.location import Location, S3Access, S3Location, read_access
+from tasks.training.strategies.base import Communicator, State
 
 LOGGER = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
+STATE_NAME = "state.pt"
 MANIFEST_NAME = "manifest.json"
 FOLDER_PATTERN = re.compile(r"state-(\d{5,9})-(\d{9,15})-[0-9a-f]{8}")
 NUM_KEPT = 2
 """Complete checkpoints that are kept: the second is there should the first be damaged."""
+
+
+def to_host(value: Any, *, copy: bool, known: dict[int, Tensor] | None = None) -> Any:
+    """The same in host memory, with containers that nobody else changes.
+
+    Args:
+        value: a state, or what is in one.
+        copy: tensors that nobody else changes too.
+        known: tensors that were met before; one that is in the state twice is copied once.
+    """
+    known = {} if known is None else known
+    if isinstance(value, Tensor):
+        if id(value) not in known:
+            # A file of `torch.save` holds all of what a view is of.
+            is_view = value.nbytes < value.untyped_storage().nbytes()
+            known[id(value)] = value.detach().to("cpu", copy=copy or is_view)
+        return known[id(value)]
+    if isinstance(value, Mapping):
+        return {key: to_host(item, copy=copy, known=known) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(to_host(item, copy=copy, known=known) for item in value)
+    return value
+
+
+def serialized(state: Mapping[str, Any]) -> bytes:
+    """The content of a file of `torch.save`.
+
+    In memory first: torch reports a full disk as a RuntimeError without a reason.
+    """
+    content = io.BytesIO()
+    torch.save(dict(state), content)
+    return content.getvalue()
+
+
+def checked(state: Mapping[str, Any]) -> bytes:
+    """As `serialized`, of what can be loaded again without running code.
+
+    Raises:
+        TrainingError: the state holds something else.
+    """
+    try:
+        content = serialized(state)
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+    except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError) as exc:
+        unsafe = [str(exc)]
+    if unsafe:
+        raise TrainingError(
+            "the training state holds what a checkpoint must not hold; expected tensors, numbers, "
+            "text, None, and dicts, lists and tuples of them. No checkpoint was written "
+            f"({', '.join(unsafe)})"
+        )
+    return content
+
+
+def deserialized(content: bytes) -> Any:
+    """What `checked` was given; no code is run.
+
+    Raises:
+        ArtifactError: it is something else.
+    """
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as exc:
+        reason = str(exc).splitlines()[0] if str(exc) else repr(exc)
+        raise ArtifactError(f"it cannot be loaded ({reason})") from exc
 
 
 class CheckpointRef(NamedTuple):
@@ -66,7 +128,7 @@ class CheckpointRef(NamedTuple):
 class CheckpointStore:
     """Writes, finds, verifies, loads and prunes checkpoints.
 
-    One process of a run writes at a time, or all ranks together; any process may read.
+    One process of a run writes at a time; any process may read.
 
     Args:
         location: where the files are; holds checkpoints of this run alone.
@@ -109,13 +171,13 @@ class CheckpointStore:
             StorageError: the store refuses.
         """
         try:
-            state: State = joined([deserialized(content) for content in self._read(ref)])
+            state: State = deserialized(self._read(ref))
         except ArtifactError as exc:
             raise self._damaged(ref, exc) from exc
         return state
 
     def save(self, epoch: int, step: int, state: Mapping[str, Any]) -> CheckpointRef:
-        """Write a state; training resumes from (epoch, step).
+        """Write a state (plain values and tensors); training resumes from (epoch, step).
 
         Raises:
             StorageError: the write was refused; earlier checkpoints are untouched.
@@ -123,36 +185,12 @@ class CheckpointStore:
             TrainingError: the state holds what a checkpoint cannot hold.
         """
         ref = CheckpointRef.new(epoch, step)
-        self.finish(ref, [self.write_file(ref, to_host(state, copy=False))])
-        return ref
-
-    def write_file(self, ref: CheckpointRef, state: Mapping[str, Any], rank: int = 0) -> str:
-        """Write one rank's file of a checkpoint, which counts when `finish` is done.
-
-        Args:
-            ref: the same for all ranks.
-            state: from `to_host`; of ranks but the first `own_rows` of it.
-            rank: which rank this is.
-
-        Returns:
-            The file's SHA-256.
-
-        Raises:
-            StorageError, TransientError, TrainingError: as `save`.
-        """
-        content = checked(state)
-        self._location.write(f"{ref.name}/{_file_name(rank)}", content)
-        return hashlib.sha256(content).hexdigest()
-
-    def finish(self, ref: CheckpointRef, digests: Sequence[str]) -> None:
-        """Write the manifest of all ranks' files: from now on the checkpoint counts.
-
-        Raises:
-            StorageError, TransientError: as `save`.
-        """
-        manifest = json.dumps({"format": FORMAT, "sha256": digests})
-        self._location.write(f"{ref.name}/{MANIFEST_NAME}", manifest.encode())
+        content = checked(to_host(state, copy=False))
+        self._location.write(f"{ref.name}/{STATE_NAME}", content)
+        manifest = {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest()}
+        self._location.write(f"{ref.name}/{MANIFEST_NAME}", json.dumps(manifest).encode())
         self._known_complete.add(ref.name)
+        return ref
 
     def prune(self, num_kept: int) -> None:
         """Remove all but the newest `num_kept` complete checkpoints, and incomplete ones.
@@ -190,7 +228,7 @@ class CheckpointStore:
         return True
 
     def _verify(self, ref: CheckpointRef) -> None:
-        """Read all files; once in a process, and never those that it wrote itself."""
+        """Read the files; once in a process, and never those that it wrote itself."""
         if ref.name in self._known_complete:
             return
         try:
@@ -199,22 +237,18 @@ class CheckpointStore:
             raise self._damaged(ref, exc) from exc
         self._known_complete.add(ref.name)
 
-    def _read(self, ref: CheckpointRef) -> list[bytes]:
-        """The content of each rank's file."""
+    def _read(self, ref: CheckpointRef) -> bytes:
+        """The content of the state's file."""
         try:
-            digests = _digests(self._location.read(f"{ref.name}/{MANIFEST_NAME}"))
-            contents = [
-                self._location.read(f"{ref.name}/{_file_name(rank)}")
-                for rank in range(len(digests))
-            ]
+            expected = _digest(self._location.read(f"{ref.name}/{MANIFEST_NAME}"))
+            content = self._location.read(f"{ref.name}/{STATE_NAME}")
         except OSError as exc:
             raise ArtifactError(f"it cannot be read ({exc.strerror or exc})") from exc
-        for rank, (content, expected) in enumerate(zip(contents, digests, strict=True)):
-            if (seen := hashlib.sha256(content).hexdigest()) != expected:
-                raise ArtifactError(
-                    f"{_file_name(rank)} has SHA-256 {seen[:12]}, expected {expected[:12]}"
-                )
-        return contents
+        if (seen := hashlib.sha256(content).hexdigest()) != expected:
+            raise ArtifactError(
+                f"{STATE_NAME} has SHA-256 {seen[:12]}, expected {str(expected)[:12]}"
+            )
+        return content
 
     def _damaged(self, ref: CheckpointRef, reason: ArtifactError) -> ArtifactError:
         return ArtifactError(
@@ -223,20 +257,16 @@ class CheckpointStore:
         )
 
 
-def _file_name(rank: int) -> str:
-    return f"rank-{rank:05d}.pt"
-
-
-def _digests(manifest: bytes) -> list[str]:
-    """SHA-256 of each rank's file."""
+def _digest(manifest: bytes) -> object:
+    """SHA-256 of the state's file."""
     try:
         content = json.loads(manifest)
-        found, digests = content["format"], content["sha256"]
+        found, digest = content["format"], content["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise ArtifactError(f"{MANIFEST_NAME} is no manifest ({exc!r})") from exc
-    if found != FORMAT or not digests or not isinstance(digests, list):
+    if found != FORMAT:
         raise ArtifactError(f"its format is {found!r}, expected {FORMAT}")
-    return [str(digest) for digest in digests]
+    return digest
 
 
 def _folders(files: Set[str]) -> set[str]:
@@ -266,7 +296,7 @@ def open_store(
         config: where checkpoints are.
         run_path: the run directory.
         environment: the driver's, with its keys for S3. None on ranks, which have the driver's
-            file, see `access.py`.
+            file, see `location.S3Access`.
 
     Raises:
         ConfigurationError: the keys for S3 are not there, or only one half of them.
@@ -287,53 +317,3 @@ def agreed_newest(store: CheckpointStore, ranks: Communicator) -> CheckpointRef 
     """
     found = store.newest() if ranks.rank == 0 else None
     return CheckpointRef.parse(str(ranks.gather_values(found.name if found else "")[0]))
-
-
-def save_by_ranks(
-    store: CheckpointStore,
-    ranks: Communicator,
-    epoch: int,
-    step: int,
-    state: Mapping[str, Any],
-    num_kept: int = NUM_KEPT,
-) -> CheckpointRef:
-    """Write a state of which each rank holds some, and prune. Collective; returns when it is done.
-
-    Args:
-        store: in a location that all ranks reach.
-        ranks: all of them.
-        epoch: where training resumes.
-        step: likewise.
-        state: rank 0's is written; of the others' the tensors that are given as `TensorRows`.
-        num_kept: complete checkpoints to keep.
-
-    Raises:
-        StorageError: a rank's write failed; raised on all ranks, the error names the one.
-            Earlier checkpoints are untouched.
-    """
-    ref = CheckpointRef.parse(str(ranks.gather_values(CheckpointRef.new(epoch, step).name)[0]))
-    assert ref  # what rank 0 has just named
-    own = to_host(state, copy=False)
-    own = own_rows(own) if ranks.rank else own
-    digests = _on_all_ranks(ranks, lambda: store.write_file(ref, own, ranks.rank))
-
-    def finish() -> None:
-        if ranks.rank == 0:
-            store.finish(ref, digests)
-            store.prune(num_kept)
-
-    _on_all_ranks(ranks, finish)
-    return ref
-
-
-def _on_all_ranks(ranks: Communicator, action: Callable[[], object]) -> list[Any]:
-    """What each rank's `action` returned, in rank order; an error of one is raised on all."""
-    try:
-        report = {"result": action()}
-    except FalajError as exc:
-        report = {"error": f"{type(exc).__name__}: {exc}"}
-    reports: list[Any] = ranks.gather_values(report)
-    for rank, of_rank in enumerate(reports):
-        if "error" in of_rank:
-            raise StorageError(f"the checkpoint of rank {rank} failed: {of_rank['error']}")
-    return [of_rank["result"] for of_rank in reports]

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tasks.kernel.errors import FalajError
-from tasks.training.checkpoints.state import State, to_host
-from tasks.training.checkpoints.store import NUM_KEPT, CheckpointRef, CheckpointStore
+from tasks.training.checkpoints.store import NUM_KEPT, CheckpointStore, to_host
+from tasks.training.strategies.base import State
 
 LOGGER = logging.getLogger(__name__)
 # A tenth of a busy core's time: enough to come to an end, and no thread of training waits for it.
@@ -74,10 +74,6 @@ class CheckpointWriter:
         """True where the last `save` is `every_s` ago: time for one within the epoch."""
         return time.monotonic() - self._saved_at >= self._every_s
 
-    def note_saved(self) -> None:
-        """Count from now until the next is due: all ranks have written one together."""
-        self._saved_at = time.monotonic()
-
     def save(
         self,
         epoch: int,
@@ -98,13 +94,13 @@ class CheckpointWriter:
             TransientError: the store did not answer.
             TrainingError: a state holds what a checkpoint cannot hold.
         """
-        self.note_saved()
+        self._saved_at = time.monotonic()
         if step and self._last and not self._last.done():
             LOGGER.debug("epoch %d, step %d: the checkpoint before is still written", epoch, step)
             return
         self._wait()
         host_state = to_host(state, copy=self._asynchronous)
-        arguments = CheckpointRef.new(epoch, step), host_state, then
+        arguments = epoch, step, host_state, then
         if self._asynchronous:
             self._last = self._executor.submit(self._write, *arguments)
         else:
@@ -125,9 +121,9 @@ class CheckpointWriter:
         if last:
             last.result()
 
-    def _write(self, ref: CheckpointRef, state: State, then: Callable[[], None] | None) -> None:
+    def _write(self, epoch: int, step: int, state: State, then: Callable[[], None] | None) -> None:
         self._store.prune(self._num_kept)  # what a killed writer left takes no space
-        self._store.finish(ref, [self._store.write_file(ref, state)])
+        ref = self._store.save(epoch, step, state)
         LOGGER.debug("checkpoint %s was written", ref)
         if then:
             then()

@@ -21,7 +21,7 @@ from tasks.contracts.training import ModelCompression, StartingPoint
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.training.checkpoints.state import serialized
+from tasks.training.checkpoints.store import serialized
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 

@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
-from tasks.training.strategies.base import Cut
 
 MAX_PROGRAM_ROWS = 65536
 
@@ -129,22 +128,6 @@ class TabularNetwork(nn.Module):
             for column, table in enumerate(self.tables)
         ]
         return torch.cat([*tables, *self.numbers(numeric)], dim=1)
-
-    def tensor_parallel_plan(self) -> dict[str, Cut]:
-        """How the perceptron is cut over ranks; see `TensorParallel`.
-
-        Layers are cut in pairs, one by its outputs and the next by its inputs; embeddings, and a
-        layer without a partner, stay whole.
-        """
-        linear = [n for n, layer in enumerate(self.perceptron) if isinstance(layer, nn.Linear)]
-        plan: dict[str, Cut] = {}
-        for first, second in zip(linear[::2], linear[1::2], strict=False):
-            plan[f"perceptron.{first}"] = "outputs"
-            plan[f"perceptron.{second}"] = "inputs"
-            for between in range(first + 1, second):
-                if isinstance(self.perceptron[between], nn.Dropout):
-                    plan[f"perceptron.{between}"] = "units"
-        return plan
 
 
 def embedding_size(table_rows: int, config: TrainingConfig) -> int:

@@ -17,13 +17,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError
 from tasks.kernel.files import write_atomically
-from tasks.training.checkpoints.state import serialized
-from tasks.training.checkpoints.store import CheckpointStore, agreed_newest, save_by_ranks
+from tasks.training.checkpoints.store import CheckpointStore, agreed_newest, serialized
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.core.objective import Objective, labels_of, objective_of
@@ -109,12 +107,9 @@ class TrainingSession:
         self._progress = ProgressReporter(self._run, exchange.rank)
         self._clock = self._open.enter_context(StepClock(self._run.path, exchange.rank))
         self._progress.enter("reading rows")
-        sharing = self._config.strategy.ranks_per_replica
         self._sources = open_sources(
             self._job,
             exchange,
-            rank=exchange.rank // sharing,
-            size=exchange.size // sharing,
             folder=self._run.rows,
             on_progress=self._progress.step,
         )
@@ -163,10 +158,7 @@ class TrainingSession:
 
     def snapshot(self) -> State:
         """All that is needed to go on from between two steps; tensors may be the live ones."""
-        return self._described(self._strategy.state())
-
-    def _described(self, trained: State) -> State:
-        """The strategy's state, and where training is. Collective."""
+        trained = self._strategy.state()
         self._add_own_loss()
         return {
             "epoch": len(self._history),
@@ -288,9 +280,9 @@ class TrainingSession:
 
     def _train_on(self, batch: Batch, epoch: int) -> None:
         step = epoch * self._sources.plan.num_steps + self._step
-        # Seeded anew for every step and replica: a run that was cut off anywhere draws what an
-        # unbroken one would have, and ranks that share a replica draw the same.
-        torch.manual_seed(self._config.seed + 1_000_003 * step + 7_919 * self._strategy.data_rank)
+        # Seeded anew for every step and rank: a run that was cut off anywhere draws what an
+        # unbroken one would have.
+        torch.manual_seed(self._config.seed + 1_000_003 * step + 7_919 * self._ranks.rank)
         sent_bytes = self._strategy.wire_bytes
         rate = self._rate(step)
         self._own_loss += self._strategy.train_step(batch, self._rows_per_step, rate).cpu()
@@ -309,13 +301,8 @@ class TrainingSession:
 
     def _add_own_loss(self) -> None:
         """Bring the loss of the steps since the last time together. Collective."""
-        self._loss_sum += float(self._summed(np.array([self._own_loss.item()]))[0])
+        self._loss_sum += float(self._ranks.sum(np.array([self._own_loss.item()]))[0])
         self._own_loss.zero_()
-
-    def _summed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sums over all replicas; ranks that share one have seen the same rows."""
-        sharing = self._ranks.size // self._strategy.data_size
-        return self._ranks.sum(values) / sharing
 
     # The end of an epoch
 
@@ -330,7 +317,7 @@ class TrainingSession:
             totals[:-2] += self._objective.totals(outputs, labels)
             totals[-2:] += (losses.double().sum().item(), block.num_rows)
             self._progress.step()
-        totals = self._summed(totals)
+        totals = self._ranks.sum(totals)
         return float(totals[-2] / totals[-1]), self._objective.quality(totals[:-2])
 
     def _blocks_in_step(self) -> Iterator[Batch]:
@@ -399,23 +386,11 @@ class TrainingSession:
 
     def _save(self) -> None:
         """Write a checkpoint, and report the epochs in it once it is complete."""
-        if self._strategy.is_cut:
-            self._save_together()
-            return
         state = self.snapshot()
         if self._ranks.rank == 0:
             report = partial(self._run.rewrite_epochs, list(self._history))
             with self._clock.phase("checkpoint"):
                 self._writer.save(state["epoch"], state["step"], state, then=report)
-
-    def _save_together(self) -> None:
-        """Each rank writes the part of the network that it holds, and waits for the others."""
-        state = self._described(self._strategy.own_state())
-        with self._clock.phase("checkpoint"):
-            where = state["epoch"], state["step"]
-            save_by_ranks(self._store, self._ranks, *where, state)
-        self._writer.note_saved()
-        self._report_epochs()
 
     def _report_epochs(self) -> None:
         if self._ranks.rank == 0:

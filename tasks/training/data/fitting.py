@@ -35,9 +35,7 @@ def total_facts(store: RowStore, columns: DatasetSchema) -> RowFacts:
     return total
 
 
-def fit_on_all_ranks(
-    job: TrainingJob, store: RowStore, ranks: Communicator, *, counts: bool
-) -> Preprocessing:
+def fit_on_all_ranks(job: TrainingJob, store: RowStore, ranks: Communicator) -> Preprocessing:
     """Fit vocabularies on all training rows and bins on a seeded sample of them. Collective.
 
     Every rank brings counts and a sample of its own shards and fits on what all brought, so that
@@ -47,14 +45,13 @@ def fit_on_all_ranks(
         job: columns and configuration.
         store: this rank's training rows.
         ranks: all ranks.
-        counts: False on a rank whose rows another one brings: they share a replica.
 
     Raises:
         DataContractError: two categories of one column share a code, or all labels are equal.
     """
     columns, config = job.columns, job.config
-    facts = total_facts(store, columns) if counts else RowFacts.none_of(columns)
-    sample = sample_numbers(store, config.num_shards, config.seed, counts=counts)
+    facts = total_facts(store, columns)
+    sample = sample_numbers(store, config.num_shards, config.seed)
     of_each = cast(list[dict[str, dict[str, int]]], ranks.gather_values(facts.category_counts))
     merged: dict[str, Counter[str]] = {name: Counter() for name in columns.categorical}
     for of_names in of_each:
@@ -103,11 +100,11 @@ def label_moments(facts: RowFacts, ranks: Communicator) -> tuple[int, float, flo
     return int(num_rows), mean, float(ranks.sum(np.array([own]))[0])
 
 
-def sample_numbers(store: RowStore, num_shards: int, seed: int, *, counts: bool) -> Float32Array:
+def sample_numbers(store: RowStore, num_shards: int, seed: int) -> Float32Array:
     """Numbers of equally many random rows of each shard, the same for any number of ranks."""
     layout, wanted = store.layout, -(-MAX_SAMPLE_ROWS // num_shards)
     sample = [np.empty((0, layout.num_numeric), dtype=np.float32)]
-    for shard, facts in store.facts.items() if counts else ():
+    for shard, facts in store.facts.items():
         generator = np.random.default_rng((seed, shard))
         rows = generator.choice(facts.num_rows, min(facts.num_rows, wanted), replace=False)
         rows.sort()

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import DataContractError
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.core.schedule import StepPlan
 from tasks.training.data.config import PIECE_ROWS
-from tasks.training.data.decode import RowFacts, SnapshotFile
+from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.fitting import fit_on_all_ranks, label_moments, total_facts
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.data.source import RowSource, Shuffle
@@ -45,8 +44,6 @@ class Sources:
 def open_sources(
     job: TrainingJob,
     ranks: Communicator,
-    rank: int,
-    size: int,
     folder: Path,
     on_progress: Callable[[], None],
 ) -> Sources:
@@ -57,9 +54,7 @@ def open_sources(
 
     Args:
         job: snapshot, windows and configuration.
-        ranks: all ranks, also those that share a replica.
-        rank: which part of the data this rank reads; ranks that share a replica read the same.
-        size: parts that the data is cut into; rank r holds the shards with shard % size == r.
+        ranks: all ranks; rank r of n holds the shards with shard % n == r.
         folder: on this host's local disk; takes decoded rows.
         on_progress: called after each row group.
 
@@ -71,18 +66,16 @@ def open_sources(
     snapshot = SnapshotFile(
         job.snapshot_path, job.columns, config.num_shards, is_distilled=job.distillation is not None
     )
-    shards = range(rank, config.num_shards, size)
+    shards = range(ranks.rank, config.num_shards, ranks.size)
     training, validation = (
         RowStore(folder, snapshot, window, shards, on_progress)
         for window in (splits.train, splits.validation)
     )
     snapshot.close()
-    # Of ranks that share a replica one counts its rows.
-    counts = cast(list[int], ranks.gather_values(rank)).index(rank) == ranks.rank
-    num_rows = _check_labels(training, job, splits.train, ranks, counts)
-    _check_labels(validation, job, splits.validation, ranks, counts)
+    num_rows = _check_labels(training, job, splits.train, ranks)
+    _check_labels(validation, job, splits.validation, ranks)
     _check_shards(training, job)
-    preprocessing = fit_on_all_ranks(job, training, ranks, counts=counts)
+    preprocessing = fit_on_all_ranks(job, training, ranks)
     smallest = min((facts.num_rows for facts in training.facts.values()), default=NO_SHARD)
     plan = StepPlan.of(ranks.minimum(smallest), config)
     # Nothing that depends on the ranks decides which rows a step takes.
@@ -91,9 +84,9 @@ def open_sources(
     if not shards:
         LOGGER.warning(
             "holds no rows: part %d of %d gets none of the shards. It takes part in every step "
-            "all the same; lower num_ranks or raise num_shards",
-            rank,
-            size,
+            "all the same; lower launch.ranks or raise num_shards",
+            ranks.rank,
+            ranks.size,
         )
     # A thread reads ahead where the rank's core is free while the GPU works.
     on_gpu = config.device == "cuda"
@@ -106,10 +99,10 @@ def open_sources(
 
 
 def _check_labels(
-    store: RowStore, job: TrainingJob, window: TimeWindow, ranks: Communicator, counts: bool
+    store: RowStore, job: TrainingJob, window: TimeWindow, ranks: Communicator
 ) -> int:
     """Rows of a window over all ranks; refuse a window whose labels are all equal. Collective."""
-    facts = total_facts(store, job.columns) if counts else RowFacts.none_of(job.columns)
+    facts = total_facts(store, job.columns)
     num_rows, mean, squares = label_moments(facts, ranks)
     if squares <= 0:
         name = "training" if window == job.splits.train else "validation"

@@ -18,8 +18,8 @@ class LaunchConfig(BaseModel):
 
     ranks: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
         default="auto",
-        description="Ranks (processes). `auto`: one, or as many as share a network that the "
-        "strategy cuts. Another number makes another model, so no host and no load chooses it.",
+        description="Ranks (processes); `auto` is one. Another number makes another model, so "
+        "neither host nor load chooses it.",
     )
     threads_per_rank: Auto | Annotated[int, Field(ge=1, le=1024)] = Field(
         default="auto",

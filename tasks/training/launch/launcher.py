@@ -14,7 +14,7 @@ from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.training.checkpoints.access import access_handed_over
+from tasks.training.checkpoints.location import access_handed_over
 from tasks.training.checkpoints.store import open_store
 from tasks.training.compression.distillation import write_distillation_targets
 from tasks.training.config import ONLY_MEASURES, TrainingConfig

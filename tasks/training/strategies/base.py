@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ RowLosses = Callable[[Tensor, Tensor], Tensor]
 
 OptimizerBuilder = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters to the optimizer that steps them."""
-
-Cut = Literal["outputs", "inputs", "units"]
-"""How a module is cut: a linear layer by outputs or by inputs, a dropout by the units it meets."""
 
 
 @dataclass(frozen=True)

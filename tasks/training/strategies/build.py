@@ -18,7 +18,6 @@ STRATEGIES = {
     "horovod": "tasks.training.strategies.data_parallel:HorovodStrategy",
     "ddp": "tasks.training.strategies.data_parallel:DdpStrategy",
     "fsdp": "tasks.training.strategies.sharded:FsdpStrategy",
-    "tensor-parallel": "tasks.training.strategies.tensor_parallel:TensorParallel",
     "local-sgd": "tasks.training.strategies.local_sgd:LocalSgd",
     "asynchronous": "tasks.training.strategies.local_sgd:AsynchronousSgd",
 }

@@ -6,14 +6,11 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import field_title, retired
 
-StrategyName = Literal["horovod", "ddp", "fsdp", "tensor-parallel"]
+StrategyName = Literal["horovod", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "powersgd"]
-
-# Every rank holds the whole network, so its gradients can be compressed or its steps be local.
-WHOLE_REPLICA = ("horovod", "ddp")
 
 
 class StrategyConfig(BaseModel):
@@ -24,8 +21,7 @@ class StrategyConfig(BaseModel):
     name: StrategyName = Field(
         default="horovod",
         description="`horovod`, `ddp` (torch.distributed): a whole replica on each rank. `fsdp`: "
-        "weights and optimizer state cut over the ranks. `tensor-parallel`: layers cut over ranks "
-        "that share a replica.",
+        "weights and optimizer state cut over the ranks.",
     )
     precision: Precision = Field(
         default="fp32",
@@ -68,33 +64,23 @@ class StrategyConfig(BaseModel):
         "computed: averages come one round late, and a rank waits only for one that is a whole "
         "round behind. Results do not depend on how fast ranks are.",
     )
-    tensor_parallel_size: int = Field(
-        default=1, ge=1, le=64, description="Ranks that share one replica, layer by layer."
-    )
+
+    _retired = retired("tensor_parallel_size")
 
     @property
     def engine(self) -> Literal["horovod", "torch"]:
         """The library that carries the ranks' exchanges; the launcher prepares ranks for it."""
         return "horovod" if self.name == "horovod" else "torch"
 
-    @property
-    def ranks_per_replica(self) -> int:
-        """Ranks that read the same rows, because they share one replica of the network."""
-        return self.tensor_parallel_size
-
     @model_validator(mode="after")
     def _belongs_to_the_strategy(self) -> Self:
-        for field, default, strategies in (
-            ("gradient_compression", "none", WHOLE_REPLICA),
-            ("local_steps", 1, WHOLE_REPLICA),
-            ("asynchronous", False, WHOLE_REPLICA),
-            ("compile", False, WHOLE_REPLICA),
-            ("tensor_parallel_size", 1, ("tensor-parallel",)),
-        ):
-            if getattr(self, field) != default and self.name not in strategies:
+        """Only a rank that holds the whole network can compress gradients or step alone."""
+        for field in ("gradient_compression", "local_steps", "asynchronous", "compile"):
+            value = getattr(self, field)
+            if self.name == "fsdp" and value != type(self).model_fields[field].default:
                 raise ValueError(
-                    f"{field}={getattr(self, field)} is for {' and '.join(strategies)} alone, but "
-                    f"name={self.name!r}; leave {field} out or choose one of them"
+                    f"{field}={value} is for horovod and ddp alone, but name='fsdp'; leave {field} "
+                    "out or choose one of them"
                 )
         return self
 

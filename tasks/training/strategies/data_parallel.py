@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, cast
 
@@ -33,7 +33,6 @@ from tasks.training.strategies.base import (
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import gradient_sum
 from tasks.training.strategies.optimizer import (
-    Describe,
     FlatGradients,
     LossScale,
     NamedOptimizer,
@@ -65,8 +64,6 @@ class Strategy:
         device: where the network is put.
     """
 
-    is_cut: ClassVar[bool] = False
-    """True where ranks hold parts of the network, and each writes its own into a checkpoint."""
     _empty_parts_count: ClassVar[bool] = False
     """True where a backward pass is a collective, so that no rank may leave one out."""
 
@@ -88,16 +85,14 @@ class Strategy:
         self.ranks = ranks
         self.device = device
         self.network = network
-        self.data_rank, self.data_size = ranks.rank, ranks.size
-        """Which part of the data this rank reads, of how many: one for each replica."""
         self.wire_bytes = 0
         """Bytes of gradients and weights that this rank has sent, as far as the strategy sees."""
         self._row_losses = row_losses
         self._scale = LossScale.of(config.precision)
         ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
-        self._place()
+        self.network.to(device)
         self._prepare()
-        self._optimizer = NamedOptimizer(build_optimizer, self._stepped_parameters())
+        self._optimizer = NamedOptimizer(build_optimizer, self.network.named_parameters())
 
     @property
     def num_skipped_steps(self) -> int:
@@ -106,19 +101,11 @@ class Strategy:
 
     # What a subclass defines
 
-    def _place(self) -> None:
-        """Put on the device what this rank computes; called once, before `_prepare`."""
-        self.network.to(self.device)
-
     def _prepare(self) -> None:
         """Wrap or cut the network, which is on the device; called once, before the optimizer."""
 
-    def _stepped_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """What the optimizer of this rank steps, by the names of the whole network."""
-        return self.network.named_parameters()
-
     def _held_state(self) -> Mapping[str, Tensor]:
-        """What this rank holds of the network's state, by the names of the whole network."""
+        """What this rank holds of the network's state."""
         return cast(Mapping[str, Tensor], self.network.state_dict())
 
     def _forward(self, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -263,17 +250,9 @@ class Strategy:
         tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
         alone (a gradient scaler, error feedback) is under `strategy`.
         """
-        return self._described(self._to_plain)
-
-    def own_state(self) -> State:
-        """As `state`, but of what is cut over ranks the `TensorRows` that this rank holds."""
-        return self.state()
-
-    def _described(self, describe: Describe) -> State:
-        """The state with what `describe` makes of each tensor that may be a part."""
-        network = {name: on_host(describe(name, v)) for name, v in self._held_state().items()}
+        network = {n: on_host(self._to_plain(n, v)) for n, v in self._held_state().items()}
         scaler = self._scale.state() if self.config.precision == "fp16" else {}
-        optimizer = self._optimizer.state(describe)
+        optimizer = self._optimizer.state(self._to_plain)
         return {"network": network, "optimizer": optimizer, "strategy": scaler}
 
     @contextmanager

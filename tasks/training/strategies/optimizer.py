@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.checkpoints.state import TensorRows
 from tasks.training.strategies.base import OptimizerBuilder, State
 from tasks.training.strategies.config import Precision
 
-Describe = Callable[[str, Tensor], Tensor | TensorRows]
-"""(parameter's name, tensor of its shape as a rank holds it) to how a state has it."""
-FromPlain = Callable[[str, Tensor], Tensor]
-"""(parameter's name, whole tensor of its shape) to what this rank holds of it."""
+OfParameter = Callable[[str, Tensor], Tensor]
+"""(parameter's name, tensor of its shape): makes a whole tensor of what a rank holds, or cuts what
+a rank holds out of a whole one."""
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GROWTH_STEPS = 2000
@@ -34,12 +32,9 @@ def as_it_is(_: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def on_host(described: Tensor | TensorRows) -> Tensor | TensorRows:
+def on_host(tensor: Tensor) -> Tensor:
     """A copy in host memory."""
-    if isinstance(described, TensorRows):
-        rows = described.values.detach().cpu().clone()
-        return TensorRows(rows, described.first_row, described.num_rows)
-    return described.detach().cpu().clone()
+    return tensor.detach().cpu().clone()
 
 
 class FlatGradients:
@@ -104,21 +99,21 @@ class NamedOptimizer:
         """What this rank holds of state with a parameter's shape, such as Adam's moments."""
         return [value for parameter, _, value in self._entries() if _has_shape(parameter, value)]
 
-    def state(self, describe: Describe = as_it_is) -> State:
+    def state(self, to_plain: OfParameter = as_it_is) -> State:
         """Maps "name/field" to tensors and numbers on the CPU; copies.
 
         Args:
-            describe: what a state holds for a tensor of a parameter's shape.
+            to_plain: makes a tensor of a parameter's shape whole.
         """
         plain: State = {}
         for parameter, field, value in self._entries():
             name = self._names[id(parameter)]
             if isinstance(value, Tensor):
-                value = on_host(describe(name, value) if _has_shape(parameter, value) else value)
+                value = on_host(to_plain(name, value) if _has_shape(parameter, value) else value)
             plain[f"{name}/{field}"] = value
         return plain
 
-    def load(self, plain: State, from_plain: FromPlain = as_it_is) -> None:
+    def load(self, plain: State, from_plain: OfParameter = as_it_is) -> None:
         """Take over what `state` gave, of any strategy.
 
         Args:

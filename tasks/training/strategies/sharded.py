@@ -15,10 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from tasks.training.checkpoints.state import TensorRows
-from tasks.training.strategies.base import State
 from tasks.training.strategies.data_parallel import Strategy
 
 
@@ -37,11 +34,9 @@ class _Root(nn.Module):
 class FsdpStrategy(Strategy):
     """Every backward and evaluation is a collective: ranks without rows take part with none.
 
-    `state` and `load` take whole tensors, so a rank's host memory must hold the network once;
-    into a checkpoint each rank writes the rows that it holds.
+    `state` and `load` take whole tensors, so a rank's host memory must hold the network once.
     """
 
-    is_cut: ClassVar[bool] = True
     _empty_parts_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
@@ -90,18 +85,6 @@ class FsdpStrategy(Strategy):
 
     def _to_plain(self, name: str, part: Tensor) -> Tensor:
         return part.full_tensor() if isinstance(part, DTensor) else part
-
-    def own_state(self) -> State:
-        """See `Strategy.own_state`."""
-        return self._described(self._own_rows)
-
-    def _own_rows(self, name: str, part: Tensor) -> Tensor | TensorRows:
-        if not isinstance(part, DTensor):
-            return part
-        _, offset = compute_local_shape_and_global_offset(
-            part.shape, part.device_mesh, part.placements
-        )
-        return TensorRows(part.to_local(), offset[0], part.shape[0])
 
     def _from_plain(self, name: str, whole: Tensor) -> Tensor:
         held = self._parts.get(name)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.checkpoints.store import save_by_ranks
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.data_parallel import Strategy
@@ -34,7 +33,6 @@ from tests.support.ranks.strategy_cases import (
     share_of,
     strategy_config,
 )
-from tests.support.training.states import assert_equal, store_in
 
 
 def main(folder: Path, device: str, names: list[str]) -> None:
@@ -50,7 +48,7 @@ def main(folder: Path, device: str, names: list[str]) -> None:
         ranks.run(CASES[name])
     ranks.interchange([CASES[name] for name in names if CASES[name].exchanges_states])
     ranks.check_exchanges()
-    ranks.break_gradients(["horovod", "ddp", "fsdp", "tensor-parallel"])
+    ranks.break_gradients(["horovod", "ddp", "fsdp"])
     ranks.close()
 
 
@@ -76,11 +74,10 @@ class Ranks:
         curve = []
         for step in steps:
             batch = global_batch(step)
-            share = share_of(batch, step, strategy.data_rank, strategy.data_size)
+            share = share_of(batch, step, strategy.ranks.rank, self._size)
             own = strategy.train_step(share, batch.num_rows, LEARNING_RATE).item()
             total = self._exchanges["torch"].sum(np.array([own]))[0]
-            copies = self._size // strategy.data_size
-            curve.append(float(total) / copies / batch.num_rows)
+            curve.append(float(total) / batch.num_rows)
         return curve
 
     def run(self, case: Case) -> None:
@@ -97,25 +94,14 @@ class Ranks:
                 halved = strategy.evaluate(global_batch(0).inputs).tolist()
         curve += self._train(strategy, range(HALF, NUM_STEPS))
         self._save(f"{case.name}-end", strategy.state())
-        if strategy.is_cut:
-            self._check_parts(case, strategy)
         batch = global_batch(0)
         self._seen[case.name] = {
             "curve": curve,
             "checksum": strategy.checksum(),
             "outputs": strategy.evaluate(batch.inputs).tolist(),
             "halved": halved,
-            "moment_bytes": sum(t.nbytes for t in strategy._optimizer.tensors()),
-            "data": [strategy.data_rank, strategy.data_size],
             "wire_bytes": strategy.wire_bytes,
         }
-
-    def _check_parts(self, case: Case, strategy: Strategy) -> None:
-        """What the ranks write of a checkpoint, each its own, makes the whole state."""
-        exchange = self._exchanges[case.config.engine]
-        store = store_in(self._folder / f"{case.name} own of {self._size}")
-        ref = save_by_ranks(store, exchange, 0, 1, strategy.own_state(), num_kept=1)
-        assert_equal(store.load(ref), strategy.state())
 
     def interchange(self, cases: list[Case]) -> None:
         """Go on from every state that is there, of any strategy and world size."""
@@ -133,12 +119,12 @@ class Ranks:
 
     def break_gradients(self, names: list[str]) -> None:
         """A value of the last rank's rows is infinite; then no step may change a weight."""
-        for name in names if self._size in CASES["tensor-parallel"].sizes else names[:-1]:
+        for name in names:
             strategy = self._build(CASES[name], seed=1)
             before = strategy.checksum()
             batch = global_batch(0)
-            share = share_of(batch, 0, strategy.data_rank, strategy.data_size)
-            if strategy.data_rank == strategy.data_size - 1:
+            share = share_of(batch, 0, strategy.ranks.rank, self._size)
+            if strategy.ranks.rank == self._size - 1:
                 share = broken(batch)
             try:
                 strategy.train_step(share, batch.num_rows, LEARNING_RATE)

@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 from pydantic import SecretStr
 
-from tasks.training.checkpoints.access import S3Access
-from tasks.training.checkpoints.location import Location, S3Location
-from tasks.training.checkpoints.state import State
+from tasks.training.checkpoints.location import Location, S3Access, S3Location
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.strategies.base import State
 
 PR_SET_PDEATHSIG = 1
 ROWS = 60_000

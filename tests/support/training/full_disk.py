@@ -29,7 +29,7 @@ def main(folder: str) -> None:
     newest = store.newest()
     assert newest
     whole = {path.parent for path in Path(folder).glob(f"*/{MANIFEST_NAME}")}
-    left = [path for path in Path(folder).rglob("rank-*") if path.parent not in whole]
+    left = [path for path in Path(folder).rglob("state.pt*") if path.parent not in whole]
     store.prune(1)
     store.save(epoch, 0, state_of(epoch))  # there is space again
     seen = {

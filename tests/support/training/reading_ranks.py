@@ -61,15 +61,8 @@ def job(
     return TrainingJob(snapshot_path=path, columns=COLUMNS, splits=splits(), config=config)
 
 
-def opened(work: TrainingJob, folder: Path, size: int, ranks_per_replica: int = 1) -> list[Sources]:
+def opened(work: TrainingJob, folder: Path, size: int) -> list[Sources]:
     def open_rank(ranks: ThreadCommunicator) -> Sources:
-        return open_sources(
-            work,
-            ranks,
-            rank=ranks.rank // ranks_per_replica,
-            size=size // ranks_per_replica,
-            folder=folder / "rows",
-            on_progress=lambda: None,
-        )
+        return open_sources(work, ranks, folder=folder / "rows", on_progress=lambda: None)
 
     return on_threads(size, open_rank)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tasks.training.checkpoints.location import Location
-from tasks.training.checkpoints.state import State
 from tasks.training.checkpoints.store import CheckpointRef, CheckpointStore
+from tasks.training.strategies.base import State
 
 
 def store_in(folder: Path) -> CheckpointStore:
@@ -58,8 +58,8 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def files_of(store_folder: Path, ref: CheckpointRef) -> list[Path]:
-    """The ranks' files of a checkpoint."""
-    return sorted((store_folder / ref.name).glob("rank-*.pt"))
+    """The state of a checkpoint, beside its manifest."""
+    return sorted((store_folder / ref.name).glob("state.pt"))
 
 
 def flip_a_bit(path: Path) -> None:

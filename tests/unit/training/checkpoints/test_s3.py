@@ -14,12 +14,17 @@ from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
 from tasks.training.checkpoints import location
-from tasks.training.checkpoints.access import FILE_NAME, S3Access, access_handed_over, read_access
 from tasks.training.checkpoints.config import CheckpointConfig
-from tasks.training.checkpoints.location import S3Location
+from tasks.training.checkpoints.location import (
+    FILE_NAME,
+    S3Access,
+    S3Location,
+    access_handed_over,
+    read_access,
+)
 from tasks.training.checkpoints.store import (
     MANIFEST_NAME,
-    CheckpointRef,
+    STATE_NAME,
     CheckpointStore,
     open_store,
 )
@@ -85,7 +90,7 @@ def test_a_damaged_one_is_passed_over_and_what_a_killed_writer_left_goes(
     damage: str, store: CheckpointStore, s3: S3FileSystem, prefix: str, endpoint: str
 ) -> None:
     whole, damaged = (store.save(epoch, 0, state_after(epoch)) for epoch in (1, 2))
-    name = MANIFEST_NAME if damage == "no manifest" else "rank-00000.pt"
+    name = MANIFEST_NAME if damage == "no manifest" else STATE_NAME
     path = f"{prefix}/{damaged.name}/{name}"
     if damage == "flipped":
         with s3.open_output_stream(path) as stream:
@@ -122,12 +127,6 @@ def test_a_server_that_dies_costs_the_checkpoint_that_is_written(
         writer.save(1, 0, state_after(1))
         with pytest.raises(TransientError, match="a new attempt resumes from the newest complete"):
             writer.close()
-
-
-def test_an_upload_without_its_manifest_never_counts(store: CheckpointStore) -> None:
-    whole = store.save(1, 0, state_after(1))
-    store.write_file(CheckpointRef.new(2, 0), state_after(2))
-    assert store.newest() == whole
 
 
 def test_a_run_finds_its_store_by_a_file_that_is_the_owners_alone_and_gone_in_the_end(

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from torch import Tensor
 
 from tasks.kernel.errors import ArtifactError, StorageError, TrainingError
 from tasks.training.checkpoints.config import CheckpointConfig
-from tasks.training.checkpoints.state import (
-    TensorRows,
+from tasks.training.checkpoints.store import (
+    MANIFEST_NAME,
+    STATE_NAME,
+    CheckpointRef,
     checked,
     deserialized,
-    joined,
-    own_rows,
+    open_store,
     to_host,
 )
-from tasks.training.checkpoints.store import MANIFEST_NAME, CheckpointRef, open_store
 from tests.support.training.states import (
     assert_equal,
     files_of,
@@ -68,35 +67,12 @@ def containers(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
-def on_host(state: dict[str, Any]) -> dict[str, Any]:
-    return dict(to_host(state, copy=False))
-
-
 STATES = st.dictionaries(NAMES, st.recursive(PLAIN | tensors(), containers, max_leaves=12))
 
 
 @given(STATES)
 def test_any_state_comes_back_to_the_last_bit(state: dict[str, Any]) -> None:
     assert_equal(deserialized(checked(to_host(state, copy=True))), state)
-
-
-@given(tensors(), st.lists(st.integers(0, 7), max_size=4))
-def test_rows_that_ranks_write_apart_make_the_whole_tensor(tensor: Tensor, cuts: list[int]) -> None:
-    whole = tensor.reshape(-1, 1) if not tensor.ndim else tensor
-    bounds = sorted(min(cut, len(whole)) for cut in [0, *cuts, len(whole)])
-    of_ranks = [
-        on_host({"a": {"w": TensorRows(whole[first:last], first, len(whole))}, "rank": rank})
-        for rank, (first, last) in enumerate(pairwise(bounds))
-    ]
-    rows = [of_ranks[0], *map(own_rows, of_ranks[1:])]
-    assert_equal(joined(rows), {"a": {"w": whole}, "rank": 0})
-
-
-@pytest.mark.parametrize(("first", "num_rows"), [(1, 4), (3, 5), (2, 5)])
-def test_rows_that_make_no_whole_are_refused(first: int, num_rows: int) -> None:
-    of_ranks = [{"w": TensorRows(torch.ones(2, 3), row, num_rows)} for row in (0, first)]
-    with pytest.raises(ArtifactError):
-        joined([on_host(of_rank) for of_rank in of_ranks])
 
 
 def test_a_state_comes_back_and_the_newest_is_the_one_that_training_is_furthest_in(
@@ -147,7 +123,7 @@ def lengthen(path: Path) -> None:
         stream.write(b"\0")
 
 
-@pytest.mark.parametrize("name", [MANIFEST_NAME, "rank-00000.pt"])
+@pytest.mark.parametrize("name", [MANIFEST_NAME, STATE_NAME])
 @pytest.mark.parametrize("damage", [truncate, lengthen, flip_a_bit, Path.unlink])
 def test_a_damaged_checkpoint_is_passed_over(
     damage: Callable[[Path], None], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -187,7 +163,7 @@ def test_foreign_files_and_other_formats_are_passed_over_and_left_alone(
     (newer / MANIFEST_NAME).write_text(json.dumps({"format": 1, "sha256": "", "content": {}}))
     assert store_in(tmp_path).newest() == whole
     assert "notes.txt" in caplog.text
-    assert "its format is 1, expected 2" in caplog.text
+    assert "its format is 1, expected 3" in caplog.text
     store.prune(1)
     assert {path.name for path in tmp_path.iterdir()} == {whole.name, "notes.txt", "folder"}
     store.clear()
@@ -206,7 +182,7 @@ def test_pruning_keeps_the_newest_few_and_never_removes_the_last_complete_one(
     assert [path.name for path in tmp_path.iterdir()] == [refs[1].name]
 
 
-@pytest.mark.parametrize("leftover", ["", ".rank-00000.pt-77-aside", "rank-00000.pt"])
+@pytest.mark.parametrize("leftover", ["", ".state.pt-77-aside", STATE_NAME])
 def test_what_a_killed_writer_left_goes_and_damaged_ones_stay_where_none_is_complete(
     leftover: str, tmp_path: Path
 ) -> None:

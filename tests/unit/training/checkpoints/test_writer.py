@@ -16,9 +16,9 @@ import torch
 from tasks.kernel.errors import StorageError, TrainingError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.checkpoints.location import Location
-from tasks.training.checkpoints.state import State
 from tasks.training.checkpoints.store import MANIFEST_NAME, CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.strategies.base import State
 from tests.support.host.processes import wait_until
 from tests.support.suite.promises import Promise, proves
 from tests.support.training.states import assert_equal, state_after, store_in

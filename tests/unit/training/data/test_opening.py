@@ -45,16 +45,6 @@ def test_the_bins_are_fitted_on_a_sample_where_there_are_many_rows(
     assert not np.array_equal(one.edges[late_rate], whole.preprocessing.edges[late_rate])
 
 
-def test_ranks_that_share_a_replica_read_the_same_rows_and_are_counted_once(
-    tmp_path: Path,
-) -> None:
-    two = opened(job(tmp_path), tmp_path, 2)
-    four = opened(job(tmp_path), tmp_path, 4, ranks_per_replica=2)
-    for rank, sources in enumerate(four):
-        assert_same(sources.preprocessing, two[0].preprocessing)
-        assert sources.training.sizes == two[rank // 2].training.sizes
-
-
 def test_ranks_that_have_changed_find_the_decoded_rows_of_earlier_ones(tmp_path: Path) -> None:
     work = job(tmp_path)
     before = opened(work, tmp_path, 3)

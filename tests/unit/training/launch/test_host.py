@@ -22,7 +22,6 @@ def config(**changes: object) -> TrainingConfig:
         ({}, 1),
         ({"launch": {"ranks": 3}}, 3),
         ({"device": "cuda"}, 1),
-        ({"strategy": {"name": "tensor-parallel", "tensor_parallel_size": 2}}, 2),
     ],
 )
 @pytest.mark.parametrize("num_cores", [1, 2, 64])

@@ -63,7 +63,7 @@ def build(kind: str, ranks: ThreadCommunicator, local_steps: int, optimizer: Any
 
 def train(strategy: Any, steps: range) -> None:
     for step in steps:
-        share = share_of(step, strategy.data_rank, strategy.data_size)
+        share = share_of(step, strategy.ranks.rank, strategy.ranks.size)
         strategy.train_step(share, ROWS, RATE)
 
 

@@ -20,7 +20,6 @@ def config(**fields: object) -> StrategyConfig:
         ({"name": "fsdp", "gradient_compression": "fp16"}, "fp16 is for horovod and ddp alone"),
         ({"name": "fsdp", "local_steps": 4}, "local_steps=4 is for horovod and ddp alone"),
         ({"name": "fsdp", "asynchronous": True}, "asynchronous=True is for horovod and ddp"),
-        ({"tensor_parallel_size": 2}, "is for tensor-parallel alone, but name='horovod'"),
         (
             {"local_steps": 2, "max_gradient_norm": 1.0},
             "max_gradient_norm=1.0 needs the",
@@ -30,7 +29,7 @@ def config(**fields: object) -> StrategyConfig:
             {"asynchronous": True, "gradient_compression": "fp16"},
             "asynchronous ranks average",
         ),
-        ({"name": "tensor-parallel", "compile": True}, "compile=True is for horovod and ddp"),
+        ({"name": "fsdp", "compile": True}, "compile=True is for horovod and ddp"),
         ({"precision": "fp16", "gradient_compression": "powersgd"}, "use precision='bf16' or"),
     ],
 )
