@@ -43,7 +43,6 @@ from tasks.training.strategies.base import Batch, Communicator
 from tasks.training.strategies.build import build_strategy, join
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy
-from tasks.training.strategies.optimizer import SIXTEEN_BITS
 
 NUM_RANKS = 2
 STALL_S = 600
@@ -325,7 +324,7 @@ def timed(strategy: Strategy, batch: Batch, size: int, steps: int) -> float:
 
 def product_seconds(precision: str) -> float:
     """CPU seconds of one matrix product of a layer's size, the best of many."""
-    kind = SIXTEEN_BITS.get(precision, torch.float32)
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, weights = torch.ones(1024, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
     taken = []
     for _ in range(PRODUCTS):

@@ -105,8 +105,6 @@ class RunResult(Contract):
     """Wall seconds of the ranks' work, earlier attempts included up to their last checkpoint."""
     num_ranks: PositiveInt
     """At the end."""
-    num_skipped_steps: NonNegativeInt = 0
-    """Steps left out because an fp16 gradient overflowed."""
     telemetry: TrainingTelemetry | None = None
     """Added by the driver."""
 

@@ -429,7 +429,6 @@ class TrainingSession:
                 num_parameters=sum(p.numel() for p in network.parameters()),
                 seconds=self._seconds(),
                 num_ranks=self._ranks.size,
-                num_skipped_steps=self._strategy.num_skipped_steps,
             )
         )
 

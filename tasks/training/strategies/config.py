@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tasks.contracts.base import field_title, retired
 
 StrategyName = Literal["horovod", "ddp", "fsdp"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16"]
 Compression = Literal["none", "fp16", "powersgd"]
 
 
@@ -26,7 +26,7 @@ class StrategyConfig(BaseModel):
     precision: Precision = Field(
         default="fp32",
         description="Of forward and backward; weights, sums and the optimizer stay in fp32. `bf16` "
-        "pays on CPUs and GPUs that have it, `fp16` (with loss scaling) on GPUs that do not.",
+        "pays on CPUs and GPUs that have it.",
     )
     compile: bool = Field(
         default=False,
@@ -90,18 +90,11 @@ class StrategyConfig(BaseModel):
         needs_gradient = {
             "gradient_compression": self.gradient_compression != "none",
             "max_gradient_norm": self.max_gradient_norm is not None,
-            "precision": self.precision == "fp16",
         }
         asked = [field for field, is_set in needs_gradient.items() if is_set]
         if asked and (self.local_steps > 1 or self.asynchronous):
             raise ValueError(
                 f"{asked[0]}={getattr(self, asked[0])} needs the gradient of all ranks in each "
                 "step, but with local_steps or asynchronous ranks average weights; leave one out"
-            )
-        if self.precision == "fp16" and self.gradient_compression == "powersgd":
-            raise ValueError(
-                "gradient_compression='powersgd' adds what it left out to later steps, whose "
-                "gradients precision='fp16' scales differently; use precision='bf16' or "
-                "gradient_compression='fp16'"
             )
         return self

@@ -12,11 +12,10 @@ ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import ClassVar, cast
+from typing import ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +33,12 @@ from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import gradient_sum
 from tasks.training.strategies.optimizer import (
     FlatGradients,
-    LossScale,
     NamedOptimizer,
     as_it_is,
     autocast,
     on_host,
     ring_bytes,
 )
-
-LOGGER = logging.getLogger(__name__)
 
 
 def _no_phase(_: str) -> AbstractContextManager[object]:
@@ -88,16 +84,10 @@ class Strategy:
         self.wire_bytes = 0
         """Bytes of gradients and weights that this rank has sent, as far as the strategy sees."""
         self._row_losses = row_losses
-        self._scale = LossScale.of(config.precision)
         ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
         self.network.to(device)
         self._prepare()
         self._optimizer = NamedOptimizer(build_optimizer, self.network.named_parameters())
-
-    @property
-    def num_skipped_steps(self) -> int:
-        """Steps that all ranks left out because an fp16 gradient overflowed."""
-        return self._scale.num_skipped
 
     # What a subclass defines
 
@@ -130,11 +120,7 @@ class Strategy:
 
     def _loss_factor(self, global_rows: int) -> float:
         """What a sum of row losses is multiplied with before the backward pass."""
-        return self._scale.factor / max(global_rows, 1)
-
-    def _gradient_factor(self) -> float:
-        """What the summed gradients are to be multiplied with."""
-        return 1.0 / self._scale.factor
+        return 1.0 / max(global_rows, 1)
 
     def _norm(self) -> float:
         """Euclidean norm of the whole gradient, equal on all ranks."""
@@ -175,14 +161,10 @@ class Strategy:
         loss = self._accumulate(on_device, global_rows)
         with self.phase("exchange"):
             self._sum_gradients()
-        norm = self._norm() * self._gradient_factor()
-        if math.isfinite(norm):
-            self._step(norm, learning_rate)
-        elif self._scale.can_fall:
-            self._scale.after_overflow()
-            LOGGER.debug("fp16 overflow: step skipped, loss scale now %g", self._scale.factor)
-        else:
+        norm = self._norm()
+        if not math.isfinite(norm):
             self._name_the_source(on_device)
+        self._step(norm, learning_rate)
         return loss
 
     def _accumulate(self, batch: Batch, global_rows: int) -> Tensor:
@@ -205,15 +187,11 @@ class Strategy:
 
     def _step(self, norm: float, learning_rate: float) -> None:
         limit = self.config.max_gradient_norm
-        factor = self._gradient_factor()
         if limit is not None and norm > limit:
-            factor *= limit / norm
-        if factor != 1.0:
-            torch._foreach_mul_(self._gradients(), factor)
+            torch._foreach_mul_(self._gradients(), limit / norm)
         self._optimizer.step(learning_rate)
-        self._scale.after_step()
 
-    def _name_the_source(self, batch: Batch) -> None:
+    def _name_the_source(self, batch: Batch) -> NoReturn:
         """Name the ranks whose rows break a step; the weights are those from before. Collective."""
         with torch.no_grad():
             losses = self._losses(batch)
@@ -248,12 +226,11 @@ class Strategy:
 
         `network` maps parameter and buffer names to tensors; `optimizer` maps "name/field" to
         tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
-        alone (a gradient scaler, error feedback) is under `strategy`.
+        alone, such as error feedback, is under `strategy`.
         """
         network = {n: on_host(self._to_plain(n, v)) for n, v in self._held_state().items()}
-        scaler = self._scale.state() if self.config.precision == "fp16" else {}
         optimizer = self._optimizer.state(self._to_plain)
-        return {"network": network, "optimizer": optimizer, "strategy": scaler}
+        return {"network": network, "optimizer": optimizer, "strategy": {}}
 
     @contextmanager
     def judged_with(self, weights: State) -> Iterator[None]:
@@ -289,7 +266,6 @@ class Strategy:
             )
         self._put(state["network"])
         self._optimizer.load(state["optimizer"], self._from_plain)
-        self._scale.load(state.get("strategy", {}))
 
     @torch.no_grad()
     def checksum(self) -> list[float]:
@@ -354,16 +330,9 @@ class DdpStrategy(Strategy):
     def _exchanging(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self._wrapped.no_sync()
 
-    # DDP divides by the number of ranks what it sums. In fp16 the loss has no room for that number,
-    # and the gradients are to be multiplied in any case.
-
     def _loss_factor(self, global_rows: int) -> float:
-        before = 1 if self.config.precision == "fp16" else self.ranks.size
-        return super()._loss_factor(global_rows) * before
-
-    def _gradient_factor(self) -> float:
-        after = self.ranks.size if self.config.precision == "fp16" else 1
-        return super()._gradient_factor() * after
+        # DDP divides by the number of ranks what it sums.
+        return super()._loss_factor(global_rows) * self.ranks.size
 
     def _sum_gradients(self) -> None:
         self.wire_bytes += ring_bytes(self._num_bytes, self.ranks.size)

@@ -7,6 +7,7 @@ Distributed Deep Net Training: Computation and Communication Decoupled SGD" (201
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class LocalSgd(HorovodStrategy):
             self._weights_differ = False
             self._num_steps_alone = 0
 
-    def _name_the_source(self, batch: Batch) -> None:
+    def _name_the_source(self, batch: Batch) -> NoReturn:
         # The others know nothing of this rank's gradient, so this is no collective.
         raise TrainingError(
             f"rank {self.ranks.rank}: the gradient of its own {batch.num_rows} rows is NaN or "

@@ -11,12 +11,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from tasks.contracts.telemetry import Diagnosis, Finding, HostTelemetry, RankTelemetry, Setting
 from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.meters import computes_bf16
 from tasks.training.telemetry.step_clock import STEP_PHASES, WARM_UP_STEPS
 
+Kind = Literal["input", "communication", "compute", "memory", "imbalance"]
 INPUT_SHARE = 0.20
 WIRE_SHARE = 0.20
 WAITING_SHARE = 0.15
@@ -109,20 +111,14 @@ def diagnose(ranks: Sequence[RankTelemetry], host: HostTelemetry, job: JobFacts)
         f"computing, {steps.data:.0%} waiting for rows, {steps.wire:.0%} exchanging and "
         f"{steps.waiting:.0%} waiting for other ranks."
     )
-    return Diagnosis(summary=_sentence(summary), findings=tuple(findings))
+    return Diagnosis(summary=summary[0].upper() + summary[1:], findings=tuple(findings))
 
 
 def _finding(
-    kind: str, share: float, evidence: str, advice: str, suggestions: dict[str, Setting]
+    kind: Kind, share: float, evidence: str, advice: str, suggestions: dict[str, Setting]
 ) -> Finding:
-    return Finding.model_validate(
-        {
-            "kind": kind,
-            "share": share,
-            "evidence": evidence,
-            "advice": _sentence(advice),
-            "suggestions": suggestions,
-        }
+    return Finding(
+        kind=kind, share=share, evidence=evidence, advice=advice, suggestions=suggestions
     )
 
 
@@ -132,7 +128,7 @@ def _input_bound(steps: _Steps) -> Finding | None:
     lowest = min(d / s if s else 0.0 for d, s in zip(steps.data_s, whole_s, strict=True))
     if steps.data < INPUT_SHARE or lowest < INPUT_SHARE / 2:
         return None
-    advice = "give the run directory a faster disk, or the host memory that keeps its rows."
+    advice = "Give the run directory a faster disk, or the host memory that keeps its rows."
     evidence = f"Ranks wait for rows {_ms(fmean(steps.data_s))} a step, {steps.data:.0%} of it."
     return _finding("input", steps.data, evidence, advice, {})
 
@@ -149,17 +145,17 @@ def _communication_bound(steps: _Steps) -> Finding | None:
     )
     larger = 2 * config.global_batch_size
     suggestions: dict[str, Setting] = {}
-    advice = f"the batch of {config.global_batch_size} rows cannot grow further."
+    advice = f"The batch of {config.global_batch_size} rows cannot grow further."
     if steps.num_hosts == 1 and config.device == "cpu" and steps.wire >= ONE_PROCESS_SHARE:
         threads = min(job.num_ranks * job.threads_per_rank, job.num_cores)
         suggestions = {"launch.ranks": 1, "launch.threads_per_rank": threads}
-        advice = f"use one rank with {threads} thread(s): one process needs no exchange."
+        advice = f"Use one rank with {threads} thread(s): one process needs no exchange."
     elif steps.num_hosts > 1 and config.strategy.gradient_compression == "none":
         suggestions = {"strategy.gradient_compression": "powersgd"}
-        advice = "set strategy.gradient_compression to powersgd: the network is what limits."
+        advice = "Set strategy.gradient_compression to powersgd: the network is what limits."
     elif larger <= LARGEST_BATCH:
         suggestions = {"global_batch_size": larger}
-        advice = f"raise global_batch_size to {larger}, and see that the quality holds."
+        advice = f"Raise global_batch_size to {larger}, and see that the quality holds."
     return _finding("communication", steps.wire, evidence, advice, suggestions)
 
 
@@ -185,18 +181,18 @@ def _why_slowest(steps: _Steps, slowest: int) -> tuple[str, str, dict[str, Setti
     if job.config.device == "cpu" and cpu[slowest] < STARVED_SHARE * min(1.0, max(cpu)):
         fewer = max(1, job.num_ranks - 1)
         cause = f"Its thread got {cpu[slowest]:.0%} of a core: something else runs there."
-        return cause, f"free its core, or use {fewer} rank(s).", {"launch.ranks": fewer}
+        return cause, f"Free its core, or use {fewer} rank(s).", {"launch.ranks": fewer}
     if _more(steps.data_s, slowest) > _more(steps.work_s, slowest) / 2:
         cause = "Most of it is waiting for rows."
-        return cause, "its disk or its shards are slower to read.", {}
+        return cause, "Its disk or its shards are slower to read.", {}
     rows = _to_others([rank.num_rows / rank.num_steps for rank in steps.ranks], slowest)
     if rows >= UNEVEN - 0.05:
         shards = job.config.num_shards
         even = job.num_ranks * max(1, -(-shards // job.num_ranks))
-        advice = f"set num_shards to {even}, a multiple of the ranks."
+        advice = f"Set num_shards to {even}, a multiple of the ranks."
         cause = f"It has {rows:.2f} times as many rows."
         return cause, advice, {"num_shards": even} if even != shards else {}
-    advice = "its host or device is slower: replace it, or leave it out."
+    advice = "Its host or device is slower: replace it, or leave it out."
     return "It has the same rows and its core to itself.", advice, {}
 
 
@@ -211,7 +207,7 @@ def _short_of_memory(steps: _Steps) -> Finding | None:
         f"Memory is short: a rank reads {faults:.0f} pages a step back from disk, and "
         f"{swapped / 1e6:.0f} MB came back from swap."
     )
-    advice = f"compute a step in smaller parts (strategy.accumulation_steps {parts})."
+    advice = f"Compute a step in smaller parts (strategy.accumulation_steps {parts})."
     suggestions: dict[str, Setting] = {"strategy.accumulation_steps": parts}
     return _finding("memory", steps.compute, evidence, advice, suggestions if parts <= 1024 else {})
 
@@ -234,7 +230,7 @@ def _compute_bound(steps: _Steps) -> Finding | None:
         f"Ranks compute in {steps.compute:.0%} of their steps' time with {job.threads_per_rank} "
         f"thread(s) each; a host has {job.num_cores} core(s)."
     )
-    return _finding("compute", steps.compute, evidence, f"set {changes}.", suggestions)
+    return _finding("compute", steps.compute, evidence, f"Set {changes}.", suggestions)
 
 
 def _steady_steps(rank: RankTelemetry) -> int:
@@ -254,10 +250,6 @@ def _more(values: Sequence[float], one: int) -> float:
 
 def _to_others(values: Sequence[float], one: int) -> float:
     return values[one] / max(values[one] - _more(values, one), 1e-9)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _ms(seconds: float) -> str:

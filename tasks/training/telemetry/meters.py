@@ -1,4 +1,4 @@
-"""What the driver can read of its host: processors, devices, energy, and each rank's processes.
+"""What the driver can read of its host: processors, devices and energy.
 
 Energy and money of a run are metered, else estimated by stated watts, else unknown.
 """
@@ -18,11 +18,9 @@ from tasks.contracts.telemetry import (
     DeviceTelemetry,
     EnergyUse,
     HostTelemetry,
-    RankTelemetry,
     RunCost,
 )
 from tasks.training.telemetry.config import TelemetryConfig
-from tasks.training.telemetry.step_clock import STEP_PHASES, ClockReading
 
 POWERCAP = Path("/sys/class/powercap")
 J_PER_KWH = 3.6e6
@@ -247,9 +245,7 @@ class HostMeter:
     def _processor_s() -> tuple[float, float]:
         """Seconds of all cores since the boot: idle ones, and all."""
         cpu = psutil.cpu_times()
-        idle_s = cpu.idle + cpu.iowait
-        # Time of guests is inside user time already.
-        return idle_s, idle_s + cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq + cpu.steal
+        return cpu.idle + cpu.iowait, sum(cpu[:8])  # time of guests is inside user time already
 
     @staticmethod
     def _counters() -> tuple[int, ...]:
@@ -290,72 +286,6 @@ class HostMeter:
             loopback_bytes=loopback,
             swapped_in_bytes=swapped,
         )
-
-
-@dataclass
-class RankMeter:
-    """One rank: its clock, and samples of its process tree where it is on this host."""
-
-    clock: ClockReading
-    _busy_cores: Running = field(default_factory=Running)
-    _resident_bytes: Running = field(default_factory=Running)
-    _used: dict[int, tuple[float, int, int]] = field(default_factory=dict)
-    """Of each process that was ever seen: CPU seconds, bytes read from and written to disk."""
-    _sampled_s: float | None = None
-
-    def sample(self, now_s: float) -> None:
-        """Look at the rank's processes; `now_s` only rises."""
-        before_s, cpu_before = self._sampled_s, self._cpu_s
-        found = {}
-        resident = 0
-        for member in _tree(self.clock.pid):
-            try:
-                with member.oneshot():
-                    cpu, disk = member.cpu_times(), member.io_counters()
-                    resident += member.memory_info().rss
-                    used = cpu.user + cpu.system, disk.read_bytes, disk.write_bytes
-                    found[member.pid] = used
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        if not found:
-            return
-        self._used |= found
-        self._sampled_s = now_s
-        self._resident_bytes.add(resident)
-        if before_s is not None and now_s > before_s:
-            # Never below 0, as it would be where a process id was given out again.
-            self._busy_cores.add(max(0.0, self._cpu_s - cpu_before) / (now_s - before_s))
-
-    @property
-    def _cpu_s(self) -> float:
-        return sum(cpu_s for cpu_s, _, _ in self._used.values())
-
-    def summary(self) -> RankTelemetry:
-        """What is reported of the rank."""
-        clock = self.clock
-        steady_s = sum(clock.phases[name].steady_s for name in STEP_PHASES)
-        uses = self._used.values()
-        return RankTelemetry(
-            **clock.model_dump(
-                include=RankTelemetry.model_fields.keys()
-                & ClockReading.model_fields.keys() - {"cpu_s", "peak_memory_bytes"}
-            ),
-            rows_per_s=clock.steady_rows / steady_s if clock.steady_steps and steady_s else None,
-            cpu_s=max(clock.cpu_s, self._cpu_s),
-            peak_memory_bytes=max(clock.peak_memory_bytes, int(self._resident_bytes.highest or 0)),
-            busy_cores_mean=self._busy_cores.mean,
-            busy_cores_max=self._busy_cores.highest,
-            disk_read_bytes=sum(read for _, read, _ in uses) if uses else None,
-            disk_written_bytes=sum(written for _, _, written in uses) if uses else None,
-        )
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def computes_bf16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:

@@ -7,7 +7,6 @@ wrong here never ends a training, and what could not be measured is said to be u
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Self
 from pydantic import NonNegativeFloat, PositiveInt, ValidationError
 
 from tasks.contracts.base import Contract
-from tasks.contracts.telemetry import EnergyUse, TrainingTelemetry
+from tasks.contracts.telemetry import EnergyUse, RankTelemetry, TrainingTelemetry
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import write_atomically
 from tasks.training.telemetry.config import TelemetryConfig
@@ -25,7 +24,6 @@ from tasks.training.telemetry.meters import (
     DeviceMeter,
     HostMeter,
     ProcessorMeter,
-    RankMeter,
     energy_use,
     run_cost,
 )
@@ -73,7 +71,7 @@ class TelemetrySampler:
         self._every_s = every_s
         self._host = HostMeter()
         self._num_samples = 0
-        self._ranks: dict[int, RankMeter] = {}
+        self._ranks: dict[int, ClockReading] = {}
         self._processor_j: float | None = None
         self._earlier: Spent | None = None
         self._started_s = self._elapsed_s = 0.0
@@ -108,13 +106,19 @@ class TelemetrySampler:
             except (OSError, ValidationError) as exc:  # of a shared folder; the next look may do
                 LOGGER.debug("%s cannot be read: %s", path, exc)
                 continue
-            rank = self._ranks.setdefault(clock.rank, RankMeter(clock))
-            rank.clock = clock
-            if clock.host == socket.gethostname():
-                rank.sample(now_s)
+            self._take(clock)
         if self._devices is not None:
             self._devices.sample()
         self._note_spent()
+
+    def _take(self, clock: ClockReading) -> None:
+        """Keep the newest reading of a rank, and the most cores that were busy between two."""
+        before = self._ranks.get(clock.rank)
+        most = before.busy_cores_max if before else None
+        if before and before.pid == clock.pid and clock.elapsed_s > before.elapsed_s:
+            busy = (clock.cpu_s - before.cpu_s) / (clock.elapsed_s - before.elapsed_s)
+            most = max(most or 0.0, busy)
+        self._ranks[clock.rank] = clock.model_copy(update={"busy_cores_max": most})
 
     def _note_spent(self) -> None:
         """For the next attempt, should this one be cut off."""
@@ -125,7 +129,10 @@ class TelemetrySampler:
 
     def result(self) -> TrainingTelemetry:
         """All that was gathered, to be asked for when the context is left."""
-        ranks = tuple(rank.summary() for _, rank in sorted(self._ranks.items()))
+        ranks = tuple(
+            RankTelemetry(**clock.model_dump(include=set(RankTelemetry.model_fields)))
+            for _, clock in sorted(self._ranks.items())
+        )
         energy, spent = self._energy(), self._spent()
         if spent.joules is None and energy.joules is not None:
             known_by = f"{energy.known_by}; not known for every attempt"
@@ -163,7 +170,7 @@ class TelemetrySampler:
             self._processor_j,
             known_by,
             self._devices.summaries() if self._devices else (),
-            sum(rank.summary().cpu_s for rank in self._ranks.values()),
+            sum(clock.cpu_s for clock in self._ranks.values()),
         )
 
     def _spent(self) -> Spent:

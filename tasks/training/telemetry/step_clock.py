@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
+import psutil
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from tasks.contracts.base import Contract
-from tasks.contracts.telemetry import PhaseTime
+from tasks.contracts.telemetry import PhaseTime, RankTelemetry
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import write_atomically
 
@@ -42,31 +42,13 @@ KEPT_STEPS = 2000
 """Newest steps, of which quantiles are computed."""
 
 
-class ClockReading(Contract):
+class ClockReading(RankTelemetry):
     """What a rank's clock shows: the content of `telemetry-0000N.json`."""
 
-    rank: NonNegativeInt
-    host: str
     pid: NonNegativeInt
     phase: PhaseName
     """What the rank is in at this moment."""
     elapsed_s: NonNegativeFloat
-    num_steps: NonNegativeInt
-    num_rows: NonNegativeInt
-    wire_bytes: NonNegativeInt
-    """Bytes that this rank gave to the network for others, as far as its exchange counts them."""
-    steady_steps: NonNegativeInt
-    steady_rows: NonNegativeInt
-    phases: dict[PhaseName, PhaseTime]
-    step_p50_s: NonNegativeFloat | None = None
-    step_p95_s: NonNegativeFloat | None = None
-    cpu_s: NonNegativeFloat
-    """CPU seconds of the whole process."""
-    peak_memory_bytes: NonNegativeInt
-    major_faults: NonNegativeInt
-    """Pages that had to be read from disk or swap."""
-    preemptions: NonNegativeInt
-    """How often the system took the core away for another process."""
 
 
 CLOCKS = "telemetry-*.json"
@@ -107,6 +89,7 @@ class StepClock:
         self._phases = {name: _Phase(self, index) for index, name in enumerate(PHASES)}
         self._started_ns = self._since_ns = time.perf_counter_ns()
         self._since_cpu_ns = time.thread_time_ns()
+        self._started_cpu_s = time.process_time()
         self._refused: StorageError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -165,41 +148,46 @@ class StepClock:
 
     def reading(self) -> ClockReading:
         """What the clock shows now. In another thread counts may be a step apart."""
+        usage, disk = resource.getrusage(resource.RUSAGE_SELF), psutil.Process().io_counters()
+        # What the first steps took is read before the rest, which only grows meanwhile.
+        is_warm, warm = self._num_steps > WARM_UP_STEPS, (self._warm_ns, self._warm_cpu_ns)
+        warm_rows, num_rows = self._warm_rows, self._num_rows
         current, since_ns = self._current, self._since_ns
         now_ns = time.perf_counter_ns()
-        ns = list(self._ns)
+        ns, cpu_ns = list(self._ns), list(self._cpu_ns)
         ns[current] += max(0, now_ns - since_ns)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        is_warm, steps = self._num_steps > WARM_UP_STEPS, sorted(self._step_ns.copy())
+        phases = {
+            name: PhaseTime(
+                seconds=ns[index] / 1e9,
+                cpu_s=cpu_ns[index] / 1e9,
+                steady_s=(ns[index] - warm[0][index]) / 1e9 if is_warm else 0.0,
+                steady_cpu_s=(cpu_ns[index] - warm[1][index]) / 1e9 if is_warm else 0.0,
+            )
+            for index, name in enumerate(PHASES)
+        }
+        steps, steady_s = sorted(self._step_ns.copy()), sum(phases[n].steady_s for n in STEP_PHASES)
+        elapsed_s, cpu_s = (now_ns - self._started_ns) / 1e9, time.process_time()
         return ClockReading(
             rank=self._rank,
             host=self._host,
             pid=os.getpid(),
             phase=PHASES[current],
-            elapsed_s=(now_ns - self._started_ns) / 1e9,
+            elapsed_s=elapsed_s,
             num_steps=self._num_steps,
-            num_rows=self._num_rows,
+            num_rows=num_rows,
+            rows_per_s=(num_rows - warm_rows) / steady_s if steady_s else None,
             wire_bytes=self._wire_bytes,
-            steady_steps=max(0, self._num_steps - WARM_UP_STEPS),
-            steady_rows=self._num_rows - self._warm_rows if is_warm else 0,
-            phases={
-                name: self._phase_time(index, ns[index], is_warm)
-                for index, name in enumerate(PHASES)
-            },
+            phases=phases,
             step_p50_s=quantile(steps, 0.50),
             step_p95_s=quantile(steps, 0.95),
-            cpu_s=time.process_time(),
+            cpu_s=cpu_s,
             peak_memory_bytes=usage.ru_maxrss * 1024,
             major_faults=usage.ru_majflt,
             preemptions=usage.ru_nivcsw,
-        )
-
-    def _phase_time(self, index: int, ns: int, is_warm: bool) -> PhaseTime:
-        return PhaseTime(
-            seconds=ns / 1e9,
-            cpu_s=self._cpu_ns[index] / 1e9,
-            steady_s=(ns - self._warm_ns[index]) / 1e9 if is_warm else 0.0,
-            steady_cpu_s=(self._cpu_ns[index] - self._warm_cpu_ns[index]) / 1e9 if is_warm else 0.0,
+            busy_cores_mean=(cpu_s - self._started_cpu_s) / elapsed_s if elapsed_s else None,
+            busy_cores_max=None,
+            disk_read_bytes=disk.read_bytes,
+            disk_written_bytes=disk.write_bytes,
         )
 
     def _enter(self, index: int) -> None:

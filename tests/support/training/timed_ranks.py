@@ -57,8 +57,9 @@ def reading(rank: int, pid: int, **changes: object) -> ClockReading:
     phases = {name: PhaseTime(seconds=2, cpu_s=1, steady_s=2, steady_cpu_s=1) for name in PHASES}
     return ClockReading(
         rank=rank, host=socket.gethostname(), pid=pid, phase="compute", elapsed_s=12.0,
-        num_steps=50, num_rows=6400, wire_bytes=10_000, steady_steps=47, steady_rows=6000,
-        phases=phases, cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0, preemptions=4,
+        num_steps=50, num_rows=6400, rows_per_s=1000.0, wire_bytes=10_000, phases=phases,
+        cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0, preemptions=4,
+        busy_cores_mean=0.7, busy_cores_max=None, disk_read_bytes=0, disk_written_bytes=0,
     ).model_copy(update=changes)  # fmt: skip
 
 
