@@ -27,8 +27,7 @@ from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import TrainingConfig
-from tasks.training.search.config import SearchConfig
-from tasks.training.search.space import check_space
+from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import read_suites
 
 

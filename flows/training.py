@@ -30,12 +30,11 @@ from tasks.registry.task import (
     record_trials,
 )
 from tasks.reporting.task import publish_search
-from tasks.training.search.driver import Driver, check_any_succeeded
-from tasks.training.search.space import configured, described
+from tasks.training.search.config import configured, described
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
 from tasks.training.search.task import run_trial, search_folder
-from tasks.training.search.trial import TrialOrder, study_name
+from tasks.training.search.trial import Driver, TrialOrder, check_any_succeeded, study_name
 from tasks.training.task import train_distributed
 
 

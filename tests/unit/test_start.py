@@ -16,7 +16,6 @@ HEAVY = {
     "tasks.evaluation.drift.compare": "torch",
     "tasks.validation.runner": "prefect",
     "tasks.conversion.convert": "prefect",
-    "tasks.training.search.driver": "prefect optuna",
     "tasks.training.search.trial": "prefect optuna",
 }
 

@@ -23,7 +23,7 @@ from tasks.training.elastic.commits import CommitPoint
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.rank import run_elastic
 from tasks.training.strategies.base import Communicator, State
-from tasks.training.strategies.horovod_communicator import HorovodCommunicator
+from tasks.training.strategies.communicators import HorovodCommunicator
 
 NUM_SHARDS = 6
 ROWS_PER_SHARD = 16

@@ -4,7 +4,6 @@ job.json            driver -> ranks: what to do
 checkpoints/        rank 0: states between two steps, kept over attempts
 rows/               ranks: decoded rows where they are streamed, kept over attempts
 epochs.jsonl        rank 0 -> driver: one line an epoch
-plan.json           rank 0 -> driver: how much there is to do
 progress-0000N.json rank N -> driver: what it is doing, at most once a second
 telemetry-0000N.json rank N -> driver: what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
@@ -36,7 +35,7 @@ EXIT_REPORT_REFUSED = 74
 # What an attempt writes for the driver, which the next one must not take for its own.
 LEFTOVERS = (
     "rank-*.json", "progress-*.json", "telemetry-*.json",
-    "plan.json", "result.json", "epochs.jsonl", "elastic.json",
+    "result.json", "epochs.jsonl", "elastic.json",
 )  # fmt: skip
 
 
@@ -86,13 +85,6 @@ class RankProgress(Contract):
         where = [f"epoch {self.epoch}"] if self.epoch is not None else []
         where += [f"step {self.step}"] if self.step is not None else []
         return ", ".join([self.doing, *where])
-
-
-class RunPlan(Contract):
-    """How much there is to do, as far as it is known before early stopping."""
-
-    steps_per_epoch: PositiveInt
-    rows_per_step: PositiveInt
 
 
 class RunResult(Contract):
@@ -177,14 +169,6 @@ class RunDirectory:
             int(path.stem.rpartition("-")[2]): RankProgress.model_validate_json(path.read_text())
             for path in sorted(self.path.glob("progress-*.json"))
         }
-
-    def write_plan(self, plan: RunPlan) -> None:
-        """Rank 0: how much there is to do."""
-        self._write("plan.json", plan)
-
-    def read_plan(self) -> RunPlan | None:
-        """How much there is to do; None before rank 0 knows."""
-        return self._read("plan.json", RunPlan)
 
     def rewrite_epochs(self, epochs: list[EpochMetrics]) -> None:
         """Rank 0: the epochs done so far, one line each."""

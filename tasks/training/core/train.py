@@ -28,7 +28,6 @@ from tasks.training.core.objective import Objective, labels_of, objective_of
 from tasks.training.core.run_directory import (
     ProgressReporter,
     RunDirectory,
-    RunPlan,
     RunResult,
     TrainingJob,
 )
@@ -210,7 +209,7 @@ class TrainingSession:
             StorageError: the disk refused a write.
         """
         self._is_new = False
-        self._announce_plan()
+        self._warn_of_small_batches()
         with ExitStack() as profiled:
             if self._config.telemetry.profile:
                 self._profiler = profiled.enter_context(self._new_profiler())
@@ -235,7 +234,7 @@ class TrainingSession:
 
     def _run_epoch(self, commit_point: CommitPoint) -> None:
         epoch, first_step, started = len(self._history), self._step, time.monotonic()
-        self._progress.enter("training")
+        self._progress.enter(f"training, {self._sources.plan.num_steps} steps an epoch")
         self._train(epoch, commit_point)
         train_s = time.monotonic() - started
         self._add_own_loss()
@@ -396,12 +395,9 @@ class TrainingSession:
         if self._ranks.rank == 0:
             self._run.rewrite_epochs(self._history)
 
-    def _announce_plan(self) -> None:
-        if self._ranks.rank != 0:
-            return
-        rows, num_steps = self._rows_per_step, self._sources.plan.num_steps
-        self._run.write_plan(RunPlan(steps_per_epoch=num_steps, rows_per_step=rows))
-        if rows < self._config.global_batch_size:
+    def _warn_of_small_batches(self) -> None:
+        rows = self._rows_per_step
+        if self._ranks.rank == 0 and rows < self._config.global_batch_size:
             LOGGER.warning(
                 "batches have %d rows, not global_batch_size=%d: the training rows would make "
                 "fewer than %d steps an epoch",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import DistillationTargets, StartingPoint, TrainedModel
+from tasks.kernel.cores import core_limit
 from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.scratch import scratch_folder
@@ -22,7 +23,6 @@ from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
-from tasks.training.launch.host import in_words, num_usable_cores, plan_ranks
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of
 from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
@@ -132,6 +132,28 @@ def _planned(
         num_ranks=num_ranks,
         threads_per_rank=threads,
     )
+
+
+def num_usable_cores() -> int:
+    """Cores of this host that this process may keep busy."""
+    allowed = len(os.sched_getaffinity(0))
+    return min(allowed, core_limit().num_cores or allowed)
+
+
+def plan_ranks(config: TrainingConfig, num_cores: int) -> tuple[int, int]:
+    """Ranks, and threads of each, for a run on a host with so many cores.
+
+    The ranks, and with them what is computed, follow from the configuration alone. Threads that it
+    leaves open are the host's cores, divided: they change the last digits of a sum and no more.
+    """
+    ranks, given = config.num_ranks, config.launch.threads_per_rank
+    return ranks, max(1, num_cores // ranks) if given == "auto" else given
+
+
+def in_words(num_ranks: int, threads: int) -> str:
+    """Such as `2 ranks x 1 thread`; recorded with the run."""
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+    return f"{ranks} x {threads} thread{'s' * (threads > 1)}"
 
 
 def run_job(

@@ -98,7 +98,6 @@ class RunMonitor:
         self._failed_at: float | None = None
         self._progress_at = self._started
         self._last_progress: dict[int, RankProgress] = {}
-        self._first_seen: tuple[float, int] | None = None
         self._logged_at = self._started
 
     def check(self) -> None:
@@ -148,34 +147,12 @@ class RunMonitor:
                 self._progress_at = time.monotonic()
 
     def _log_progress(self) -> None:
-        """Log how far the rank is that is furthest behind, once the number of steps is known."""
-        now, plan = time.monotonic(), self._run.read_plan()
-        positions = [
-            (progress.epoch, progress.step)
-            for progress in self._last_progress.values()
-            if progress.epoch is not None and progress.step is not None
-        ]
-        if not positions or plan is None or now - self._logged_at < LINE_EVERY_S:
-            return
-        self._logged_at = now
-        epoch, step = min(positions)
-        done = epoch * plan.steps_per_epoch + step
-        first_s, first = self._first_seen or (now, done)
-        if done <= first:  # nothing to compare with, or resumed from an earlier checkpoint
-            self._first_seen = now, done
-            return
-        self._first_seen = first_s, first
-        steps_per_s = (done - first) / (now - first_s)
-        left_s = (self._config.max_epochs * plan.steps_per_epoch - done) / steps_per_s
-        LOGGER.info(
-            "epoch %d of %d, step %d of %d, %.0f rows/s, about %.1f min left",
-            epoch + 1,
-            self._config.max_epochs,
-            step,
-            plan.steps_per_epoch,
-            steps_per_s * plan.rows_per_step,
-            left_s / 60,
-        )
+        """Log now and then how far the rank is that is furthest behind."""
+        now = time.monotonic()
+        known = [each for each in self._last_progress.values() if each.epoch is not None]
+        if known and now - self._logged_at >= LINE_EVERY_S:
+            self._logged_at = now
+            LOGGER.info("%s", min(known, key=lambda each: (each.epoch, each.step)))
 
     def _check_for_progress(self, now: float) -> None:
         """A rank that waits for another reports nothing either: so all must be silent."""

@@ -22,8 +22,13 @@ from tasks.kernel.errors import FalajError, TrainingError
 from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch.fork_server import MAX_MESSAGE_BYTES, ONE_THREAD
-from tasks.training.launch.rendezvous import HOST_NAME, Rendezvous, assignments, rank_variables
-from tasks.training.strategies.torch_communicator import local_torch_variables
+from tasks.training.launch.rendezvous import (
+    HOST_NAME,
+    Rendezvous,
+    assignments,
+    local_torch_variables,
+    rank_variables,
+)
 
 # Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells
 # under which lease a process runs, so that devices are not given on while it still does.

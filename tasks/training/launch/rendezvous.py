@@ -9,12 +9,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from tasks.kernel.errors import ConfigurationError
+from tasks.training.strategies.base import STORE_FILE, TIMEOUT
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
@@ -106,4 +108,28 @@ def rank_variables(rank: int, num_ranks: int, port: int, stall_s: int) -> dict[s
         "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
         **CYCLE_VARIABLES,
         **stall_variables(stall_s),
+    }
+
+
+def local_torch_variables(
+    rank: int, num_ranks: int, store_file: Path, timeout_s: int = GLOO_TIMEOUT_S
+) -> dict[str, str]:
+    """Environment of one rank of a single host: its numbers, and where the ranks meet.
+
+    Args:
+        rank: number of the rank.
+        num_ranks: ranks of the job, all on this host.
+        store_file: absent; a new name for each attempt, the same for all its ranks. To be removed
+            by the caller after the attempt.
+        timeout_s: how long a rank waits for another in one collective before it gives up.
+    """
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        STORE_FILE: str(store_file),
+        TIMEOUT: str(timeout_s),
+        "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
+        "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
     }

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
 from tasks.kernel.settings import content_key
-from tasks.training.search.config import Choices, Dimension, FloatRange, SearchConfig
-from tasks.training.search.space import Point, described
+from tasks.training.search.config import (
+    Choices,
+    Dimension,
+    FloatRange,
+    Point,
+    SearchConfig,
+    described,
+)
 from tasks.training.search.storage import StudyStorage, explained, load_optuna
 
 if TYPE_CHECKING:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from tasks.kernel.errors import ConfigurationError
 from tasks.training.strategies.base import Communicator, OptimizerBuilder, RowLosses
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.data_parallel import Strategy
@@ -21,31 +19,6 @@ STRATEGIES = {
     "local-sgd": "tasks.training.strategies.local_sgd:LocalSgd",
     "asynchronous": "tasks.training.strategies.local_sgd:AsynchronousSgd",
 }
-
-
-def join(config: StrategyConfig, device: str) -> Communicator:
-    """Meet the other ranks that the environment names; every rank calls it once.
-
-    Args:
-        config: names the library that carries the collectives.
-        device: `cpu` or `cuda`, where the tensors that travel live.
-
-    Raises:
-        ConfigurationError: the environment does not name the rank.
-        TransientError: the other ranks did not come.
-    """
-    if config.engine == "horovod":
-        if "HOROVOD_HOSTNAME" not in os.environ:  # then Horovod would train alone, unnoticed
-            raise ConfigurationError(
-                "a rank on Horovod needs HOROVOD_HOSTNAME, HOROVOD_RANK and the like in its "
-                "environment; seen: none. Start it through the launcher or horovodrun"
-            )
-        from tasks.training.strategies.horovod_communicator import HorovodCommunicator
-
-        return HorovodCommunicator()
-    from tasks.training.strategies.torch_communicator import TorchCommunicator
-
-    return TorchCommunicator.join(os.environ, device)
 
 
 def build_strategy(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tasks.kernel.files import write_atomically
-from tasks.training.strategies.horovod_communicator import HorovodCommunicator
+from tasks.training.strategies.communicators import HorovodCommunicator
 
 WAYS_FILE = "describe.json"
 

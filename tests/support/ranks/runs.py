@@ -9,9 +9,8 @@ from pathlib import Path
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.config import TrainingConfig
+from tasks.training.config import LaunchConfig, TrainingConfig
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
-from tasks.training.launch.config import LaunchConfig
 from tasks.training.launch.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
 from tests.support.data.builders import dataset, frame, splits
 from tests.support.host.processes import pids_whose_command_holds

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tasks.training.strategies.base import Batch
 from tasks.training.strategies.build import build_strategy
+from tasks.training.strategies.communicators import HorovodCommunicator
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.horovod_communicator import HorovodCommunicator
 from tasks.training.telemetry.profiler import StepProfiler, profiler_variables
 from tasks.training.telemetry.step_clock import StepClock
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.training.core.run_directory import RunDirectory
 from tasks.training.launch.worker import errors_reported
-from tasks.training.strategies.horovod_communicator import HorovodCommunicator
+from tasks.training.strategies.communicators import HorovodCommunicator
 
 
 def main(arguments: list[str]) -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tasks.training.config import TrainingConfig
+from tasks.training.config import ReadingConfig, TrainingConfig
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.core.schedule import StepPlan
-from tasks.training.data.config import ReadingConfig
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.preprocess import Preprocessing

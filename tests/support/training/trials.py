@@ -12,10 +12,9 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.training import EpochMetrics, StudyRecord, TrainedModel
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig
-from tasks.training.search.driver import Driver
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
-from tasks.training.search.trial import Launch, TrialOrder, run_trial
+from tasks.training.search.trial import Driver, Launch, TrialOrder, run_trial
 from tests.support.data.builders import COLUMNS, splits
 
 BASE = TrainingConfig(max_epochs=8)

@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
-from tasks.training.data.config import ReadingConfig
+from tasks.training.config import EXECUTION_FIELDS, LaunchConfig, ReadingConfig, TrainingConfig
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.launch.config import LaunchConfig
 from tasks.training.strategies.config import StrategyConfig
 
 

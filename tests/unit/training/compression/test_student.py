@@ -11,8 +11,7 @@ from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.distillation import chosen
 from tasks.training.compression.plan import StudentPlan, plan_student
-from tasks.training.config import TrainingConfig
-from tasks.training.launch.config import LaunchConfig
+from tasks.training.config import LaunchConfig, TrainingConfig
 from tests.support.data.builders import dataset
 from tests.support.registry.builders import trained_model
 from tests.support.training.parents import LARGE, large_network, parent

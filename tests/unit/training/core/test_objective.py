@@ -16,7 +16,7 @@ from tasks.training.core.objective import (
 )
 from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts
-from tasks.training.data.fitting import fit_labels
+from tasks.training.data.opening import fit_labels
 from tests.support.data.builders import COLUMNS, splits
 from tests.support.training.parents import SCALE
 from tests.support.training.thread_ranks import on_threads

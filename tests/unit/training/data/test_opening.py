@@ -38,7 +38,7 @@ def test_the_bins_are_fitted_on_a_sample_where_there_are_many_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (whole,) = opened(job(tmp_path), tmp_path, 1)
-    monkeypatch.setattr("tasks.training.data.fitting.MAX_SAMPLE_ROWS", 80)
+    monkeypatch.setattr("tasks.training.data.opening.MAX_SAMPLE_ROWS", 80)
     one, other = (opened(job(tmp_path), tmp_path, size)[0].preprocessing for size in (1, 3))
     assert_same(one, other)
     late_rate = COLUMNS.numeric.index("late_rate_24h")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tasks.kernel.cores import physical_cores_by_node
 from tasks.training.config import TrainingConfig
-from tasks.training.launch.host import cores_near_gpu, cores_of_rank, plan_ranks
+from tasks.training.launch.launcher import plan_ranks
+from tasks.training.launch.worker import cores_near_gpu, cores_of_rank
 
 
 def config(**changes: object) -> TrainingConfig:

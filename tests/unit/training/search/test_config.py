@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, TrainingError
-from tasks.training.search.config import SearchConfig
-from tasks.training.search.space import check_space, configured, described
+from tasks.training.search.config import SearchConfig, check_space, configured, described
 from tests.support.training.trials import BASE, SPACE, search
 
 

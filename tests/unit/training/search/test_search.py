@@ -18,9 +18,9 @@ from tasks.kernel.errors import (
 )
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
-from tasks.training.search.driver import check_any_succeeded
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import WARM_UP_EPOCHS
+from tasks.training.search.trial import check_any_succeeded
 from tests.support.services.servers import postgres_server
 from tests.support.training.trials import (
     SPACE,

@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.strategies.build import join
+from tasks.training.launch.rendezvous import local_torch_variables
+from tasks.training.strategies.communicators import TorchCommunicator, join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.torch_communicator import TorchCommunicator, local_torch_variables
 
 
 @pytest.fixture

@@ -1,50 +1,76 @@
-"""The collectives of training on torch.distributed: Gloo on CPUs, NCCL between GPUs.
+"""The collectives of training: on Horovod, and on torch.distributed (Gloo on CPUs, NCCL on GPUs).
 
-A rank reads torchrun's environment variables, so that ranks may also be started by it. On one host
-the ranks meet through a file: torch's own TCP store would listen on every interface.
+On torch a rank reads torchrun's environment variables, so that ranks may also be started by it. On
+one host they meet through a file: torch's own TCP store would listen on every interface.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+import horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.training.strategies.base import Communicator
+from tasks.training.strategies.base import STORE_FILE, TIMEOUT, Communicator
+from tasks.training.strategies.config import StrategyConfig
 
-LOOPBACK_INTERFACE = "lo"
-STORE_FILE = "TORCH_STORE_FILE"
-TIMEOUT = "TORCH_EXCHANGE_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 120
+# Horovod sends neither; their bits travel as integers of the same size.
+SENT_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
 
 
-def local_torch_variables(
-    rank: int, num_ranks: int, store_file: Path, timeout_s: int = DEFAULT_TIMEOUT_S
-) -> dict[str, str]:
-    """Environment of one rank of a single host: its numbers, and where the ranks meet.
+class HorovodCommunicator(Communicator):
+    """See `Communicator`. An elastic job makes a new one for each group of ranks.
 
-    Args:
-        rank: number of the rank.
-        num_ranks: ranks of the job, all on this host.
-        store_file: absent; a new name for each attempt, the same for all its ranks. To be removed
-            by the caller after the attempt.
-        timeout_s: how long a rank waits for another in one collective before it gives up.
+    Operations always have a name: the names that Horovod makes up count a rank's calls, so its
+    response cache never meets one again, and a rank that joins an elastic job counts from 0.
     """
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        STORE_FILE: str(store_file),
-        TIMEOUT: str(timeout_s),
-        "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-        "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-    }
+
+    def __init__(self) -> None:
+        hvd.init()
+        self.rank, self.size = int(hvd.rank()), int(hvd.size())
+        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+
+    def shut_down(self) -> None:
+        """See `Communicator`."""
+        hvd.shutdown()
+
+    def begin_sum_(self, tensor: Tensor, name: str) -> Callable[[], None]:
+        """See `Communicator`; through host memory where Horovod was built without NCCL."""
+        on_host = tensor.cpu() if tensor.is_cuda and not hvd.nccl_built() else tensor
+        full_name = f"{name}.{tensor.dtype}.{tensor.numel()}"
+        handle = hvd.allreduce_async_(on_host, op=hvd.Sum, name=full_name)
+
+        def wait() -> None:
+            hvd.synchronize(handle)
+            if on_host is not tensor:
+                tensor.copy_(on_host)
+
+        return wait
+
+    def gather(self, rows: Tensor) -> list[Tensor]:
+        """See `Communicator`."""
+        lengths = hvd.allgather(torch.tensor([len(rows)]), name="lengths").tolist()
+        return list(hvd.allgather(rows, name=f"rows.{rows.dtype}").split(lengths))
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """See `Communicator`."""
+        handles = []
+        for number, tensor in enumerate(tensors):
+            sent = tensor.detach().cpu().contiguous()
+            sent = sent.view(SENT_AS.get(sent.dtype, sent.dtype))
+            name = f"broadcast.{number}.{sent.dtype}.{sent.numel()}"
+            handles.append((tensor, hvd.broadcast_async_(sent, 0, name=name)))
+        for tensor, handle in handles:
+            received = hvd.synchronize(handle).view(tensor.dtype)
+            with torch.no_grad():
+                tensor.copy_(received.view_as(tensor))
 
 
 class TorchCommunicator(Communicator):
@@ -130,3 +156,24 @@ def _meeting_point(variables: Mapping[str, str]) -> str:
     if STORE_FILE in variables:
         return Path(variables[STORE_FILE]).as_uri()
     return f"tcp://{variables['MASTER_ADDR']}:{int(variables['MASTER_PORT'])}"
+
+
+def join(config: StrategyConfig, device: str) -> Communicator:
+    """Meet the other ranks that the environment names; every rank calls it once.
+
+    Args:
+        config: names the library that carries the collectives.
+        device: `cpu` or `cuda`, where the tensors that travel live.
+
+    Raises:
+        ConfigurationError: the environment does not name the rank.
+        TransientError: the other ranks did not come.
+    """
+    if config.engine == "horovod":
+        if "HOROVOD_HOSTNAME" not in os.environ:  # then Horovod would train alone, unnoticed
+            raise ConfigurationError(
+                "a rank on Horovod needs HOROVOD_HOSTNAME, HOROVOD_RANK and the like in its "
+                "environment; seen: none. Start it through the launcher or horovodrun"
+            )
+        return HorovodCommunicator()
+    return TorchCommunicator.join(os.environ, device)
