@@ -156,7 +156,7 @@ class StepClock:
         now_ns = time.perf_counter_ns()
         ns, cpu_ns = list(self._ns), list(self._cpu_ns)
         ns[current] += max(0, now_ns - since_ns)
-        phases = {
+        phases: dict[str, PhaseTime] = {
             name: PhaseTime(
                 seconds=ns[index] / 1e9,
                 cpu_s=cpu_ns[index] / 1e9,
