@@ -6,6 +6,7 @@ bootstrap are its replicates. One metric, one column of the result; `METRICS` na
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,7 +56,6 @@ class RankedRows:
         sizes = np.diff(starts, append=len(order))
         self._tie_ends = starts + sizes - 1
         has_positive = np.add.reduceat(self.labels, starts) > 0
-        self._tied = np.repeat(has_positive, sizes)
         self._step: NDArray[np.intp] = np.repeat(np.cumsum(has_positive) - has_positive, sizes)
         self._num_steps = int(np.count_nonzero(has_positive))
         self.bins = np.repeat(starts, sizes) * num_bins // max(len(order), 1)
@@ -78,29 +78,54 @@ class RankedRows:
             Shape (weightings, metrics). AUC and PR-AUC are NaN where only one label has weight.
         """
         mass, positives, brier, log_loss, promised = (weights @ self._sums).T
-        lost, gained = self._areas(weights)
         errors = np.abs(weights @ self._residuals).sum(axis=1)
         with np.errstate(invalid="ignore"):  # 0 / 0 where a label has no weight
-            ranked = (1 - lost / (positives * (mass - positives)), gained / positives)
+            ranked = (self.auc(weights), self._gained(weights) / positives)
         return np.column_stack(
             [*ranked, brier / mass, log_loss / mass, errors / mass, (brier - promised) / mass]
         )
+
+    def auc(self, weights: Float64Array) -> Float64Array:
+        """The AUC alone under each weighting, shape (weightings,); NaN as in `measure`.
+
+        A pair counts as often as the product of its rows' weights, so the pairs of two clusters
+        are counted once for all weightings.
+        """
+        mass, positives = (weights @ self._sums[:, :2]).T
+        lost = ((weights @ self._lost_pairs) * weights).sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            areas: Float64Array = 1 - lost / (positives * (mass - positives))
+        return areas
 
     def curve(self) -> tuple[Float64Array, Float64Array]:
         """True and false positives at every distinct score, from the highest down, (0, 0) first."""
         true = np.concatenate([[0.0], np.cumsum(self.labels)[self._tie_ends]])
         return true, np.concatenate([[0.0], self._tie_ends + 1.0]) - true
 
-    def _areas(self, weights: Float64Array) -> tuple[Float64Array, Float64Array]:
-        """Pairs lost by positives, and recall gained times precision, both not yet divided.
+    @cached_property
+    def _lost_pairs(self) -> Float64Array:
+        """Pairs that the negative wins, ties half: cluster of the positive, of the negative."""
+        is_positive, rising = self.labels > 0, -self.scores
+        positives, of_positives = rising[is_positive], self._clusters[is_positive]
+        lost = np.zeros((self._num_clusters, self._num_clusters))
+        for cluster in range(self._num_clusters):
+            negatives = rising[~is_positive & (self._clusters == cluster)]
+            above, down_to = (np.searchsorted(negatives, positives, s) for s in ("left", "right"))
+            lost[:, cluster] = np.bincount(
+                of_positives, (above + down_to) / 2, minlength=self._num_clusters
+            )
+        return lost
 
-        Both change only at the distinct scores that positives have: the steps. True and false
+    def _gained(self, weights: Float64Array) -> Float64Array:
+        """Recall gained times precision, not yet divided by the positives.
+
+        It changes only at the distinct scores that positives have: the steps. True and false
         positives at a block of steps are one matrix product, exact because all are whole numbers.
         """
-        lost, gained = np.zeros((2, len(weights)))
-        true, negatives_before = np.zeros((len(weights), 1)), np.zeros(self._num_clusters)
+        gained, true = np.zeros(len(weights)), np.zeros((len(weights), 1))
+        negatives_before = np.zeros(self._num_clusters)
         for first in range(0, self._num_steps, BLOCK_STEPS):
-            positive, negative, tied = self._count_block(first)
+            positive, negative = self._count_block(first)
             negative = negative.cumsum(axis=0) + negatives_before
             negatives_before = negative[-1]
             gain = weights @ positive.T
@@ -108,27 +133,23 @@ class RankedRows:
             true, false = reached[:, -1:], weights @ negative.T
             # A step without weight gains nothing, whatever stands for its precision.
             gained += np.einsum("rs,rs->r", gain, reached / np.maximum(reached + false, 1.0))
-            if tied.any():
-                false -= weights @ tied.T / 2
-            lost += np.einsum("rs,rs->r", gain, false)
-        return lost, gained
+        return gained
 
-    def _count_block(self, first: int) -> tuple[Float64Array, Float64Array, Float64Array]:
-        """Rows of a block of steps by cluster: positives, negatives, negatives of equal score.
+    def _count_block(self, first: int) -> tuple[Float64Array, Float64Array]:
+        """Positives and negatives of a block of steps by cluster, each (steps, clusters).
 
-        A negative belongs to the first step at or below its score. Each has shape (steps,
-        clusters).
+        A negative belongs to the first step at or below its score.
         """
         after = min(first + BLOCK_STEPS, self._num_steps)
         start, end = np.searchsorted(self._step, [first, after])
         cells = (self._step[start:end] - first) * self._num_clusters + self._clusters[start:end]
-        positive, tied = self.labels[start:end], self._tied[start:end]
         shape = (after - first, self._num_clusters)
 
         def count(rows: Float64Array) -> Float64Array:
             return np.bincount(cells, rows, shape[0] * shape[1]).astype(np.float64).reshape(shape)
 
-        return count(positive), count(1 - positive), count((1 - positive) * tied)
+        positive = self.labels[start:end]
+        return count(positive), count(1 - positive)
 
     def _cluster_sums(self) -> Float64Array:
         squared = (self.scores - self.labels) ** 2

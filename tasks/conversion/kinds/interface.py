@@ -133,7 +133,7 @@ def _auc(
     labels: NDArray[np.bool_], day: NDArray[np.intp], weights: NDArray[np.float64]
 ) -> Qualities:
     def qualities(scores: Scores) -> NDArray[np.float64]:
-        return RankedRows(labels, scores, day, num_bins=1).measure(weights)[:, 0]
+        return RankedRows(labels, scores, day, num_bins=1).auc(weights)
 
     return qualities
 
