@@ -153,17 +153,16 @@ def decisions(
     Raises:
         TransientError: the database does not answer.
     """
-    from tasks.control.retraining.ledger import Ledger, Wanted
+    from tasks.control.retraining.ledger import Ledger
 
-    wanted = Wanted(
-        model=model,
-        use_case=use_case,
-        action=Action(action) if action else None,
-        outcome=Outcome(outcome) if outcome else None,
+    found = Ledger(context.settings.metadata_url).decisions(
         since=in_utc(since) if since else None,
         limit=limit,
+        model=model,
+        use_case=use_case,
+        action=action,
+        outcome=outcome,
     )
-    found = Ledger(context.settings.metadata_url).decisions(wanted)
     if as_json:
         return [json.dumps(made.model_dump(mode="json")) for made in found]
     if not found:

@@ -10,9 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from tasks.contracts.base import TimeWindow, field_title
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import DataSplits
-from tasks.control.leases.config import StageLease
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.routing.config import RoutingConfig
+from tasks.control.config import RetrainingPolicy, RoutingConfig, StageLease
 from tasks.conversion.config import ConversionConfig
 from tasks.evaluation.calibration.config import RecalibrationConfig
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig

@@ -33,8 +33,8 @@ from pydantic import BaseModel
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.stages import FOUND, found_but_not_retried, moment_of_run, roll
-from tasks.control.retraining.acting import LOST, note_ends, start_claimed
 from tasks.control.retraining.decision import Action
+from tasks.control.retraining.incidents import LOST, note_ends, start_claimed
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import Answer, ClaimState, Mode, Order, RunEnd, StartedAction
 from tasks.control.retraining.task import (
@@ -133,7 +133,7 @@ class FlowStarter:
 
     def start_all(self, orders: Sequence[Order]) -> None:
         """Start what was claimed; a failed start is noted, and raised after the others."""
-        start_claimed(self._ledger, orders, self)
+        start_claimed(self._ledger, orders, self.start)
 
     def start_left(self) -> None:
         """Start all claims that nobody has started: those of killed processes."""
@@ -142,10 +142,10 @@ class FlowStarter:
 
     def note_ends(self) -> int:
         """Note the end of each run that has ended; returns how many that were."""
-        return note_ends(self._ledger, self)
+        return note_ends(self._ledger, self.end)
 
     def start(self, order: Order) -> StartedAction | None:
-        """Start one action; see `tasks.control.retraining.acting.Starter`."""
+        """Start one action; see `start_claimed`."""
         if order.action is Action.ROLL_BACK:
             return self._roll_back(order)
         deployment = deployment_for(_flow_for(order), order.use_case)
@@ -159,7 +159,7 @@ class FlowStarter:
         )
 
     def end(self, order: Order, started: StartedAction) -> RunEnd | None:
-        """How a run ended; see `tasks.control.retraining.acting.Starter`."""
+        """How a run ended; see `note_ends`."""
         if started.kind == "in_process":
             return None if _may_live(started.place) else RunEnd(state=LOST, seconds=None)
         with _answering_api(), get_client(sync_client=True) as client:

@@ -22,7 +22,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, ServedWindow, TooFewPredictions
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import RegisteredProgram
-from tasks.control.retraining.evidence import asks_for_former
+from tasks.control.retraining.decision import asks_for_former
 from tasks.control.retraining.records import StoredResult
 from tasks.control.retraining.task import find_newest_drift_result, store_drift_result
 from tasks.evaluation.drift.task import check_drift

@@ -19,7 +19,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.stages import found_but_not_retried
-from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.config import RecoveryConfig
 from tasks.control.recovery.task import (
     Sweep,
     find_dead_task_runs,

@@ -25,8 +25,8 @@ from prefect import Flow, get_client, runtime
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.contracts.run import StageRoute, StageTime
-from tasks.control.recovery.processes import NOT_RETRIED, own_labels
-from tasks.control.routing.config import RoutingConfig, StageName
+from tasks.control.config import RoutingConfig, StageName
+from tasks.control.recovery.task import NOT_RETRIED, own_labels
 from tasks.control.routing.task import StageOrder, as_returned, dump_parameters, run_stage
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import WindowError

@@ -30,10 +30,10 @@ from infra.platform.files import (
     read_state,
 )
 from infra.platform.services import MLFLOW, SERVER, database_url, has_prefect_redis, redis_url
+from tasks.control.config import RecoveryConfig
 from tasks.control.leases.devices import hardware_classes
 from tasks.control.leases.placement import Claim
 from tasks.control.leases.repository import LeaseRepository
-from tasks.control.recovery.config import RecoveryConfig
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.settings import Settings

@@ -9,9 +9,8 @@ import pytest
 from tasks.training.launch.host import num_usable_cores
 
 from tasks.contracts.training import EpochMetrics
-from tasks.control.leases.leases import applied
 from tasks.control.leases.placement import Grant
-from tasks.control.leases.repository import processes_of_lease
+from tasks.control.leases.repository import applied, processes_of_lease
 from tasks.training.config import TrainingConfig
 from tests.support.ranks.runs import CONFIG, config, train
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.retraining.config import RetrainingPolicy
+from tasks.control.config import RetrainingPolicy
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control import builders
 from tests.support.control.platforms import (

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.control.leases.config import LeaseRequest
+from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices, hardware_classes
-from tasks.control.leases.leases import acquire, applied
-from tasks.control.leases.repository import LeaseRepository
+from tasks.control.leases.repository import LeaseRepository, acquire, applied
 
 pytestmark = [
     pytest.mark.gpu,

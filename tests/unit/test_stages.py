@@ -13,7 +13,7 @@ from flows import pipeline
 from flows.config import read_pipeline_config
 from flows.stages import Stages
 from tasks.contracts.base import Artifact, Contract
-from tasks.control.routing.config import RoutingConfig
+from tasks.control.config import RoutingConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 

@@ -7,10 +7,9 @@ import time
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
-from tasks.control.leases.config import LeaseRequest
+from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import CoreSet, HostDevices
-from tasks.control.leases.leases import acquire
-from tasks.control.leases.repository import LeaseRepository
+from tasks.control.leases.repository import LeaseRepository, acquire
 
 ROUNDS = 60
 BOUND_MS = 10.0

@@ -24,8 +24,8 @@ from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.evidence import Evidence
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.decision import Evidence
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState
 from tasks.kernel.settings import Settings

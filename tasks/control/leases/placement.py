@@ -19,7 +19,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.control.leases.config import URGENT, LeaseRequest
+from tasks.control.config import URGENT, LeaseRequest
 from tasks.control.leases.devices import CoreSet, Gpu, HostDevices
 
 AGEING_S = 600.0
@@ -51,16 +51,15 @@ class Claim(BaseModel):
     due_s: float = Field(
         description="Place in the order, by the clock of the machine's boot; the smallest is next."
     )
-    ticket: int = Field(description="Decides between two that are due at one moment.")
     request: LeaseRequest
     devices: HostDevices = Field(description="What the process may use.")
     grant: Grant | None = Field(default=None, description="None while it waits.")
     since: datetime = Field(description="Since when it holds or waits; UTC.")
 
     @property
-    def order(self) -> tuple[float, int]:
+    def order(self) -> tuple[float, str]:
         """Who has the smallest is served first."""
-        return self.due_s, self.ticket
+        return self.due_s, self.lease_id
 
     def __str__(self) -> str:
         return f"{self.holder} (process {self.pid}): {self.grant or self.request}"

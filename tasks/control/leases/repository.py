@@ -1,8 +1,11 @@
-"""The leases of one machine: a file for each claim, locked by the process that it belongs to.
+"""Leases: wait for devices of this host, hold them, work on them alone, give them back.
+
+The leases of one machine are files, one for each claim, locked by the process that it belongs to.
 
 The kernel lets go of the lock of a process that dies, however it dies. So who holds and who waits
 is known without heartbeats, and no clock that jumps gives anything away. Whoever decides holds one
-more lock, so decisions are made one after the other.
+more lock, so decisions are made one after the other. Cores and environment are inherited by a
+training's ranks, probes and guards.
 """
 
 from __future__ import annotations
@@ -12,18 +15,18 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.control.leases.config import LeaseRequest
+from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
-from tasks.control.leases.placement import Claim, Taken, due_s, grants_for, place
-from tasks.kernel.errors import ConfigurationError, refused_writes_explained
+from tasks.control.leases.placement import Claim, Grant, Taken, due_s, grants_for, place
+from tasks.kernel.errors import ConfigurationError, LeaseError, refused_writes_explained
 from tasks.kernel.files import is_held, locked, private_folder
 from tasks.kernel.process import boot_id, processes_by_variable
 
@@ -31,6 +34,10 @@ LOGGER = logging.getLogger(__name__)
 LEASE_VARIABLE = "FALAJ_LEASE"
 """What a lease's holder has in its environment, and everything that it starts inherits."""
 DECIDING = "deciding.lock"
+NORMAL_PRIORITY = 3
+# Who is next looks again after this, who is second after twice as long, and so on.
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.25, 15.0
+THREADS_OF_THIS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,7 @@ class LeaseRepository:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / boot_id()
 
-    def ask(
-        self, request: LeaseRequest, holder: str, devices: HostDevices, priority: int
-    ) -> OwnClaim:
+    def ask(self, request: LeaseRequest, holder: str, devices: HostDevices, priority: int) -> Lease:
         """Put a request in line; it is served when its claim next looks.
 
         Args:
@@ -80,13 +85,12 @@ class LeaseRepository:
             pid=os.getpid(),
             priority=priority,
             due_s=due_s(time.monotonic(), priority),
-            ticket=time.monotonic_ns(),
             request=request,
             devices=devices,
             since=datetime.now(UTC),
         )
         with self.deciding():
-            return OwnClaim(self, claim)
+            return Lease(self, claim)
 
     def claims(self) -> list[Claim]:
         """Who holds what and who waits, for people: holders first, then the line."""
@@ -121,8 +125,8 @@ class LeaseRepository:
                 path.unlink(missing_ok=True)
 
 
-class OwnClaim:
-    """A claim of this process, in line or with devices, until it is closed.
+class Lease:
+    """A claim of this process, in line or with devices, until it is released or the process ends.
 
     Args:
         repository: where it is; the caller is `deciding`.
@@ -138,6 +142,22 @@ class OwnClaim:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         self._write(claim)
 
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    @property
+    def grant(self) -> Grant:
+        """The devices; none while it waits."""
+        return self.claim.grant or Grant()
+
+    @property
+    def lease_id(self) -> str:
+        """What processes have in their environment that run under this lease."""
+        return self.claim.lease_id
+
     def _write(self, claim: Claim) -> None:
         with refused_writes_explained(self._path):
             os.ftruncate(self._descriptor, 0)
@@ -147,17 +167,17 @@ class OwnClaim:
     def look(self) -> Outlook:
         """See how things stand, and take the devices if it is this claim's turn."""
         with self._repository.deciding():
-            others = [c for c in self._repository.living() if c.lease_id != self.claim.lease_id]
+            others = [c for c in self._repository.living() if c.lease_id != self.lease_id]
             holders = tuple(claim for claim in others if claim.grant is not None)
             line = [claim for claim in others if claim.grant is None]
             if self.claim.grant is None:
                 grants = grants_for([*line, self.claim], Taken.by(holders))
-                if grant := grants.get(self.claim.lease_id):
+                if grant := grants.get(self.lease_id):
                     now = datetime.now(UTC)
                     self._write(self.claim.model_copy(update={"grant": grant, "since": now}))
             return Outlook(sum(each.order < self.claim.order for each in line), holders)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Leave the line, or give the devices back; in a fork of the process, nothing."""
         if self._descriptor >= 0 and os.getpid() == self._owner:
             self._path.unlink(missing_ok=True)
@@ -180,3 +200,108 @@ def _check_possible(request: LeaseRequest, devices: HostDevices) -> None:
         f"{request} cannot be leased here: this process may use {devices.num_cores} core(s) and "
         f"{', '.join(gpus) or 'no GPU'}{unusable}. Ask for less, or run where there is more"
     )
+
+
+def acquire(
+    repository: LeaseRepository,
+    request: LeaseRequest,
+    holder: str,
+    *,
+    priority: int = NORMAL_PRIORITY,
+    wait_s: float | None = None,
+    devices: HostDevices | None = None,
+    on_wait: Callable[[Outlook], None] | None = None,
+) -> Lease:
+    """Wait until the devices are free and it is this request's turn, and take them.
+
+    Args:
+        repository: the leases of this host.
+        request: what is needed.
+        holder: whose they will be, for people: the flow run's id and name.
+        priority: 1 is the most urgent; see `placement` for the order.
+        wait_s: longest wait in seconds; None waits as long as it takes.
+        devices: what this process may use; looked up where it is not given.
+        on_wait: called each time that the place in the line changes.
+
+    Raises:
+        ConfigurationError: this host does not have what is asked for.
+        LeaseError: it was not to be had in time.
+        StorageError: the disk refuses.
+    """
+    started_s = time.monotonic()
+    until_s = float("inf") if wait_s is None else started_s + wait_s
+    own = repository.ask(request, holder, devices or HostDevices.of_this_process(), priority)
+    try:
+        _wait(own, until_s, on_wait)
+    except BaseException:  # whatever ends the wait, no claim stays in the line
+        own.release()
+        raise
+    waited_s = time.monotonic() - started_s
+    LOGGER.info("%s holds %s after %.1f s", holder, own.grant, waited_s)
+    return own
+
+
+def _wait(own: Lease, until_s: float, on_wait: Callable[[Outlook], None] | None) -> None:
+    before: int | None = None
+    while True:
+        outlook = own.look()
+        if own.claim.grant is not None:
+            return
+        if on_wait is not None and before != outlook.num_before:
+            on_wait(outlook)
+        before = outlook.num_before
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            held = "; ".join(map(str, outlook.holders)) or "nobody, but kept for those before it"
+            raise LeaseError(
+                f"{own.claim.holder} did not get {own.claim.request} in time. {before} are before "
+                f"it in the line; held by {held}. Nothing was started; wait longer, raise its "
+                "priority, or ask for less"
+            )
+        time.sleep(min(SHORTEST_LOOK_S * (1 + before), LONGEST_LOOK_S, left_s))
+
+
+def variables_of(grant: Grant, lease_id: str) -> dict[str, str]:
+    """Environment of a process under a lease; GPUs that it does not hold are hidden from it."""
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(grant.gpus), LEASE_VARIABLE: lease_id}
+    if grant.cores:
+        variables["OMP_NUM_THREADS"] = str(len(grant.cores))
+    return variables
+
+
+@contextmanager
+def applied(grant: Grant, lease_id: str) -> Iterator[None]:
+    """Confine this process, and what it starts, to the devices of a lease while inside.
+
+    All threads that the process has are confined, and those that they start. Linux takes memory
+    from the node of the core that first writes it, so that is near too.
+    """
+    variables, cores = variables_of(grant, lease_id), os.sched_getaffinity(0)
+    before = {name: os.environ.get(name) for name in variables}
+    _set_variables(variables)
+    try:
+        if grant.cores:
+            _confine_threads(grant.cores)
+        yield
+    finally:
+        _set_variables(before)
+        if grant.cores:
+            _confine_threads(cores)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _confine_threads(cores: Iterable[int]) -> None:
+    """Set the cores of every thread, until no new one has come meanwhile."""
+    wanted, done = set(cores), set[int]()
+    while present := {int(entry.name) for entry in THREADS_OF_THIS.iterdir()} - done:
+        for thread in present:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(thread, wanted)
+        done |= present

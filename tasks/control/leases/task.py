@@ -9,10 +9,9 @@ from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
-from tasks.control.leases.config import LeaseRequest, StageLease
+from tasks.control.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
-from tasks.control.leases.leases import Lease, acquire, applied
-from tasks.control.leases.repository import LeaseRepository, Outlook
+from tasks.control.leases.repository import Lease, LeaseRepository, Outlook, acquire, applied
 from tasks.kernel.settings import Settings
 
 ARTIFACT_KEY = "devices"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.config import RecoveryConfig
 
 RunState = Literal[
     "scheduled",
@@ -86,6 +86,7 @@ class Repair(BaseModel):
     why: str
     pids: tuple[int, ...] = Field(default=(), description="Processes to be ended first.")
     certain: bool = Field(default=True, description="False: a second look must confirm it.")
+    outcome: str = Field(default="", description="What came of it.")
 
 
 def judge(facts: Sequence[RunFact], config: RecoveryConfig) -> tuple[Repair, ...]:
@@ -139,10 +140,9 @@ def _cancelling(fact: RunFact, config: RecoveryConfig) -> Repair | None:
         return _repair(fact, "cancel", why, fact.pids)
     if fact.process == "gone" or not fact.deployed:
         return _repair(fact, "cancel", "its processes are gone, and nobody said so")
-    beating = fact.heartbeat_age_s is not None and (
-        fact.heartbeat_age_s <= config.heartbeat_limit_s
-    )
-    if beating or (fact.process == "elsewhere" and fact.age_s <= config.heartbeat_limit_s):
+    limit_s = config.heartbeat_limit_s
+    beating = fact.heartbeat_age_s is not None and fact.heartbeat_age_s <= limit_s
+    if beating or (fact.process == "elsewhere" and fact.age_s <= limit_s):
         return None
     return _repair(fact, "cancel", f"nothing was heard of it for {fact.age_s:.0f} s")
 
@@ -241,15 +241,12 @@ def leaked_slots(first: Sequence[SlotFact], second: Sequence[SlotFact]) -> tuple
 
     The larger number of runs of the two looks counts as holding a slot.
     """
-    before = {fact.limit: fact for fact in first}
-    leaks = []
+    before, leaks = {fact.limit: fact for fact in first}, []
     for now in second:
-        then = before.get(now.limit)
-        if then is None:
-            continue
-        holders = max(then.num_holders, now.num_holders)
-        if min(then.taken, now.taken) > holders:
-            leaks.append(now.model_copy(update={"num_holders": holders}))
+        if then := before.get(now.limit):
+            holders = max(then.num_holders, now.num_holders)
+            if min(then.taken, now.taken) > holders:
+                leaks.append(now.model_copy(update={"num_holders": holders}))
     return tuple(leaks)
 
 

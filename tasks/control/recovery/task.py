@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
+import psutil
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
@@ -20,7 +25,7 @@ from prefect.logging import get_run_logger
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
 from pydantic import BaseModel, ConfigDict, Field
 
-from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.config import RecoveryConfig
 from tasks.control.recovery.judge import (
     DAY_S,
     LATE_LIMIT_S,
@@ -35,17 +40,20 @@ from tasks.control.recovery.judge import (
     judge,
     leaked_slots,
 )
-from tasks.control.recovery.processes import (
-    HOST,
-    NOT_RETRIED,
-    end_processes,
-    is_engine,
-    process_of,
-    processes_by_run,
-)
-from tasks.control.routing.choice import is_online
-from tasks.kernel.process import ProcessName
+from tasks.control.routing.task import is_online
+from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
 from tasks.kernel.retry_policy import RETRIED
+
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Set by a worker in the environment of a run's engine, and inherited by all that it starts."""
+ENGINE = "prefect.engine"
+POLL_S = 0.1
+END_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+
+HOST, BOOT, SPACE = "falaj.host", "falaj.boot", "falaj.space"
+PID, STARTED = "falaj.pid", "falaj.started"
+NOT_RETRIED = "falaj.not_retried"
+"""Why a run is not started again by itself when it was cut off."""
 
 PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
@@ -62,22 +70,13 @@ STATES: dict[str, Callable[..., State[Any]]] = {
 Found = TypeVar("Found")
 
 
-class Done(BaseModel):
-    """One repair and what came of it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    repair: Repair
-    outcome: str
-
-
 class Sweep(BaseModel):
     """What a sweep saw and did."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_seen: int
-    done: tuple[Done, ...] = ()
+    done: tuple[Repair, ...] = ()
     slots: tuple[SlotFact, ...] = ()
     task_runs: tuple[TaskRunFact, ...] = Field(
         default=(), description="Task runs of attempts that are over, ended."
@@ -85,7 +84,7 @@ class Sweep(BaseModel):
 
     def rows(self) -> list[dict[str, str]]:
         """All that was done, for people."""
-        rows = [(d.repair.name, d.repair.flow, d.outcome, d.repair.why) for d in self.done]
+        rows = [(done.name, done.flow, done.outcome, done.why) for done in self.done]
         for slot in self.slots:
             why = f"{slot.taken} were taken and {slot.num_holders} runs held one"
             rows.append((slot.limit, "", f"{slot.taken - slot.num_holders} slots freed", why))
@@ -170,7 +169,7 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
     for leak in leaks:
         freed = GlobalConcurrencyLimitUpdate(active_slots=leak.num_holders)
         client.update_global_concurrency_limit(leak.limit, freed)
-    if any(each.repair.action == "crash" for each in done):
+    if any(each.action == "crash" for each in done):
         later = _run_facts(client, config)
         done += _repaired(client, [r for r in judge(later, config) if r.action == "retry"], later)
     ended = _end_task_runs(client)
@@ -188,11 +187,12 @@ def _end_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
 
 def _repaired(
     client: SyncPrefectClient, repairs: Iterable[Repair], facts: Sequence[RunFact]
-) -> Iterator[Done]:
+) -> Iterator[Repair]:
     seen = {fact.id: fact for fact in facts}
     for repair in repairs:
         if repair.certain:
-            yield Done(repair=repair, outcome=_carry_out(client, repair, seen[repair.run]))
+            outcome = _carry_out(client, repair, seen[repair.run])
+            yield repair.model_copy(update={"outcome": outcome})
 
 
 def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
@@ -213,22 +213,41 @@ def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
 
 def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFact, ...]:
     """All runs about which something may have to be done, and those that called them."""
-    now, local = datetime.now(UTC), processes_by_run()
+    now, local = datetime.now(UTC), processes_by_variable(RUN_VARIABLE)
     runs = {run.id: run for run in _candidates(client, config, local, now)}
     parents = _parents(client, list(runs.values()))
     missing = [UUID(p) for p in parents.values() if UUID(p) not in runs]
     runs |= {run.id: run for run in _by_id(client, missing)}
-    names = {flow: client.read_flow(flow).name for flow in {r.flow_id for r in runs.values()}}
+    flows = {flow: client.read_flow(flow).name for flow in {r.flow_id for r in runs.values()}}
     online = {
         pool: sum(is_online(worker, now) for worker in client.read_workers_for_work_pool(pool))
         for pool in {run.work_pool_name for run in runs.values()}
         if pool is not None
     }
-    return tuple(
-        _fact(client, run, names[run.flow_id], local, parents, online, now)
-        for run in runs.values()
-        if run.state is not None
-    )
+
+    def fact(run: FlowRun) -> RunFact:
+        pids = tuple(local.get(str(run.id), ()))
+        process = _process(run, pids)
+        is_seen = process in {"alive", "gone"}
+        return RunFact(
+            id=str(run.id),
+            name=run.name,
+            flow=flows[run.flow_id],
+            state=_state_of(run),
+            age_s=_age_s(run, now),
+            process=process,
+            pids=pids,
+            heartbeat_age_s=None if is_seen else _heartbeat_age_s(client, run, now),
+            attempts=run.run_count,
+            restarts=0 if run.run_count else _num_restarts(client, run),
+            retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
+            deployed=run.deployment_id is not None,
+            parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
+            pool=run.work_pool_name,
+            num_workers_online=online.get(run.work_pool_name or ""),
+        )
+
+    return tuple(fact(run) for run in runs.values() if run.state is not None)
 
 
 def slot_facts(client: SyncPrefectClient) -> tuple[SlotFact, ...]:
@@ -244,37 +263,6 @@ def slot_facts(client: SyncPrefectClient) -> tuple[SlotFact, ...]:
         )
         facts.append(SlotFact(limit=limit.name, taken=int(limit.active_slots), num_holders=held))
     return tuple(facts)
-
-
-def _fact(
-    client: SyncPrefectClient,
-    run: FlowRun,
-    flow: str,
-    local: Mapping[str, Sequence[int]],
-    parents: Mapping[UUID, str],
-    online: Mapping[str, int],
-    now: datetime,
-) -> RunFact:
-    pids = tuple(local.get(str(run.id), ()))
-    process = _process(run, pids)
-    is_seen = process in {"alive", "gone"}
-    return RunFact(
-        id=str(run.id),
-        name=run.name,
-        flow=flow,
-        state=_state_of(run),
-        age_s=_age_s(run, now),
-        process=process,
-        pids=pids,
-        heartbeat_age_s=None if is_seen else _heartbeat_age_s(client, run, now),
-        attempts=run.run_count,
-        restarts=0 if run.run_count else _num_restarts(client, run),
-        retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
-        deployed=run.deployment_id is not None,
-        parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
-        pool=run.work_pool_name,
-        num_workers_online=online.get(run.work_pool_name or ""),
-    )
 
 
 def _candidates(
@@ -376,3 +364,59 @@ def _heartbeat_age_s(client: SyncPrefectClient, run: FlowRun, now: datetime) -> 
     )
     newest = client.read_events(wanted, limit=1).events
     return (now - newest[0].occurred).total_seconds() if newest else None
+
+
+def own_labels() -> dict[str, bool | int | float | str]:
+    """This process, as labels of a run."""
+    mine = ProcessName.of_this()
+    return {
+        HOST: socket.gethostname(),
+        BOOT: mine.boot,
+        SPACE: mine.space,
+        PID: mine.pid,
+        STARTED: mine.start,
+    }
+
+
+def process_of(labels: Mapping[str, Any]) -> ProcessName | None:
+    """The process that labels name; None where it is another host's, or there are none."""
+    if labels.get(HOST) != socket.gethostname():
+        return None
+    space = labels.get(SPACE) or ProcessName.of_this().space  # earlier versions noted none
+    return ProcessName(
+        boot=str(labels[BOOT]), space=str(space), pid=int(labels[PID]), start=int(labels[STARTED])
+    )
+
+
+def is_engine(pid: int) -> bool:
+    """True for the process that runs a flow run itself, not for what it has forked or started.
+
+    A worker starts it as the leader of a process group of its own.
+    """
+    try:
+        return ENGINE in psutil.Process(pid).cmdline() and os.getpgid(pid) == pid
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+def end_processes(run: str, pids: Iterable[int], grace_s: float = END_GRACE_S) -> tuple[int, ...]:
+    """End the processes of a run: SIGTERM, and SIGKILL for those that are left after the grace.
+
+    A process is signalled only while its environment names the run, so that a reused id is spared.
+
+    Returns:
+        Those that were still there in the end.
+    """
+
+    def remaining(pids: Iterable[int]) -> set[int]:
+        return {pid for pid in pids if variable_of(pid, RUN_VARIABLE) == run}
+
+    left = remaining(pids)
+    for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + limit_s
+        while (left := remaining(left)) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    return tuple(sorted(left))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tasks.control.retraining.config import RetrainingPolicy
+from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 

@@ -1,5 +1,7 @@
 """Answering results: each once, in their order, with one run for each incident of trouble.
 
+Then carrying out: each claimed action is started once, and how its run ended is noted.
+
 An incident is of one model, use case and cause. The first bad result opens it; a result that
 shows the cause gone, or another champion, closes it. The events that ask for answers may be lost,
 doubled, late or in any order: whoever is asked answers all results that have none, in the order in
@@ -10,17 +12,29 @@ when, or how often.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from tasks.control.retraining.budget import Refusal, carried_out_as, why_not_now
 from tasks.control.retraining.decision import Action, Cause, Choice, decide, healed
 from tasks.control.retraining.ledger import Incident, Incidents, Ledger
-from tasks.control.retraining.records import Answer, ClaimState, Mode, Order, Outcome, StoredResult
+from tasks.control.retraining.records import (
+    Answer,
+    ClaimState,
+    Mode,
+    Order,
+    Outcome,
+    RunEnd,
+    StartedAction,
+    StoredResult,
+)
+from tasks.kernel.errors import FalajError
 
 logger = logging.getLogger(__name__)
 
+LOST = "lost"
+"""State of a run whose process is gone, and that nobody else will bring to an end."""
 PLAYED_AGAIN = timedelta(days=180)
 """A window so far before the latest is not late: recorded data is played from its start again."""
 
@@ -60,8 +74,7 @@ def answer(ledger: Ledger, result_id: str, actor: str, here: Here) -> Answer:
         made = settle(ledger, result.model, result.use_case, actor, here)
         if any(decision.result_id == result_id for decision in made.decisions):
             return made
-    ledger.count_asked(result_id)  # somebody has answered it, just now or long ago
-    known = ledger.numbered([], result_id)
+    known = ledger.numbered([], result_id)  # somebody has answered it, just now or long ago
     return Answer(decisions=tuple(known), orders=_orders(ledger, result.model, here))
 
 
@@ -179,3 +192,68 @@ def _review(incidents: Incidents, here: Here) -> Iterator[int]:
         refusal = _weigh(incidents, result, choice, here)[2]
         if refusal is None or refusal.outcome is not incidents.last_outcome(incident):
             yield _act(incidents, result, choice, incident, here)
+
+
+def start_claimed(
+    ledger: Ledger, orders: Sequence[Order], start: Callable[[Order], StartedAction | None]
+) -> list[StartedAction]:
+    """Start what was claimed; a start that fails is noted with the claim and tried again later.
+
+        claimed -> reserved (platform) -> started (run id) -> ended (state, seconds)
+
+    A process killed between two of these leaves the earlier one in the table, and the sweep goes on
+    from there. Starting again is safe on one platform: the incident is the key under which it gives
+    the same run. Another platform on the same database knows nothing of that key, so whoever starts
+    a run reserves its claim first.
+
+    Args:
+        ledger: the record.
+        orders: what was claimed.
+        start: starts one and returns at once; the same order again gives the same run. None where
+            another platform, or another process, has taken it.
+
+    Raises:
+        FalajError: the first start that failed, after all others were tried.
+    """
+    started, failures = [], list[FalajError]()
+    for order in orders:
+        try:
+            run = start(order)
+        except FalajError as exc:
+            ledger.mark_trouble(order.incident_id, f"{type(exc).__name__}: {exc}")
+            logger.warning("%s of %s could not be started: %s", order.action, order.model, exc)
+            failures.append(exc)
+            continue
+        if run is None:
+            logger.info("%s of %s is started elsewhere", order.action, order.model)
+            continue
+        ledger.mark_started(order.incident_id, run)
+        logger.info("%s of %s runs as %s in %s", order.action, order.model, run.run_id, run.place)
+        started.append(run)
+    if failures:
+        raise failures[0]
+    return started
+
+
+def note_ends(ledger: Ledger, end_of: Callable[[Order, StartedAction], RunEnd | None]) -> int:
+    """Note the end of each started run that has ended; returns how many that were.
+
+    One that is lost is claimed anew: finished stages are kept, so it goes on where it was.
+
+    Args:
+        ledger: the record.
+        end_of: how a run ended; None while it runs, `LOST` where it is to be taken up again.
+    """
+    num_ended = 0
+    for claim in ledger.claims(ClaimState.STARTED):
+        if claim.started is None:
+            continue
+        incident, run = claim.order.incident_id, claim.started.run_id
+        end = end_of(claim.order, claim.started)
+        if end is not None and end.state == LOST:
+            ledger.take_up(incident, run)
+            logger.warning("the process of run %s is gone; taken up again", run)
+        elif end is not None and ledger.mark_ended(incident, end):
+            num_ended += 1
+            logger.info("run %s of %s: %s", run, claim.order.model, end.state)
+    return num_ended

@@ -31,10 +31,9 @@ from sqlalchemy import (
 )
 
 from tasks.contracts.base import RESULT
+from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.budget import KINDS, Spent
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.decision import Action, Cause, Choice
-from tasks.control.retraining.evidence import Evidence
+from tasks.control.retraining.decision import Action, Cause, Choice, Evidence
 from tasks.control.retraining.records import (
     Claim,
     ClaimState,
@@ -57,18 +56,6 @@ COLUMNS = {"incident_id": "episode_id"}
 """Fields of values, and the columns that had another name before them."""
 Value = TypeVar("Value", bound=BaseModel)
 _results, _incidents, _actions = tables.drift_results, tables.incidents, tables.actions
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which decisions to list; None means all."""
-
-    model: str | None = None
-    use_case: str | None = None
-    action: Action | None = None
-    outcome: Outcome | None = None
-    since: datetime | None = None
-    limit: int = 50
 
 
 class Ledger:
@@ -108,10 +95,9 @@ class Ledger:
                 evidence=evidence.model_dump_json(),
                 policy=policy.model_dump_json(),
                 stored_at=database.database_now(connection),
-                num_asked=0,
             )
             query = select(_results).where(_results.c.result_id == result_id)
-            return _read_result(connection.execute(query).mappings().one())
+            return _read(StoredResult, connection.execute(query).mappings().one())
 
     def result(self, result_id: str) -> StoredResult:
         """A stored drift result.
@@ -126,19 +112,13 @@ class Ledger:
                 "check stored here. Nothing was decided; check that drift check and controller "
                 "use the same FALAJ_DATABASE_URL or state folder"
             )
-        return _read_result(found[0])
+        return _read(StoredResult, found[0])
 
     def newest_result(self, model: str, use_case: str) -> StoredResult | None:
         """The result on a model that was stored last; None before the first."""
         query = select(_results).where(_of(_results, model, use_case))
         found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
-        return _read_result(found[0]) if found else None
-
-    def count_asked(self, result_id: str) -> None:
-        """Count one more question about an answered result."""
-        change = update(_results).where(_results.c.result_id == result_id)
-        with database.transaction(self.engine) as connection:
-            connection.execute(change.values(num_asked=_results.c.num_asked + 1))
+        return _read(StoredResult, found[0]) if found else None
 
     def unsettled(self) -> list[tuple[str, str]]:
         """Models and use cases with unanswered drift results, or incidents without an action."""
@@ -222,22 +202,30 @@ class Ledger:
             trouble=trouble,
         )
 
-    def decisions(self, wanted: Wanted) -> list[Decision]:
-        """Decisions and refusals, the newest first."""
+    def decisions(
+        self, *, since: datetime | None = None, limit: int = 50, **wanted: str | None
+    ) -> list[Decision]:
+        """Decisions and refusals, the newest first.
+
+        Args:
+            since: the first moment.
+            limit: at most so many.
+            wanted: value by column (`model`, `use_case`, `action`, `outcome`); None: any.
+        """
         table = tables.decisions
-        query = _with_runs().order_by(table.c.number.desc()).limit(wanted.limit)
-        for name in ("model", "use_case", "action", "outcome"):
-            if (value := getattr(wanted, name)) is not None:
+        query = _with_runs().order_by(table.c.number.desc()).limit(limit)
+        for name, value in wanted.items():
+            if value is not None:
                 query = query.where(table.c[name] == str(value))
-        if wanted.since is not None:
-            query = query.where(table.c.decided_at >= wanted.since)
-        return [_read_decision(row) for row in self._rows(query)]
+        if since is not None:
+            query = query.where(table.c.decided_at >= since)
+        return [_read(Decision, row) for row in self._rows(query)]
 
     def numbered(self, numbers: Sequence[int], result_id: str | None = None) -> list[Decision]:
         """Decisions by their numbers, and those about a drift result, the oldest first."""
         table = tables.decisions
         query = _with_runs().where(or_(table.c.number.in_(numbers), table.c.result_id == result_id))
-        return [_read_decision(row) for row in self._rows(query.order_by(table.c.number))]
+        return [_read(Decision, row) for row in self._rows(query.order_by(table.c.number))]
 
     @contextmanager
     def deciding(self, model: str, use_case: str, actor: str) -> Iterator[Incidents]:
@@ -300,12 +288,12 @@ class Incidents:
         """Results without an answer, in the order in which they were stored."""
         open_ones = self._mine(_results) & _results.c.answered_at.is_(None)
         rows = self._execute(select(_results).where(open_ones).order_by(_results.c.number))
-        return [_read_result(row) for row in rows.mappings()]
+        return [_read(StoredResult, row) for row in rows.mappings()]
 
     def result(self, result_id: str) -> StoredResult:
         """One stored drift result."""
         query = select(_results).where(_results.c.result_id == result_id)
-        return _read_result(self._execute(query).mappings().one())
+        return _read(StoredResult, self._execute(query).mappings().one())
 
     def latest_window_end(self) -> datetime | None:
         """End of the latest window that was answered."""
@@ -508,6 +496,10 @@ def _with_runs() -> Select[Any]:
     )
 
 
+def _read(kind: type[Value], row: RowMapping) -> Value:
+    return kind(**_fields(kind, row))
+
+
 def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
     """The columns of a row that are fields of a value, those of JSON read."""
     columns = {name: COLUMNS.get(name, name) for name in kind.model_fields}
@@ -518,22 +510,13 @@ def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
     return fields
 
 
-def _read_result(row: RowMapping) -> StoredResult:
-    return StoredResult(**_fields(StoredResult, row))
-
-
-def _read_decision(row: RowMapping) -> Decision:
-    return Decision(**_fields(Decision, row))
-
-
 def _read_claim(row: RowMapping) -> Claim:
     started = end = None
     if row["run_id"] is not None:
-        started = StartedAction(**_fields(StartedAction, row))
+        started = _read(StartedAction, row)
     if row["run_state"] is not None:
         end = RunEnd(state=row["run_state"], seconds=row["run_seconds"])
-    order = Order(**_fields(Order, row))
-    return Claim(**_fields(Claim, row), order=order, started=started, end=end)
+    return Claim(**_fields(Claim, row), order=_read(Order, row), started=started, end=end)
 
 
 def _read_stored(kind: type[Value], text: str) -> Value:

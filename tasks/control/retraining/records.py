@@ -9,9 +9,8 @@ from typing import Literal
 from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import RESULT_ID, Contract
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.decision import Action, Cause
-from tasks.control.retraining.evidence import Evidence
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.decision import Action, Cause, Evidence
 
 Mode = Literal["act", "decide_only"]
 INCIDENT_ID = AliasChoices("incident_id", "episode_id")
@@ -19,7 +18,20 @@ INCIDENT_ID = AliasChoices("incident_id", "episode_id")
 
 
 class Outcome(StrEnum):
-    """What a decision came to."""
+    """What a decision came to; the sweep asks again where it is refused for now.
+
+    Attributes:
+        ACTS: the action was claimed and is carried out.
+        NOTHING_TO_DO: the evidence asks for nothing.
+        ALERTS: people are notified; a machine must not act.
+        SAME_INCIDENT: refused: this incident has had its run.
+        COOL_DOWN: refused for now: too soon after a retraining.
+        BUDGET: refused for now: the week's budget is spent.
+        APPROVAL: refused for now: a person is asked about a version.
+        OUTDATED: refused: a later window was judged before.
+        SUPERSEDED: refused: the judged version is no longer the champion.
+        DECIDE_ONLY: recorded; acting was not asked for.
+    """
 
     ACTS = "acts"
     NOTHING_TO_DO = "nothing_to_do"
@@ -31,20 +43,6 @@ class Outcome(StrEnum):
     OUTDATED = "outdated"
     SUPERSEDED = "superseded"
     DECIDE_ONLY = "decide_only"
-
-
-MEANING = {
-    Outcome.ACTS: "the action was claimed and is carried out",
-    Outcome.NOTHING_TO_DO: "the evidence asks for nothing",
-    Outcome.ALERTS: "people are notified; a machine must not act",
-    Outcome.SAME_INCIDENT: "refused: this incident has had its run",
-    Outcome.COOL_DOWN: "refused for now: too soon after a retraining; the sweep asks again",
-    Outcome.BUDGET: "refused for now: the week's budget is spent; the sweep asks again",
-    Outcome.APPROVAL: "refused for now: a person is asked about a version; the sweep asks again",
-    Outcome.OUTDATED: "refused: a later window was judged before",
-    Outcome.SUPERSEDED: "refused: the judged version is no longer the champion",
-    Outcome.DECIDE_ONLY: "recorded; acting was not asked for",
-}
 
 
 class ClaimState(StrEnum):
@@ -66,7 +64,6 @@ class StoredResult(Contract):
     policy: RetrainingPolicy
     stored_at: datetime
     answered_at: datetime | None
-    num_asked: NonNegativeInt = Field(description="How often an answer was asked for again.")
 
 
 class Order(Contract):

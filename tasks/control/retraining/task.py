@@ -16,8 +16,8 @@ from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.drift import DriftReport
 from tasks.contracts.evaluation import Comparison
 from tasks.contracts.release import ChampionState
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.records import MEANING, Answer, Decision, Mode, StoredResult
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.records import Answer, Decision, Mode, StoredResult
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
 
@@ -38,7 +38,7 @@ _POLICY: dict[str, Any] = {
 def store_drift_result(
     report: DriftReport,
     version: ModelVersionRef,
-    standing: ChampionState | None,
+    champion: ChampionState | None,
     former_difference: Comparison | None,
     use_case: str,
     policy: RetrainingPolicy,
@@ -54,9 +54,9 @@ def store_drift_result(
     """
     from datetime import UTC, datetime
 
-    from tasks.control.retraining.evidence import gather
+    from tasks.control.retraining.decision import gather
 
-    evidence = gather(report, version, standing, former_difference, datetime.now(UTC))
+    evidence = gather(report, version, champion, former_difference, datetime.now(UTC))
     result = _ledger().store_result(version.name, use_case, evidence, policy)
     emit_event(
         JUDGED,
@@ -98,7 +98,7 @@ def find_newest_drift_result(model: str, use_case: str) -> StoredResult | None:
 
 @task(name="answer-drift-result", task_run_name="answer-{result.model}", **_POLICY)
 def answer_drift_result(
-    result: StoredResult, standing: ChampionState | None, mode: Mode, recalibrates: bool
+    result: StoredResult, champion: ChampionState | None, mode: Mode, recalibrates: bool
 ) -> Answer:
     """Answer a drift result and all of its model that have no answer, and claim what is to be done.
 
@@ -106,7 +106,7 @@ def answer_drift_result(
 
     Args:
         result: what a drift check found.
-        standing: of the champion.
+        champion: of the champion.
         mode: whether anything is claimed.
         recalibrates: something here carries out a recalibration; else it becomes a retraining.
 
@@ -115,7 +115,7 @@ def answer_drift_result(
     """
     from tasks.control.retraining.incidents import answer
 
-    here = _here(standing, mode, recalibrates)
+    here = _here(champion, mode, recalibrates)
     return _reported(answer(_ledger(), result.result_id, _actor(), here))
 
 
@@ -123,7 +123,7 @@ def answer_drift_result(
 def settle_drift_results(
     model: str,
     use_case: str,
-    standing: ChampionState | None,
+    champion: ChampionState | None,
     mode: Mode = "act",
     recalibrates: bool = True,
 ) -> Answer:
@@ -136,7 +136,7 @@ def settle_drift_results(
     """
     from tasks.control.retraining.incidents import settle
 
-    here = _here(standing, mode, recalibrates)
+    here = _here(champion, mode, recalibrates)
     return _reported(settle(_ledger(), model, use_case, _actor(), here))
 
 
@@ -160,7 +160,6 @@ def decision_rows(decisions: tuple[Decision, ...]) -> list[dict[str, str]]:
             "result": made.evidence.result.value,
             "action": made.action.value,
             "outcome": made.outcome.value,
-            "which means": MEANING[made.outcome],
             "reason": made.reason,
             "run": made.run_id or "",
             "incident": (made.incident_id or "")[:12],
@@ -206,12 +205,12 @@ def _ledger() -> Ledger:
     return Ledger(Settings.from_environment().metadata_url)
 
 
-def _here(standing: ChampionState | None, mode: Mode, recalibrates: bool) -> Here:
+def _here(champion: ChampionState | None, mode: Mode, recalibrates: bool) -> Here:
     from tasks.control.retraining.incidents import Here
 
-    if standing is None:
+    if champion is None:
         return Here(None, recalibrates, None, mode)
-    return Here(standing.version.version, recalibrates, standing.asked_about, mode)
+    return Here(champion.version.version, recalibrates, champion.asked_about, mode)
 
 
 def _resource(model: str) -> dict[str, str]:

@@ -11,13 +11,13 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 from uuid import UUID
 
 import httpx
@@ -25,7 +25,7 @@ from prefect import Flow, runtime, task
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import FlowRun, State, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, TaskRun, Worker
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
@@ -40,8 +40,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import tasks.kernel.errors
 from tasks.contracts.run import StageRoute
-from tasks.control.routing.choice import Choice, Place, choose, is_online
-from tasks.control.routing.config import RoutingConfig, StageName
+from tasks.control.config import RoutingConfig, StageName, StageRouting
 from tasks.kernel.errors import FalajError, StageError, StageLostError
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
 from tasks.kernel.settings import PROJECT_ROOT, content_key
@@ -50,6 +49,94 @@ QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
 LOG_EVERY_S = 60.0
 REPORTED_ERROR = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
+
+
+Rule = Literal["wanted class", "fall back"]
+MISSED_HEARTBEATS = 3
+"""A worker that missed so many is gone; the server itself takes longer to say so."""
+DEFAULT_HEARTBEAT_S = 30
+
+
+def is_online(worker: Worker, now: datetime) -> bool:
+    """True where a worker's last heartbeat is recent."""
+    if worker.last_heartbeat_time is None:
+        return False
+    interval_s = worker.heartbeat_interval_seconds or DEFAULT_HEARTBEAT_S
+    return now - worker.last_heartbeat_time < timedelta(seconds=MISSED_HEARTBEATS * interval_s)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A deployment that could run the stage, and its work pool as it is now."""
+
+    deployment: str
+    hardware_class: str
+    pool: str | None = None
+    num_workers_online: int = 0
+    fault: str | None = None
+    """Why it cannot take runs whatever its workers do, such as a pause."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot take a run now; None where it can."""
+        if self.fault:
+            return f"{self.deployment}: {self.fault}"
+        if not self.num_workers_online:
+            return f"{self.deployment}: no worker of work pool {self.pool!r} is online"
+        return None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The place that was chosen, or that the stage is to wait, or that there is none.
+
+    Attributes:
+        place: where to run; None while waiting and where there is none.
+        wait: True where asking again later may help.
+        rule: by which rule the place was chosen.
+        reason: why, in a sentence.
+        refused: places that were asked before, and why each was not taken.
+    """
+
+    place: Place | None
+    wait: bool
+    rule: Rule
+    reason: str
+    refused: tuple[str, ...] = ()
+
+
+def choose(
+    routing: StageRouting, wanted: Place, others: Sequence[Place], waited_s: float
+) -> Choice:
+    """Where a stage goes now.
+
+    The wanted class is taken while it has a worker. Without one the stage waits as long as it may,
+    then takes the first other class that has one.
+
+    Args:
+        routing: the stage's rule.
+        wanted: the place of the class that it wants.
+        others: the places of `routing.fall_back`, in that order.
+        waited_s: seconds for which the wanted place has had no worker.
+    """
+    refusal = wanted.refusal
+    if refusal is None:
+        return Choice(wanted, False, "wanted class", "it has a worker online")
+    if waited_s < routing.wait_s:
+        reason = f"{refusal}; waited {waited_s:.0f} s of at most {routing.wait_s:.0f} s"
+        return Choice(None, True, "wanted class", reason)
+    refused = [f"{refusal}, for {waited_s:.0f} s"]
+    for place in others:
+        if place.refusal is None:
+            reason = f"no worker of the wanted class for {waited_s:.0f} s; fall_back names this one"
+            return Choice(place, False, "fall back", reason, tuple(refused))
+        refused.append(place.refusal)
+    reason = (
+        f"{'; '.join(refused)}. Start a worker (`prefect worker start --pool {wanted.pool}`), wait "
+        "longer (`routing.<stage>.wait_s`) or name another class (`routing.<stage>.fall_back`); "
+        "finished stages are kept"
+    )
+    return Choice(None, False, "fall back", reason, tuple(refused))
 
 
 @dataclass(frozen=True)
@@ -121,8 +208,7 @@ def run_stage(order: StageOrder) -> dict[str, Any]:
     """
     try:
         with get_client(sync_client=True) as client:
-            places = Places(client, order.flow_name, order.suffix, order.use_case)
-            stage = _Stage(order, client, places)
+            stage = _Stage(order, client)
             with stage.cancelled_with_this_run():
                 run, route = stage.run()
     except httpx.HTTPError as exc:
@@ -142,12 +228,10 @@ class _Stage:
     Args:
         order: what to run.
         client: of the API.
-        places: reads deployments and pools.
     """
 
-    def __init__(self, order: StageOrder, client: SyncPrefectClient, places: Places) -> None:
-        self._order, self._client, self._places = order, client, places
-        self._log = get_run_logger()
+    def __init__(self, order: StageOrder, client: SyncPrefectClient) -> None:
+        self._order, self._client, self._log = order, client, get_run_logger()
         self._run: FlowRun | None = None
 
     def run(self) -> tuple[FlowRun, StageRoute]:
@@ -212,8 +296,8 @@ class _Stage:
         rule = order.routing.of(order.stage)
         while True:
             waited_s = offline_s + time.monotonic() - began
-            wanted = self._places.look(rule.hardware_class)
-            others = [self._places.look(name) for name in rule.fall_back]
+            wanted = self._place(rule.hardware_class)
+            others = [self._place(name) for name in rule.fall_back]
             choice = choose(rule, wanted, others, waited_s)
             if choice.place is not None:
                 return choice
@@ -253,7 +337,7 @@ class _Stage:
     def _taken_up(self, run: FlowRun) -> StageRoute:
         return StageRoute(
             wanted=self._order.routing.of(self._order.stage).hardware_class,
-            taken=self._places.name_of(run),
+            taken=self._name_of(run),
             pool=run.work_pool_name,
             rule="taken up again",
             reason="an earlier attempt of this loop had started it",
@@ -280,7 +364,7 @@ class _Stage:
             The run; and for how many seconds no worker was online, where it was given up.
         """
         began, shown = time.monotonic(), ""
-        last_online = last_logged = began
+        last_online = began
         while True:
             run = self._seen(run.id)
             state, now = run.state, time.monotonic()
@@ -289,25 +373,54 @@ class _Stage:
             if state.name != shown:
                 shown = state.name or ""
                 self._log.info("stage %s: run %s is %s", self._order.stage, run.name, shown)
-            if not state.is_scheduled() or pool is None or self._places.num_online(pool):
+            if not state.is_scheduled() or pool is None or self._num_online(pool):
                 last_online = now
             untaken_s = now - last_online
-            if untaken_s and now - last_logged >= LOG_EVERY_S:
-                last_logged = now
-                self._log.warning(
-                    "stage %s waits: no worker of work pool %r is online to take %s, for %.0f s of "
-                    "at most %.0f s",
-                    self._order.stage,
-                    pool,
-                    run.name,
-                    untaken_s,
-                    max_untaken_s,
-                )
             if untaken_s > max_untaken_s:
                 message = "No worker was online to take it; the loop goes on by its rule."
                 self._client.set_flow_run_state(run.id, Cancelled(message=message))
                 return run, untaken_s
             time.sleep(QUICK_POLL_S if now - began < QUICK_FOR_S else POLL_S)
+
+    def _place(self, hardware_class: str) -> Place:
+        """The deployment `<flow>/<class><suffix>` and its pool as they are now."""
+        deployment = f"{self._order.flow_name}/{hardware_class}{self._order.suffix}"
+        try:
+            found = self._client.read_deployment_by_name(deployment)
+        except ObjectNotFound:
+            return Place(deployment, hardware_class, fault="there is no such deployment")
+        pool = found.work_pool_name
+        if pool is None:
+            return Place(deployment, hardware_class, fault="it has no work pool")
+        return Place(
+            deployment, hardware_class, pool, self._num_online(pool), self._fault(found, pool)
+        )
+
+    def _num_online(self, pool: str) -> int:
+        """Workers of a pool that sent a heartbeat lately; none where there is no such pool."""
+        try:
+            workers = self._client.read_workers_for_work_pool(pool)
+        except ObjectNotFound:
+            return 0
+        now = datetime.now(UTC)
+        return sum(is_online(worker, now) for worker in workers)
+
+    def _name_of(self, run: FlowRun) -> str:
+        """Deployment of a run, as `<flow>/<name>`."""
+        if run.deployment_id is None:
+            return "this process"
+        return f"{self._order.flow_name}/{self._client.read_deployment(run.deployment_id).name}"
+
+    def _fault(self, deployment: DeploymentResponse, pool: str) -> str | None:
+        config = deployment.parameters.get("config")
+        owner = config.get("name") if isinstance(config, dict) else None
+        if owner not in (None, self._order.use_case):
+            return f"it is of use case {owner!r}, not of {self._order.use_case!r}"
+        if deployment.paused:
+            return "the deployment is paused"
+        if self._client.read_work_pool(pool).is_paused:
+            return f"work pool {pool!r} is paused"
+        return None
 
 
 def on_class(parameters: dict[str, Any], hardware_class: str) -> dict[str, Any]:
@@ -362,63 +475,6 @@ def _names_api_away(kind: str, sentence: str) -> bool:
         return sentence.startswith("Server error")
     named = getattr(httpx, kind, None)
     return isinstance(named, type) and issubclass(named, httpx.TransportError)
-
-
-class Places:
-    """The deployments of one flow and use case.
-
-    Args:
-        client: of the API.
-        flow_name: Prefect's name of the flow.
-        suffix: what the use case's deployments have after the class, such as `-houses`.
-        use_case: name of the use case.
-    """
-
-    def __init__(
-        self, client: SyncPrefectClient, flow_name: str, suffix: str, use_case: str
-    ) -> None:
-        self._client, self._flow, self._suffix = client, flow_name, suffix
-        self._use_case = use_case
-
-    def look(self, hardware_class: str) -> Place:
-        """The deployment `<flow>/<class><suffix>` and its pool as they are now."""
-        deployment = f"{self._flow}/{hardware_class}{self._suffix}"
-        try:
-            found = self._client.read_deployment_by_name(deployment)
-        except ObjectNotFound:
-            return Place(deployment, hardware_class, fault="there is no such deployment")
-        pool = found.work_pool_name
-        if pool is None:
-            return Place(deployment, hardware_class, fault="it has no work pool")
-        return Place(
-            deployment, hardware_class, pool, self.num_online(pool), self._fault(found, pool)
-        )
-
-    def num_online(self, pool: str) -> int:
-        """Workers of a pool that sent a heartbeat lately; none where there is no such pool."""
-        try:
-            workers = self._client.read_workers_for_work_pool(pool)
-        except ObjectNotFound:
-            return 0
-        now = datetime.now(UTC)
-        return sum(is_online(worker, now) for worker in workers)
-
-    def name_of(self, run: FlowRun) -> str:
-        """Deployment of a run, as `<flow>/<name>`."""
-        if run.deployment_id is None:
-            return "this process"
-        return f"{self._flow}/{self._client.read_deployment(run.deployment_id).name}"
-
-    def _fault(self, deployment: DeploymentResponse, pool: str) -> str | None:
-        config = deployment.parameters.get("config")
-        owner = config.get("name") if isinstance(config, dict) else None
-        if owner not in (None, self._use_case):
-            return f"it is of use case {owner!r}, not of {self._use_case!r}"
-        if deployment.paused:
-            return "the deployment is paused"
-        if self._client.read_work_pool(pool).is_paused:
-            return f"work pool {pool!r} is paused"
-        return None
 
 
 MARKED = {"__class__", "data"}
@@ -477,18 +533,15 @@ def unmarked(value: Any) -> Any:
 
 def _stored_text(run: FlowRun) -> str:
     metadata = run.state.data if run.state else None
-    if not isinstance(metadata, ResultRecordMetadata) or metadata.storage_key is None:
+    record = metadata if isinstance(metadata, ResultRecordMetadata) else None
+    kind = record.serializer.type if record else None
+    if record is None or record.storage_key is None or kind != "json":  # a pickle can run code
         raise StageError(
-            f"run {run.name} kept no result; its flow needs persist_result=True. Deploy the code "
-            "of this process to its worker and retry"
-        )
-    if metadata.serializer.type != "json":
-        raise StageError(
-            f"run {run.name} kept its result as {metadata.serializer.type!r}; only json is read, "
-            "because others can run code. Deploy the code of this process to its worker"
+            f"run {run.name} kept its result as {kind!r}; only 'json' is read. Deploy the code of "
+            "this process to its worker and retry"
         )
     try:
-        content: bytes = _storage(metadata).read_path(metadata.storage_key, _sync=True)
+        content: bytes = _storage(record).read_path(record.storage_key, _sync=True)
     except (ValueError, FileNotFoundError, OSError) as exc:
         raise StageError(
             f"the result of run {run.name} cannot be read here ({exc}); let all workers share one "

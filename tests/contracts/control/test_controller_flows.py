@@ -26,7 +26,7 @@ from flows.recalibration import recalibration_flow
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.control.retraining.decision import Action
-from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.control.retraining.task import store_drift_result
 from tasks.kernel.errors import DataContractError
@@ -174,7 +174,7 @@ def test_a_drift_check_stores_its_result_and_the_loop_ends_with_advice(
         assert check_and_advise() == [Outcome.DECIDE_ONLY]
         with pytest.raises(DataContractError, match="no drift result"):
             decision_flow("0" * 32)
-    (made,) = ledger.decisions(Wanted())
+    (made,) = ledger.decisions()
     assert made.actor.startswith("flow check-and-advise, run ")
     assert ledger.claims(ClaimState.CLAIMED) == []
 

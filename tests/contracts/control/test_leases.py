@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.leases.config import LeaseRequest
+from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
-from tasks.control.leases.leases import acquire
-from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook
+from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook, acquire
 from tasks.kernel.errors import ConfigurationError, LeaseError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
@@ -55,9 +54,9 @@ def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
 ) -> None:
     program = (
         "import subprocess, sys, os; from pathlib import Path; "
-        "from tasks.control.leases.leases import acquire; "
+        "from tasks.control.leases.repository import acquire; "
         "from tasks.control.leases.repository import LeaseRepository; "
-        "from tasks.control.leases.config import LeaseRequest; "
+        "from tasks.control.config import LeaseRequest; "
         "from tests.support.platform.lease_devices import host; "
         "leases = LeaseRepository(Path(sys.argv[1])); "
         "lease = acquire(leases, LeaseRequest(cores=1), 'a', devices=host(1)); "

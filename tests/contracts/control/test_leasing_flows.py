@@ -22,11 +22,10 @@ from prefect.client.schemas.filters import (
     LogFilterFlowRunId,
 )
 
-from tasks.control.leases.config import LeaseRequest, StageLease
+from tasks.control.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
-from tasks.control.leases.leases import acquire
 from tasks.control.leases.placement import Claim
-from tasks.control.leases.repository import LeaseRepository
+from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.control.leases.task import leased, training_request
 from tasks.kernel.settings import Settings
 from tests.support.host.processes import wait_until

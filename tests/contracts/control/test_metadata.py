@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from tasks.control.retraining.ledger import Ledger, Wanted, result_id_of
+from tasks.control.retraining.ledger import Ledger, result_id_of
 from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
@@ -74,7 +74,7 @@ def test_a_database_of_the_release_before_versions_is_adopted_with_its_data(url:
     (action,) = ledger.claims(ClaimState.STARTED)
     assert action.started is not None
     assert action.started.run_id == "run-0"
-    (decision,) = ledger.decisions(Wanted())
+    (decision,) = ledger.decisions()
     assert decision.version == decision.evidence.version == 1
     of = (decision.model, decision.use_case, decision.evidence)
     assert result_id_of(*of) == decision.result_id  # a renamed field is no new result

@@ -22,8 +22,8 @@ from flows.recovery import recovery_sweep_flow
 from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers
-from tasks.control.recovery.config import RecoveryConfig
-from tasks.control.recovery.processes import (
+from tasks.control.config import RecoveryConfig
+from tasks.control.recovery.task import (
     BOOT,
     HOST,
     NOT_RETRIED,
@@ -31,8 +31,8 @@ from tasks.control.recovery.processes import (
     SPACE,
     STARTED,
     own_labels,
+    sweep_once,
 )
-from tasks.control.recovery.task import sweep_once
 from tasks.kernel.errors import ConfigurationError
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
@@ -96,7 +96,7 @@ def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_st
         with get_client(sync_client=True) as second:
             wait_until(
                 lambda: any(
-                    done.repair.run == str(run) and done.repair.action == "retry"
+                    done.run == str(run) and done.action == "retry"
                     for done in recovery_sweep_flow(AT_ONCE).done
                 ),
                 "the sweep has started it again",
@@ -137,7 +137,7 @@ def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_host
 
     def both_are_found() -> bool:
         found = sweep_once(client, AT_ONCE).done
-        lost.update(done.repair.run for done in found if done.repair.action == "crash")
+        lost.update(done.run for done in found if done.action == "crash")
         return {restarted, reused} <= lost
 
     wait_until(both_are_found, "the sweep has found them", 60)
@@ -171,7 +171,7 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
     foreign = deployed_run(client, {}, 1)
     never_begun = deployed_run(client, {}, 0)
     third = deployed_run(client, {HOST: "here"}, 3)
-    done = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
+    done = {each.run: each for each in sweep_once(client, AT_ONCE).done}
     assert {str(again): "retry", str(never_begun): "retry", str(third): "report"} == {
         run: repair.action
         for run, repair in done.items()
@@ -183,7 +183,7 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
 
     for _ in range(AT_ONCE.max_retries):  # the server does not count what never begins
         client.set_flow_run_state(never_begun, Crashed(), force=True)
-        found = {each.repair.run: each.repair for each in sweep_once(client, AT_ONCE).done}
+        found = {each.run: each for each in sweep_once(client, AT_ONCE).done}
     assert found[str(never_begun)].action == "report"
 
 

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 
-from tasks.control.routing.config import RoutingConfig, StageRouting
+from tasks.control.config import RoutingConfig, StageRouting
 from tasks.control.routing.task import read_plain
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run

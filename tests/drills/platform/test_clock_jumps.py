@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.evidence import Evidence
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.decision import Evidence
 from tasks.control.retraining.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control import builders

@@ -29,8 +29,8 @@ from flows.decision import TAG
 from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.run import RunRecord
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import Decision, Outcome
 from tasks.control.retraining.task import store_drift_result
 from tasks.kernel.files import digest_of
@@ -99,7 +99,7 @@ class Shared:
 
     def decisions(self, use_case: str) -> list[Decision]:
         ledger = Ledger(self.settings(use_case).metadata_url)
-        return ledger.decisions(Wanted(use_case=use_case))
+        return ledger.decisions(use_case=use_case)
 
     def started_by_the_controller(self) -> list[FlowRun]:
         wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]))

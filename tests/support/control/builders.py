@@ -9,8 +9,8 @@ from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.drift import DriftReport, DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
 from tasks.contracts.release import ChampionState
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.evidence import Evidence
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.decision import Evidence
 
 MODEL, USE_CASE = "delays", "journeys"
 FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tasks.control.retraining.acting import note_ends, start_claimed
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.decision import Action
-from tasks.control.retraining.evidence import Evidence
-from tasks.control.retraining.incidents import Here, answer, settle
-from tasks.control.retraining.ledger import Ledger, Wanted
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.decision import Action, Evidence
+from tasks.control.retraining.incidents import Here, answer, note_ends, settle, start_claimed
+from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import (
     Answer,
     ClaimState,
@@ -60,13 +58,13 @@ class Controller:
         return Here(self.champion, self.recalibrates, self.asked_about, mode)
 
     def sweep(self) -> list[Outcome]:
-        note_ends(self.ledger, self.runs)
+        note_ends(self.ledger, self.runs.end)
         made = []
         for model, use_case in self.ledger.unsettled():
             answered = settle(self.ledger, model, use_case, "the sweep", self.here())
             made += self._carry_out(answered)
         left = self.ledger.claims(ClaimState.CLAIMED)
-        start_claimed(self.ledger, [claim.order for claim in left], self.runs)
+        start_claimed(self.ledger, [claim.order for claim in left], self.runs.start)
         return made
 
     def see(self, seen: Evidence) -> list[Outcome]:
@@ -74,16 +72,16 @@ class Controller:
 
     def end_runs(self) -> None:
         self.runs.ended = RunEnd(state="completed", seconds=30.0)
-        note_ends(self.ledger, self.runs)
+        note_ends(self.ledger, self.runs.end)
         self.runs.ended = None
 
     def latest(self) -> tuple[Action, Action | None]:
-        made = self.ledger.decisions(Wanted(limit=1))[0]
+        made = self.ledger.decisions(limit=1)[0]
         return made.action, made.carried_out_as
 
     def reason(self) -> str:
-        return self.ledger.decisions(Wanted(limit=1))[0].reason
+        return self.ledger.decisions(limit=1)[0].reason
 
     def _carry_out(self, answered: Answer) -> list[Outcome]:
-        start_claimed(self.ledger, answered.orders, self.runs)
+        start_claimed(self.ledger, answered.orders, self.runs.start)
         return [made.outcome for made in answered.decisions]

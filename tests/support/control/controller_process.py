@@ -14,8 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tasks.control.retraining.acting import note_ends, start_claimed
-from tasks.control.retraining.incidents import Here, answer, settle
+from tasks.control.retraining.incidents import Here, answer, note_ends, settle, start_claimed
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState, Order, RunEnd, StartedAction
 
@@ -41,15 +40,15 @@ class FileRuns:
 def main(url: str, folder: str, command: str, result_id: str = "", times: str = "1") -> None:
     ledger, runs = Ledger(url), FileRuns(Path(folder), command)
     if command == "sweep":
-        note_ends(ledger, runs)
+        note_ends(ledger, runs.end)
         for model, use_case in ledger.unsettled():
             settle(ledger, model, use_case, "the sweep", Here(None))
         left = [claim.order for claim in ledger.claims(ClaimState.CLAIMED)]
-        start_claimed(ledger, left, runs)
+        start_claimed(ledger, left, runs.start)
         return
     for _ in range(int(times)):
         made = answer(ledger, result_id, f"process {os.getpid()}", Here(None))
-        start_claimed(ledger, made.orders, runs)
+        start_claimed(ledger, made.orders, runs.start)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ import yaml
 
 from flows.config import read_pipeline_config
 from infra.deploying.deploy import Plan, make_plan
-from tasks.control.retraining.config import RetrainingPolicy
-from tasks.control.retraining.evidence import Evidence
+from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining.decision import Evidence
 from tasks.control.retraining.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control.builders import FREE, MODEL

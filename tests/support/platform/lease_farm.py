@@ -21,10 +21,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.control.leases.config import LeaseRequest
+from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices
-from tasks.control.leases.leases import acquire
-from tasks.control.leases.repository import LeaseRepository
+from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from flows.stages import FOUND, Stages
 from tasks.contracts.base import Contract
 from tasks.contracts.run import StageTime
-from tasks.control.routing.config import RoutingConfig
+from tasks.control.config import RoutingConfig
 from tasks.kernel import guard
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore

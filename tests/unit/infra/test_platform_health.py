@@ -37,9 +37,8 @@ from infra.platform.health import (
     report,
     table,
 )
-from tasks.control.leases.config import LeaseRequest
-from tasks.control.leases.leases import acquire
-from tasks.control.leases.repository import LeaseRepository
+from tasks.control.config import LeaseRequest
+from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import private_folder, write_atomically
 from tasks.kernel.settings import PROJECT_ROOT, Settings

@@ -8,9 +8,8 @@ import threading
 import pytest
 
 from tasks.control.leases.devices import Gpu, HostDevices, hardware_classes
-from tasks.control.leases.leases import applied, variables_of
 from tasks.control.leases.placement import Grant
-from tasks.control.leases.repository import LEASE_VARIABLE
+from tasks.control.leases.repository import LEASE_VARIABLE, applied, variables_of
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.platform.lease_devices import host
 
@@ -72,6 +71,6 @@ def test_every_host_serves_cpu_and_one_with_a_usable_gpu_serves_gpu() -> None:
 def test_leases_need_no_prefect_and_no_pytorch() -> None:
     program = (
         "import sys; sys.modules['prefect'] = sys.modules['torch'] = None; "
-        "import tasks.control.leases.leases"
+        "import tasks.control.leases.repository"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)

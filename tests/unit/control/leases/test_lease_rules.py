@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tasks.control.leases.config import LeaseRequest
-from tasks.control.leases.repository import LeaseRepository, OwnClaim
+from tasks.control.config import LeaseRequest
+from tasks.control.leases.repository import Lease, LeaseRepository
 from tests.support.platform.lease_devices import host
 from tests.support.suite.examples import examples
 
@@ -29,19 +29,19 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="falaj-leases-")
         self.repository = LeaseRepository(Path(self.folder.name))
         self.devices = host(cores=CORES, gpus=GPUS)
-        self.claims: list[OwnClaim] = []
+        self.claims: list[Lease] = []
 
     def teardown(self) -> None:
         for own in self.claims:
-            own.close()
+            own.release()
         self.folder.cleanup()
 
     @property
-    def line(self) -> list[OwnClaim]:
+    def line(self) -> list[Lease]:
         return [own for own in self.claims if own.claim.grant is None]
 
     @property
-    def holders(self) -> list[OwnClaim]:
+    def holders(self) -> list[Lease]:
         return [own for own in self.claims if own.claim.grant is not None]
 
     @precondition(lambda self: len(self.claims) < MOST_CLAIMS)
@@ -57,7 +57,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         if own.claim.grant is not None:
             self.check_nobody_was_passed_by(own)
 
-    def check_nobody_was_passed_by(self, taker: OwnClaim) -> None:
+    def check_nobody_was_passed_by(self, taker: Lease) -> None:
         """The oracle of the order: who came before, and wants of the same, still has its share."""
         cores = CORES - sum(own.claim.request.cores for own in self.holders)
         gpus = GPUS - sum(own.claim.request.gpus for own in self.holders)
@@ -71,7 +71,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         own = data.draw(st.sampled_from(self.claims))
-        own.close()
+        own.release()
         self.claims.remove(own)
 
     @precondition(lambda self: self.claims)
@@ -105,7 +105,7 @@ class LeasesOfOneHost(RuleBasedStateMachine):
         """Holders give back: the line empties, whatever is in it."""
         for _ in range(len(self.claims) + 1):
             for own in self.holders:
-                own.close()
+                own.release()
                 self.claims.remove(own)
             for own in sorted(self.line, key=lambda each: each.claim.order):
                 own.look()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.control.leases.config import LeaseRequest
+from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
 from tasks.control.leases.placement import (
     AGEING_S,
@@ -45,7 +45,6 @@ def claim(
         pid=1,
         priority=priority,
         due_s=due_s(asked_s, priority),
-        ticket=ticket,
         request=request,
         devices=devices,
         grant=grant,

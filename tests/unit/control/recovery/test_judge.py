@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.control.recovery.config import RecoveryConfig
+from tasks.control.config import RecoveryConfig
 from tasks.control.recovery.judge import (
     ENDED,
     ProcessState,

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
-from tasks.control.recovery.processes import RUN_VARIABLE, end_processes, processes_by_run
+from tasks.control.recovery.task import RUN_VARIABLE, end_processes
+from tasks.kernel.process import processes_by_variable
 
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
 GENTLE = "print(1, flush=True)"
@@ -35,11 +36,11 @@ def test_processes_are_found_and_ended_even_those_that_do_not_want_to() -> None:
         process_of(run, STUBBORN) as stubborn,
         process_of(other, GENTLE) as spared,
     ):
-        found = processes_by_run()
+        found = processes_by_variable(RUN_VARIABLE)
         assert sorted(found[run]) == sorted([gentle.pid, stubborn.pid])
         # A process id that belongs to something else by now is not touched.
         assert end_processes(run, [*found[run], spared.pid, os.getpid()], grace_s=0.3) == ()
         assert gentle.wait(30) == -15
         assert stubborn.wait(30) == -9
         assert spared.poll() is None
-        assert run not in processes_by_run()
+        assert run not in processes_by_variable(RUN_VARIABLE)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.budget import Spent, carried_out_as, why_not_now
-from tasks.control.retraining.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
 from tests.support.control.builders import FIRST_DAY

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
-from tasks.control.retraining.config import RetrainingPolicy
+from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import (
     Action,
     Cause,
+    Evidence,
     decide,
+    gather,
     healed,
 )
-from tasks.control.retraining.evidence import Evidence, gather
 from tests.support.control import builders
 from tests.support.control.builders import comparison, evidence, metric
 

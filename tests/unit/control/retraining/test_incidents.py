@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.retraining.acting import LOST, note_ends, start_claimed
-from tasks.control.retraining.config import RetrainingPolicy
+from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
-from tasks.control.retraining.incidents import Here, answer
-from tasks.control.retraining.ledger import Wanted
+from tasks.control.retraining.incidents import LOST, Here, answer, note_ends, start_claimed
 from tasks.control.retraining.records import (
     ClaimState,
     Order,
@@ -78,8 +76,7 @@ def test_a_duplicate_gets_the_answer_that_was_given(controller: Controller) -> N
     assert controller.judge(builders.stale(0)) == result_id
     assert [controller.ask(result_id) for _ in range(4)] == [[Outcome.ACTS]] * 4
     assert controller.runs.num_calls == 1
-    assert controller.ledger.result(result_id).num_asked == 3
-    assert len(controller.ledger.decisions(Wanted())) == 1
+    assert len(controller.ledger.decisions()) == 1
 
 
 def test_events_out_of_order_are_answered_in_the_order_of_the_results(
@@ -150,31 +147,6 @@ def test_trouble_that_waited_for_a_person_goes_on_after_a_refusal_and_ends_with_
     assert controller.see(builders.stale(0)) == [Outcome.APPROVAL]
     controller.asked_about, controller.champion = None, champion
     assert controller.sweep() == made
-
-
-def test_a_recalibration_that_did_not_last_is_followed_by_a_retraining(
-    controller: Controller, database: Path
-) -> None:
-    controller.see(builders.shifted(0))
-    controller.end_runs()
-    controller.champion = 2  # it was promoted
-    assert controller.see(builders.shifted(1, version=2)) == [Outcome.ACTS]
-    assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
-    assert "did not last: scores are wrong again within 14 days" in controller.reason()
-    controller.end_runs()
-    controller.champion = 3
-    set_back_claims(database, hours=24 * 15)
-    assert controller.see(builders.shifted(2, version=3)) == [Outcome.ACTS]
-    assert controller.latest() == (Action.RECALIBRATE, Action.RECALIBRATE)
-
-
-def test_what_nothing_recalibrates_is_retrained_and_the_record_says_so(
-    controller: Controller,
-) -> None:
-    controller.recalibrates = False
-    assert controller.see(builders.shifted(0)) == [Outcome.ACTS]
-    assert controller.latest() == (Action.RECALIBRATE, Action.RETRAIN)
-    assert "no deployment of the flow recalibration" in controller.reason()
 
 
 def test_a_retraining_that_replaces_a_recalibration_waits_as_every_retraining_does(
@@ -266,8 +238,8 @@ def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> 
     assert south.see(builders.stale(0)) == [Outcome.ACTS]
     assert south.sweep() == []
     assert south.runs.by_key == {}
-    start_claimed(north.ledger, answered.orders, north.runs)
-    start_claimed(south.ledger, answered.orders, south.runs)
+    start_claimed(north.ledger, answered.orders, north.runs.start)
+    start_claimed(south.ledger, answered.orders, south.runs.start)
     assert (len(north.runs.by_key), south.runs.num_calls) == (1, 0)
     assert not south.ledger.reserve(order.incident_id, "s")
 
@@ -294,7 +266,7 @@ def test_what_a_platform_that_is_gone_had_reserved_another_one_starts(database: 
 def test_a_lost_run_is_taken_up_again(controller: Controller) -> None:
     controller.see(builders.stale(0))
     controller.runs.ended = RunEnd(state=LOST, seconds=None)
-    assert note_ends(controller.ledger, controller.runs) == 0
+    assert note_ends(controller.ledger, controller.runs.end) == 0
     controller.runs.ended = None
     controller.sweep()
     (claim,) = controller.ledger.claims(ClaimState.STARTED)
@@ -306,13 +278,13 @@ def test_the_record_is_listed_by_model_action_outcome_and_time(controller: Contr
     controller.see(builders.stale(0))
     controller.end_runs()
     controller.see(builders.stable(1))
-    newest, oldest = controller.ledger.decisions(Wanted())
+    newest, oldest = controller.ledger.decisions()
     assert (oldest.run_id, oldest.run_state, oldest.actor) == ("run-0", "completed", "a test")
     assert oldest.evidence == builders.stale(0)
-    assert controller.ledger.decisions(Wanted(action=Action.RETRAIN)) == [oldest]
-    assert controller.ledger.decisions(Wanted(outcome=Outcome.NOTHING_TO_DO)) == [newest]
-    assert controller.ledger.decisions(Wanted(model="another")) == []
-    assert controller.ledger.decisions(Wanted(since=newest.decided_at + timedelta(hours=1))) == []
+    assert controller.ledger.decisions(action=Action.RETRAIN) == [oldest]
+    assert controller.ledger.decisions(outcome=Outcome.NOTHING_TO_DO) == [newest]
+    assert controller.ledger.decisions(model="another") == []
+    assert controller.ledger.decisions(since=newest.decided_at + timedelta(hours=1)) == []
 
 
 def test_what_another_release_wrote_is_read_as_far_as_it_goes(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.control.routing.choice import Place, choose
-from tasks.control.routing.config import StageRouting
+from tasks.control.config import StageRouting
+from tasks.control.routing.task import Place, choose
 from tests.support.suite.promises import Promise, proves
 
 

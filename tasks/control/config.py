@@ -1,0 +1,206 @@
+"""What can be asked of the control of runs: leases, routing, recovery, retraining."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.contracts.base import field_title
+
+URGENT, LOWEST = 1, 10
+HardwareClass = Literal["cpu", "gpu"]
+StageName = Literal["feature refresh", "training", "conversion", "promotion", "drift check"]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+
+class LeaseRequest(_Config):
+    """Devices of one host that a piece of work needs at a time."""
+
+    cores: int = Field(default=0, ge=0, le=4096, description="CPU cores, each for it alone.")
+    gpus: int = Field(default=0, ge=0, le=64, description="GPUs, or slices of GPUs.")
+    mig_profile: str | None = Field(
+        default=None,
+        pattern=r"^[0-9]+(c\.[0-9]+)?g\.[0-9]+gb([+.-][a-z.]+)?$",
+        description="Slices of this profile, such as `1g.18gb`, instead of whole GPUs.",
+    )
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.cores and not self.gpus:
+            raise ValueError("cores=0 and gpus=0 ask for nothing; ask for one of them at least")
+        if not self.gpus and self.mig_profile:
+            raise ValueError("mig_profile says which GPUs, but gpus=0; set gpus")
+        if self.gpus > 1 and self.mig_profile:
+            raise ValueError(
+                f"gpus={self.gpus} slices {self.mig_profile}: CUDA shows a program one slice at a "
+                "time; ask for one larger slice, or for a lease for each program"
+            )
+        return self
+
+    def __str__(self) -> str:
+        wanted = [f"{self.cores} core(s)"] if self.cores else []
+        if self.gpus:
+            kind = f"slice(s) {self.mig_profile}" if self.mig_profile else "GPU(s)"
+            wanted.append(f"{self.gpus} {kind}")
+        return " and ".join(wanted)
+
+
+class StageLease(_Config):
+    """The devices that a stage holds while it works, and how it waits for them."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Hold a lease. Not needed where something else gives each run devices of its "
+        "own, as Kubernetes does.",
+    )
+    request: LeaseRequest | None = Field(
+        default=None,
+        description="What to hold; none: all cores that the process may use and, for training on "
+        "`cuda`, all whole GPUs. Ask for less to let several trainings share a host.",
+    )
+    priority: int = Field(
+        default=3, ge=URGENT, le=LOWEST, description="Place in the line; 1 is the most urgent."
+    )
+    wait_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=2592000,
+        description="Longest wait in seconds; none: as long as it takes.",
+    )
+
+
+class StageRouting(_Config):
+    """Which hardware one stage wants, and what happens while no worker there is online."""
+
+    hardware_class: HardwareClass = Field(
+        default="cpu", description="Class that the stage wants; the name of its deployment."
+    )
+    wait_s: float = Field(
+        default=600,
+        ge=0,
+        le=604_800,
+        description="Seconds to wait for a worker of a class before the next class in "
+        "`fall_back` is taken, or the run fails; 0 does not wait.",
+    )
+    fall_back: tuple[HardwareClass, ...] = Field(
+        default=(),
+        max_length=2,
+        description="Classes to take instead, in this order, after the wait; none: the run fails. "
+        "Training that falls back to `cpu` computes on the CPU.",
+    )
+
+    @model_validator(mode="after")
+    def _each_class_once(self) -> Self:
+        classes = (self.hardware_class, *self.fall_back)
+        if len(set(classes)) < len(classes):
+            raise ValueError(
+                f"fall_back {list(self.fall_back)} names a class twice, or the wanted class "
+                f"{self.hardware_class!r} itself; name each other class once"
+            )
+        return self
+
+
+class RoutingConfig(_Config):
+    """Where each stage of the loop runs."""
+
+    mode: Literal["auto", "in process", "deployments"] = Field(
+        default="auto",
+        description="`auto` sends stages to work pools where the loop itself was started by a "
+        "deployment, and runs them in its own process otherwise.",
+    )
+    feature_refresh: StageRouting = StageRouting()
+    training: StageRouting = StageRouting()
+    conversion: StageRouting = StageRouting()
+    promotion: StageRouting = StageRouting()
+    drift_check: StageRouting = StageRouting()
+
+    def of(self, stage: StageName) -> StageRouting:
+        """The rule of one stage."""
+        rule: StageRouting = getattr(self, stage.replace(" ", "_"))
+        return rule
+
+
+class RecoveryConfig(_Config):
+    """Limits of the recovery sweep."""
+
+    heartbeat_limit_s: float = Field(
+        default=120,
+        ge=60,
+        le=86_400,
+        description="Seconds without a heartbeat after which a run on another host is lost; at "
+        "least three times PREFECT_FLOWS_HEARTBEAT_FREQUENCY.",
+    )
+    second_look_s: float = Field(
+        default=35,
+        ge=1,
+        le=600,
+        description="Seconds until a second look confirms what heartbeats or slot counts alone "
+        "say; longer than one heartbeat, because a server that was away has heard of none.",
+    )
+    max_retries: int = Field(
+        default=2, ge=0, le=20, description="How often one run that was cut off is started again."
+    )
+    retry_within_s: float = Field(
+        default=3600,
+        ge=0,
+        le=604_800,
+        description="Age in seconds beyond which a run that was cut off is left as it is.",
+    )
+
+    @model_validator(mode="after")
+    def _second_look_is_within_the_limit(self) -> Self:
+        if self.second_look_s > self.heartbeat_limit_s:
+            raise ValueError(
+                f"second_look_s={self.second_look_s} is longer than heartbeat_limit_s="
+                f"{self.heartbeat_limit_s}; make it shorter, or nothing is ever confirmed"
+            )
+        return self
+
+
+class RetrainingPolicy(_Config):
+    """Bounds of the controller for one use case; kept with every result that it judges."""
+
+    cool_down_hours: float = Field(
+        default=6.0,
+        ge=0,
+        le=24 * 90,
+        description="Hours after a retraining was claimed in which none of the same model is; no "
+        "recalibration is either, nor in those after another recalibration.",
+    )
+    max_runs_per_week: int = Field(
+        default=3,
+        ge=0,
+        le=1000,
+        description="Retrainings of one model in any seven days; 0 means it is never retrained.",
+    )
+    max_recalibrations_per_week: int = Field(
+        default=7,
+        ge=0,
+        le=1000,
+        description="Recalibrations of one model in any seven days, which train nothing and so "
+        "have a budget of their own; 0 means that the model is retrained instead.",
+    )
+    max_run_hours_per_week: float | None = Field(
+        default=None,
+        gt=0,
+        le=24 * 7 * 100,
+        description="Hours that retrainings and recalibrations of one model may take in any seven "
+        "days, as far as they are known; empty means no limit.",
+    )
+    roll_back_within_days: float = Field(
+        default=14.0,
+        ge=0,
+        le=365,
+        description="Days after a promotion in which it may be taken back; 0 means never.",
+    )
+    max_auc_loss: float = Field(
+        default=0.04,
+        ge=0,
+        le=0.5,
+        description="The ranking is intact where the AUC has for certain not lost more than this; "
+        "then wrong scores ask for a new calibration only.",
+    )
