@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from falaj.context import EXIT_FAILED, AsJson, Context, Here
 from infra.gateway.config import GatewayConfig, GatewayPlan, Shares, read_plan, read_shares
-from tasks.kernel.errors import ConfigurationError
 
 app = App(name="gateway")
 Model = Annotated[str | None, Parameter(help="Model of edge.yaml (default: all).")]
@@ -125,35 +123,6 @@ def shares(
 def settings() -> None:
     """Show all settings of edge/edge.yaml with their defaults and what they mean: a JSON schema."""
     print(json.dumps(GatewayConfig.model_json_schema(), indent=1))
-
-
-@app.command
-def manifests(
-    what: Literal["split", "kserve"],
-    values: Path,
-    /,
-    *,
-    candidate: float = 0.0,
-    mirror: float = 0.0,
-) -> None:
-    """Print Kubernetes manifests of a release.
-
-    Args:
-        what: A split of traffic by the Gateway API, or a KServe inference service.
-        values: YAML file of the model's name, host and addresses.
-        candidate: Share that the candidate answers, 0 to 1.
-        mirror: Share copied to the shadow version too, 0 to 1.
-    """
-    from pydantic import ValidationError
-
-    from infra.gateway.manifests import KSERVE, SPLIT, read_values, render
-
-    try:
-        wanted = Shares(candidate=candidate, mirror=mirror, sticky=False)
-        template = SPLIT if what == "split" else KSERVE
-        sys.stdout.write(render(template, read_values(values), wanted))
-    except ValidationError as exc:
-        raise ConfigurationError(str(exc)) from exc
 
 
 def _plan(context: Context) -> GatewayPlan:

@@ -6,22 +6,26 @@ at each deploy, and forget their cooldown. One that is equal is left alone, so i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import yaml
+from prefect.blocks.core import Block
+from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWebhook
 from prefect.client.orchestration import PrefectClient
 from prefect.events.actions import ActionTypes, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter
 
-from infra.deploying.blocks import channels_there
 from infra.deploying.deployments import OWN_TAG, read_deployment
-from infra.deploying.items import Comparison, Found, Item
+from infra.deploying.items import BlockItem, Comparison, Found, Item, find_block
+from tasks.kernel.errors import ConfigurationError
 
 DECISION_DEPLOYMENT = "decision/decision"
 
@@ -58,6 +62,111 @@ class Notification(BaseModel):
         that could not be sent must not cause a message that cannot be sent.
         """
         return f"notify-{self.name}"
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A way to notify people.
+
+    Attributes:
+        variable: environment variable with its address; a secret, so neither argument nor file.
+        slug: of its block type.
+        example: of an address; another one begins in the same way.
+        message: what a webhook is sent; None: Slack's own block sends it.
+        others: block types that a person may have chosen in the UI instead.
+    """
+
+    variable: str
+    slug: str
+    block_name: str
+    example: str
+    message: Mapping[str, str] | None = None
+    others: tuple[str, ...] = ()
+
+    def block(self, address: str) -> Block:
+        """The block with this address.
+
+        Raises:
+            ConfigurationError: it is of another kind. It is not repeated: it is a secret.
+        """
+        kind = self.example.partition("://")[0].rstrip("s")
+        if not address.startswith((f"{kind}://", f"{kind}s://")):
+            raise ConfigurationError(
+                f"{self.variable} does not begin with {kind}:// or {kind}s://; expected such as "
+                f"{self.example}. Nothing was deployed"
+            )
+        if self.message is None:
+            return SlackWebhook(url=SecretStr(address))
+        return CustomWebhookNotificationBlock.model_validate(
+            {
+                "name": "Falaj",
+                "url": "{{ address }}",
+                "json_data": self.message,
+                "secrets": {"address": address},
+            }
+        )
+
+
+CHANNELS = (
+    Channel(
+        "FALAJ_NOTIFY_WEBHOOK",
+        "custom-webhook",
+        "falaj-webhook",
+        "https://alerts.example.org/falaj",
+        {"subject": "{{ subject }}", "body": "{{ body }}"},
+    ),
+    Channel(
+        "FALAJ_NOTIFY_SLACK",
+        "custom-webhook",
+        "falaj-slack",
+        "https://hooks.slack.com/services/T000/B000/XXXX",
+        {"text": "*{{ subject }}*\n{{ body }}"},
+        others=("slack-webhook",),
+    ),
+    Channel(
+        "FALAJ_NOTIFY_EMAIL",
+        "slack-webhook",
+        "falaj-email",
+        "mailtos://user:password@smtp.example.org:587?to=team@example.org",
+    ),
+)
+"""Slack's own block posts to Slack's own hosts alone; as a webhook with Slack's JSON the messages
+also reach what speaks the same, such as Mattermost. E-mail goes through the block for Slack: that
+hands any address that is none of Slack's to Apprise as it is, and Apprise speaks SMTP. An
+open-source server has no e-mail block of its own."""
+
+HOW_TO_BE_TOLD = (
+    f"export {' or '.join(c.variable for c in CHANNELS)} and deploy again, or make a block "
+    "falaj-webhook, falaj-slack or falaj-email in the UI and deploy again"
+)
+
+
+def channel_blocks(environment: Mapping[str, str] | None = None) -> tuple[BlockItem, ...]:
+    """Blocks of the channels whose address the environment has.
+
+    Raises:
+        ConfigurationError: an address is of another kind.
+    """
+    environment = os.environ if environment is None else environment
+    return tuple(
+        BlockItem(name=channel.block_name, block=channel.block(address))
+        for channel in CHANNELS
+        if (address := environment.get(channel.variable))
+    )
+
+
+async def channels_there(client: PrefectClient) -> tuple[UUID, ...]:
+    """Blocks of the channels that the server has, made by a deploy or by a person in the UI.
+
+    Of each channel the block of the first type that there is; one message is enough.
+    """
+    there = []
+    for channel in CHANNELS:
+        for slug in (channel.slug, *channel.others):
+            if block := await find_block(client, slug, channel.block_name):
+                there.append(block.id)
+                break
+    return tuple(there)
 
 
 @cache

@@ -14,11 +14,16 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 from prefect.exceptions import PrefectHTTPStatusError
 
-from infra.deploying.automations import AutomationItem, automation_items
-from infra.deploying.blocks import HOW_TO_BE_TOLD, channel_blocks, channels_there, use_case_block
+from infra.deploying.automations import (
+    HOW_TO_BE_TOLD,
+    AutomationItem,
+    automation_items,
+    channel_blocks,
+    channels_there,
+)
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
-from infra.deploying.items import Item, Outcome
+from infra.deploying.items import Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.kernel.errors import TransientError

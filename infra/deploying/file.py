@@ -96,7 +96,6 @@ class PrefectFile(_Entry):
     name: str
     prefect_version: str = Field(alias="prefect-version")
     pull: tuple[()]
-    definitions: dict[str, Any] = {}
     deployments: tuple[Deployment, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

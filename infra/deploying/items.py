@@ -1,14 +1,20 @@
-"""What every deployed thing has in common: it is compared, and written where it differs."""
+"""What all that is deployed has in common: it is compared, and written where it differs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import PrefectClient
+from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import BlockDocument
+from prefect.exceptions import ObjectNotFound
+from pydantic import Field, SecretStr
+
+from infra.deploying.file import UseCase
 
 MISSING = "is missing"
 LONGEST_VALUE = 60
@@ -108,3 +114,65 @@ def differences(wanted: object, found: object, place: str = "") -> Iterator[str]
 def _shown(value: Any) -> str:
     text = "missing" if value is MISSING else repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+class UseCaseBlock(Block):
+    """The configuration of one use case, as `prefect.yaml` gives it to deployments."""
+
+    _block_type_name = "Use case"
+    _block_type_slug = "use-case"
+    _description = "The configuration of one use case of Falaj; written by each deploy."
+
+    value: dict[str, Any] = Field(description="The use case's PipelineConfig, whole.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockItem(Item):
+    """One block; what it holds is never shown, it may be secret."""
+
+    name: str
+    block: Block
+    is_secret: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """See `Item`."""
+        return f"block {self.block.get_block_type_slug()}/{self.name}"
+
+    async def wanted(self, client: PrefectClient) -> dict[str, Any]:
+        """See `Item`."""
+        nowhere = UUID(int=0)
+        return _plain(
+            self.block._to_block_document(self.name, nowhere, nowhere, include_secrets=True).data
+        )
+
+    async def found(self, client: PrefectClient) -> Found | None:
+        """See `Item`."""
+        found = await find_block(client, self.block.get_block_type_slug(), self.name)
+        return Found(_plain(found.data)) if found else None
+
+    async def write(self, client: PrefectClient) -> None:
+        """See `Item`. On a copy: Prefect writes the block's id into it."""
+        await self.block.model_copy().save(self.name, overwrite=True, client=client)
+
+
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A block's data with its secrets in the open and defaults left out, to be compared alone."""
+    shown = {
+        key: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for key, value in data.items()
+    }
+    return {key: value for key, value in shown.items() if value is not None}
+
+
+def use_case_block(use_cases: tuple[UseCase, ...]) -> BlockItem:
+    """The block that `prefect.yaml` refers to."""
+    return BlockItem(name="first", block=UseCaseBlock(value=dict(use_cases[0].config)))
+
+
+async def find_block(client: PrefectClient, slug: str, name: str) -> BlockDocument | None:
+    """A block with its secrets; None where there is none."""
+    try:
+        return await client.read_block_document_by_name(name, slug, include_secrets=True)
+    except ObjectNotFound:
+        return None

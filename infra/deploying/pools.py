@@ -54,12 +54,13 @@ def without_leases(use_case: UseCase) -> UseCase:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolItem(Item):
-    """One work pool."""
+    """One work pool with its queues; queues that people have added are left alone."""
 
     name: str
     pool_type: PoolType
     description: str
     template: Mapping[str, Any]
+    queues: Mapping[str, Queue]
 
     @property
     def label(self) -> str:
@@ -67,55 +68,9 @@ class PoolItem(Item):
         return f"work pool {self.name}"
 
     async def wanted(self, client: PrefectClient) -> dict[str, Any]:
-        """See `Item`."""
-        return {"description": self.description, "base_job_template": self.template}
-
-    async def found(self, client: PrefectClient) -> Found | None:
-        """See `Item`.
-
-        Raises:
-            ConfigurationError: the pool is of another type, which cannot be changed.
-        """
-        found = await _read(client, self.name)
-        if found is None:
-            return None
-        if found.type != self.pool_type:
-            raise ConfigurationError(
-                f"work pool {self.name} is of type {found.type}, and {self.pool_type} is asked "
-                "for; a pool's type cannot be changed. Say --pools "
-                f"{found.type}, or delete the pool (its runs wait until it is there again)"
-            )
-        return Found(_view(found, await self.wanted(client)), _paused(found))
-
-    async def write(self, client: PrefectClient) -> None:
-        """See `Item`."""
-        wanted = await self.wanted(client)
-        if await _read(client, self.name) is None:
-            made = WorkPoolCreate(name=self.name, type=self.pool_type, **wanted)
-            await client.create_work_pool(made)
-        else:
-            await client.update_work_pool(self.name, WorkPoolUpdate(**_resumed(wanted, self)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueuesItem(Item):
-    """The queues of one pool: one item, for their priorities push each other.
-
-    Queues that people have added are left alone.
-    """
-
-    pool: str
-    queues: Mapping[str, Queue]
-
-    @property
-    def label(self) -> str:
-        """See `Item`."""
-        return f"queues of {self.pool}"
-
-    async def wanted(self, client: PrefectClient) -> dict[str, Any]:
-        """See `Item`. From the last to the first: a priority that is taken pushes its holder on."""
+        """See `Item`. Queues from the last to the first: a priority pushes its holder on."""
         ordered = sorted(self.queues.items(), key=lambda item: -item[1].priority)
-        return {
+        queues = {
             name: {
                 "description": queue.description,
                 "priority": queue.priority,
@@ -123,32 +78,65 @@ class QueuesItem(Item):
             }
             for name, queue in ordered
         }
+        return {
+            "description": self.description,
+            "base_job_template": self.template,
+            "queues": queues,
+        }
 
     async def found(self, client: PrefectClient) -> Found | None:
-        """See `Item`."""
-        if await _read(client, self.pool) is None:
+        """See `Item`.
+
+        Raises:
+            ConfigurationError: the pool is of another type, which cannot be changed.
+        """
+        pool, queues = await self._there(client)
+        if pool is None:
             return None
-        found = await self._there(client)
+        if pool.type != self.pool_type:
+            raise ConfigurationError(
+                f"work pool {self.name} is of type {pool.type}, and {self.pool_type} is asked "
+                "for; a pool's type cannot be changed. Say --pools "
+                f"{pool.type}, or delete the pool (its runs wait until it is there again)"
+            )
         wanted = await self.wanted(client)
-        views = {name: _view(queue, wanted[name]) for name, queue in found.items()}
-        return Found(views, tuple(one for n, q in found.items() for one in _paused(q, f"{n} ")))
+        of_queues = wanted.pop("queues")
+        view = {name: getattr(pool, name) for name in wanted} | {
+            "queues": {
+                name: {field: getattr(queue, field) for field in of_queues[name]}
+                for name, queue in queues.items()
+            }
+        }
+        paused = [f"queue {name} is paused" for name, queue in queues.items() if queue.is_paused]
+        return Found(view, (*(["it is paused"] if pool.is_paused else []), *paused))
 
     async def write(self, client: PrefectClient) -> None:
         """See `Item`."""
-        found = await self._there(client)
-        for name, wanted in (await self.wanted(client)).items():
-            if name in found:
-                await client.update_work_queue(found[name].id, **_resumed(wanted, self))
+        pool, queues = await self._there(client)
+        wanted = await self.wanted(client)
+        of_queues, resumed = wanted.pop("queues"), {"is_paused": False} if self.resume else {}
+        if pool is None:
+            made = WorkPoolCreate(name=self.name, type=self.pool_type, **wanted)
+            await client.create_work_pool(made)
+        else:
+            await client.update_work_pool(self.name, WorkPoolUpdate(**wanted, **resumed))
+        for name, fields in of_queues.items():
+            if name in queues:
+                await client.update_work_queue(queues[name].id, **fields, **resumed)
             else:
-                await client.create_work_queue(name, work_pool_name=self.pool, **wanted)
+                await client.create_work_queue(name, work_pool_name=self.name, **fields)
 
-    async def _there(self, client: PrefectClient) -> dict[str, WorkQueue]:
-        found = await client.read_work_queues(work_pool_name=self.pool)
-        return {queue.name: queue for queue in found if queue.name in self.queues}
+    async def _there(self, client: PrefectClient) -> tuple[WorkPool | None, dict[str, WorkQueue]]:
+        try:
+            pool = await client.read_work_pool(self.name)
+        except ObjectNotFound:
+            return None, {}
+        found = await client.read_work_queues(work_pool_name=self.name)
+        return pool, {queue.name: queue for queue in found if queue.name in self.queues}
 
 
 def pool_items(pool_type: PoolType, image: str | None, *, resume: bool) -> tuple[Item, ...]:
-    """All pools of a type, each followed by its queues.
+    """All pools of a type.
 
     Args:
         pool_type: of which type.
@@ -160,33 +148,14 @@ def pool_items(pool_type: PoolType, image: str | None, *, resume: bool) -> tuple
         template: dict[str, Any] = json.loads((POOLS_FOLDER / pool.template).read_text())
         if image is not None:
             template["variables"]["properties"]["image"]["default"] = image
-        items += [
+        items.append(
             PoolItem(
                 resume=resume,
                 name=name,
                 pool_type=pool_type,
                 description=pool.description,
                 template=template,
-            ),
-            QueuesItem(resume=resume, pool=name, queues=file.queues),
-        ]
+                queues=file.queues,
+            )
+        )
     return tuple(items)
-
-
-def _view(found: WorkPool | WorkQueue, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in wanted}
-
-
-def _paused(found: WorkPool | WorkQueue, name: str = "") -> tuple[str, ...]:
-    return (f"{name}is paused",) if found.is_paused else ()
-
-
-def _resumed(wanted: dict[str, Any], item: Item) -> dict[str, Any]:
-    return wanted | ({"is_paused": False} if item.resume else {})
-
-
-async def _read(client: PrefectClient, name: str) -> WorkPool | None:
-    try:
-        return await client.read_work_pool(name)
-    except ObjectNotFound:
-        return None

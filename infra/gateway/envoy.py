@@ -53,20 +53,15 @@ def envoy_binary() -> Path:
 
 def envoy_command(plan: GatewayPlan) -> tuple[str, ...]:
     """Program and arguments; it is to run in the gateway's folder."""
-    return (
-        str(envoy_binary()),
-        "--config-path",
-        str(plan.files.bootstrap),
-        "--disable-hot-restart",
-        "--concurrency",
-        str(plan.config.workers),
-        "--log-level",
-        "warning",
-        "--file-flush-interval-msec",
-        str(FLUSH_MS),
-        "--drain-time-s",
-        str(DRAIN_S),
-    )
+    options = {
+        "config-path": plan.files.bootstrap,
+        "concurrency": plan.config.workers,
+        "log-level": "warning",
+        "file-flush-interval-msec": FLUSH_MS,
+        "drain-time-s": DRAIN_S,
+    }
+    named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return (str(envoy_binary()), *named, "--disable-hot-restart")
 
 
 def check_bootstrap(plan: GatewayPlan) -> str:
@@ -88,8 +83,8 @@ def check_bootstrap(plan: GatewayPlan) -> str:
 class Admin:
     """The administration of the Envoy that runs in a folder, on a socket of its owner."""
 
-    def __init__(self, folder: Path, name: str = ADMIN_SOCKET) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def get(self, path: str, method: str = "GET") -> bytes:
         """A response's body; another method than GET changes something.
@@ -97,7 +92,7 @@ class Admin:
         Raises:
             TransientError: no Envoy answers there, or it would not.
         """
-        connection = _Connection(self._folder, self._name)
+        connection = _Connection(self._folder)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -149,16 +144,16 @@ def _errors(value: object) -> Iterator[str]:
 class _Connection(http.client.HTTPConnection):
     """HTTP over a socket in a folder, whose path may be longer than the 108 bytes of an address."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__("localhost", timeout=TIMEOUT_S)
-        self._folder, self._name = folder, name
+        self._folder = folder
 
     def connect(self) -> None:
         descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:
             self.sock = socket.socket(socket.AF_UNIX)
             self.sock.settimeout(self.timeout)
-            self.sock.connect(f"/proc/self/fd/{descriptor}/{self._name}")
+            self.sock.connect(f"/proc/self/fd/{descriptor}/{ADMIN_SOCKET}")
         finally:
             os.close(descriptor)
 

@@ -12,7 +12,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -47,10 +47,6 @@ class NotFoundError(ConfigurationError):
 
 class BusyError(TransientError):
     """The server asks to come again later."""
-
-
-class PasswordError(ConfigurationError):
-    """The server asks for another password."""
 
 
 @dataclass(frozen=True)
@@ -95,42 +91,18 @@ class PrefectApi:
         path = f"/work_pools/{quote(pool, safe='')}/workers/filter"
         return list(self._call("POST", path, {"limit": PAGE}))
 
-    def unfinished_runs(self, pools: Iterable[str]) -> list[Json]:
-        """Flow runs of these pools that have a process, or should have."""
-        return self._runs(UNFINISHED, pools)
-
-    def unfinished_parts(self, runs: Iterable[str]) -> list[Json]:
-        """Flow runs that these runs have called in their own process."""
-        called: Json = {
-            "parent_flow_run_id": {"any_": sorted(runs)},
-            "deployment_id": {"is_null_": True},
-        }
-        return self._runs(UNFINISHED, **called)
-
-    def waiting_runs(self, pools: Iterable[str], due_before: str) -> list[Json]:
-        """Flow runs that no worker of these pools has taken, though they were due (ISO, zone)."""
-        return self._runs(["SCHEDULED"], pools, expected_start_time={"before_": due_before})
-
-    def crashed_runs(self, after: str) -> list[Json]:
-        """Deployed flow runs, called by no other, that crashed since then (ISO, with zone)."""
-        deployed: Json = {
-            "deployment_id": {"is_null_": False},
-            "parent_task_run_id": {"is_null_": True},
-        }
-        return self._runs(["CRASHED"], end_time={"after_": after}, **deployed)
-
     def planned_runs(self, after: str) -> list[Json]:
         """Runs that the scheduler has made for later than `after` (ISO, zone), the next first."""
-        runs = self._runs(["SCHEDULED"], expected_start_time={"after_": after})
+        runs = self.runs(["SCHEDULED"], expected_start_time={"after_": after})
         runs.sort(key=lambda run: str(run["expected_start_time"]))
         return [run for run in runs if run.get("auto_scheduled")]
 
-    def _runs(
-        self, states: Sequence[str], pools: Iterable[str] | None = None, **fields: Any
+    def runs(
+        self, states: Iterable[str], pools: Iterable[str] | None = None, **filters: object
     ) -> list[Json]:
-        """All flow runs that a filter lets through, page by page."""
-        runs = {"state": {"type": {"any_": [*states]}}, **fields}
-        query: Json = {"flow_runs": runs, "sort": "START_TIME_ASC", "limit": PAGE}
+        """All flow runs in these states, of these pools, that Prefect's filters let through."""
+        wanted = {"state": {"type": {"any_": [*states]}}, **filters}
+        query: Json = {"flow_runs": wanted, "sort": "START_TIME_ASC", "limit": PAGE}
         if pools is not None:
             query["work_pools"] = {"name": {"any_": sorted(pools)}}
         found: list[Json] = []
@@ -195,7 +167,7 @@ class PrefectApi:
 
     def _error(self, error: urllib.error.HTTPError, method: str, path: str) -> Exception:
         if error.code == 401:
-            return PasswordError(
+            return ConfigurationError(
                 f"{self.url} asks for another password than the one kept here. The server was "
                 "started with an earlier one, or is another platform's: make down, make up"
             )
@@ -248,7 +220,7 @@ def runs_of(api: PrefectApi, workers: Mapping[str, str]) -> list[Json]:
         workers: name of the worker by pool.
     """
     names = set(workers.values())
-    runs = api.unfinished_runs(workers)
+    runs = api.runs(UNFINISHED, workers)
     return [run for run in runs if (run.get("labels") or {}).get(WORKER_LABEL) in names]
 
 
@@ -263,7 +235,9 @@ def end_cut_off(api: PrefectApi, workers: Mapping[str, str], reason: str) -> lis
         TransientError: the server does not answer.
     """
     found = runs = runs_of(api, workers)
-    while runs and (runs := api.unfinished_parts(run["id"] for run in runs)):
+    while runs:
+        callers = {"any_": sorted(run["id"] for run in runs)}
+        runs = api.runs(UNFINISHED, parent_flow_run_id=callers, deployment_id={"is_null_": True})
         found = found + runs
     ended = []
     for run in found:

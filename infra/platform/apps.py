@@ -279,12 +279,8 @@ class PasswordGate:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            headers = [
-                (b"www-authenticate", b'Basic realm="MLflow", charset="UTF-8"'),
-                (b"content-type", b"text/plain"),
-            ]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": b"User and password, please.\n"})
+            asks = {"www-authenticate": 'Basic realm="MLflow", charset="UTF-8"'}
+            await PlainTextResponse("User and password, please.\n", 401, asks)(scope, receive, send)
 
     def _may_pass(self, scope: Any) -> bool:
         if scope["type"] == "http" and scope["path"] in OPEN_PATHS:

@@ -29,7 +29,7 @@ from infra.platform.files import (
     read_endpoint,
     read_state,
 )
-from infra.platform.services import MLFLOW, SERVER, database_url, has_prefect_redis, redis_url
+from infra.platform.services import MLFLOW, SERVER, STORES, has_prefect_redis, store_url
 from tasks.control.config import RecoveryConfig
 from tasks.control.leases.devices import hardware_classes
 from tasks.control.leases.placement import Claim
@@ -100,7 +100,6 @@ class Status(BaseModel):
 def read_status(files: PlatformFiles) -> Status:
     """Read the supervisor's files, and query the servers themselves."""
     state, running = read_state(files), is_running(files.home)
-    wrong: list[str] = []
     status = Status(
         running=running,
         phase=state.phase if state else "starting",
@@ -110,9 +109,8 @@ def read_status(files: PlatformFiles) -> Status:
     )
     if not running:
         phase = "dead" if state is not None and state.phase != "stopped" else "down"
-        return status.model_copy(update={"phase": phase, "wrong": tuple(wrong)})
-    if status.phase != "up":
-        wrong.append(f"the platform is {status.phase}")
+        return status.model_copy(update={"phase": phase})
+    wrong = [f"the platform is {status.phase}"] if status.phase != "up" else []
     services = state.services if state else ()
     wrong += [
         f"{service.name} is {service.condition}"
@@ -153,7 +151,7 @@ def _pools(
                 name=pool["name"],
                 type=pool["type"],
                 paused=pool["is_paused"],
-                online=len(_online(api, pool["name"])),
+                online=sum(worker["status"] == "ONLINE" for worker in api.workers(pool["name"])),
             )
             for pool in api.pools()
         )
@@ -165,15 +163,12 @@ def _pools(
     return pools
 
 
-def _online(api: PrefectApi, pool: str) -> list[str]:
-    return [worker["name"] for worker in api.workers(pool) if worker["status"] == "ONLINE"]
-
-
 def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
     """Runs that are late because their pool has no worker; one sentence for each pool."""
     due_before = (now() - LATE_AFTER).isoformat()
     waiting: dict[str, list[Json]] = {}
-    for run in api.waiting_runs(pools, due_before) if pools else ():
+    due = api.runs(["SCHEDULED"], pools, expected_start_time={"before_": due_before})
+    for run in due if pools else ():
         waiting.setdefault(str(run["work_pool_name"]), []).append(run)
     return [
         f"no worker of work pool {pool!r} is online, and runs wait: {len(runs)}, of which "
@@ -185,13 +180,19 @@ def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
 
 
 def given_up(api: PrefectApi) -> list[str]:
-    """Runs that were cut off so often that nobody starts them again."""
+    """Deployed runs, called by no other, cut off so often that nobody starts them again."""
     most = RecoveryConfig().max_retries + 1
+    crashed = api.runs(
+        ["CRASHED"],
+        end_time={"after_": (now() - GIVEN_UP_SHOWN).isoformat()},
+        deployment_id={"is_null_": False},
+        parent_task_run_id={"is_null_": True},
+    )
     return [
         f"run {run['name']} was cut off {run['run_count']} times, last "
         f"{_age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
         f"shows what it was doing; to resume: python -m falaj --on-platform retry {run['name']}"
-        for run in api.crashed_runs((now() - GIVEN_UP_SHOWN).isoformat())
+        for run in crashed
         if run["run_count"] >= most
     ]
 
@@ -271,6 +272,7 @@ def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Findin
         findings.append(Finding("services", "ok", f"all {len(status.services)} are up"))
     if status.endpoint is not None:
         findings += check_api(PrefectApi(status.endpoint.api_url, read_password(files.folder)))
+        findings += check_workers(status.pools, (COORDINATOR, *hardware_classes()))
     return findings
 
 
@@ -321,20 +323,21 @@ def check_secret(files: PlatformFiles, config: PlatformConfig) -> Finding:
     if not files.secret.exists():
         seen = f"{files.secret} is missing, so no command reaches the platform"
         return Finding("password", "problem", seen, advice)
-    mode = files.secret.stat().st_mode & 0o777
-    if mode & 0o077:
-        seen = f"{files.secret} has mode {mode:o}, expected 600: others may have read it"
-        return Finding("password", "problem", seen, advice)
-    return Finding("password", "ok", f"kept in {files.secret}, mode 600")
+    return _check_closed("password", files.secret, 0o600, "problem", advice)
 
 
 def check_private(home: Path) -> Finding:
     """Nobody else can read the data of the state folder."""
-    mode = home.stat().st_mode & 0o777
+    advice = f"chmod 700 {home}, if nobody else is to read it"
+    return _check_closed("state", home, 0o700, "warning", advice)
+
+
+def _check_closed(name: str, path: Path, wanted: int, level: Level, advice: str) -> Finding:
+    mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        seen = f"{home} has mode {mode:o}, expected 700: others may read data, models, predictions"
-        return Finding("state", "warning", seen, f"chmod 700 {home}, if nobody else is to read it")
-    return Finding("state", "ok", f"{home} is closed to others, mode 700")
+        seen = f"{path} has mode {mode:o}, expected {wanted:o}: others may read it"
+        return Finding(name, level, seen, advice)
+    return Finding(name, "ok", f"{path} is closed to others, mode {mode:o}")
 
 
 def check_disk(folder: Path) -> Iterator[Finding]:
@@ -363,7 +366,7 @@ def _check_stores(
     databases += [files.prefect / "prefect.db"] if config.profile == "embedded" else []
     yield from (check_database(file) for file in databases if file.exists())
     try:
-        database, redis = database_url(config, environment), redis_url(config, environment)
+        database, redis = (store_url(name, config, environment) for name in STORES)
     except ConfigurationError as exc:
         yield Finding("stores", "warning", str(exc), "set them in this shell as for make up")
         return
@@ -439,7 +442,7 @@ def check_redis(url: str) -> Finding:
 
 
 def check_api(api: PrefectApi) -> Iterator[Finding]:
-    """The server answers, is of the version installed here, plans runs, and has its workers."""
+    """The server answers, is of the version installed here, and plans runs."""
     try:
         server, here = api.version(), version("prefect")
         if server == here:
@@ -448,7 +451,6 @@ def check_api(api: PrefectApi) -> Iterator[Finding]:
             seen = f"the server is Prefect {server}, installed here is {here}"
             yield Finding("API", "problem", seen, "make down, make up: both must be equal")
         yield check_scheduler(api)
-        yield from check_workers(api, (COORDINATOR, *hardware_classes()))
     except (ConfigurationError, TransientError) as exc:
         advice = "make status; its log is logs/prefect.log; for another password make down, make up"
         yield Finding("API", "problem", str(exc), advice)
@@ -472,31 +474,28 @@ def check_scheduler(api: PrefectApi) -> Finding:
     return Finding("scheduler", "problem", seen, advice)
 
 
-def check_workers(api: PrefectApi, own: Sequence[str]) -> Iterator[Finding]:
+def check_workers(pools: Sequence[PoolStatus], own: Sequence[str]) -> Iterator[Finding]:
     """Each pool has a worker that is online, and hands out runs.
 
     Args:
-        api: the server.
+        pools: as the server has them; none where it could not be asked.
         own: pools that have a worker on this machine.
     """
-    pools = {pool["name"]: pool for pool in api.pools()}
-    for name in own:
-        if name not in pools:
-            seen = f"there is no work pool {name!r}, for which this machine has the hardware"
-            advice = "python -m falaj deploy makes it; logs/deploying.log shows why it did not"
+    for name in sorted({*own} - {pool.name for pool in pools}) if pools else ():
+        seen = f"there is no work pool {name!r}, for which this machine has the hardware"
+        advice = "python -m falaj deploy makes it; logs/deploying.log shows why it did not"
+        yield Finding("workers", "problem", seen, advice)
+    for pool in pools:
+        seen = f"pool {pool.name!r} has no worker online; its runs wait"
+        if not pool.online and pool.name in own:
+            advice = f"make status; logs/worker-{pool.name}.log"
             yield Finding("workers", "problem", seen, advice)
-    for name, pool in pools.items():
-        online = _online(api, name)
-        seen = f"pool {name!r} has no worker online; its runs wait"
-        if not online and name in own:
-            advice = f"make status; logs/worker-{name}.log"
-            yield Finding("workers", "problem", seen, advice)
-        elif not online:
+        elif not pool.online:
             advice = "nothing, if no run asks for it; else start one on a machine with the hardware"
             yield Finding("workers", "warning", seen, advice)
-        elif pool["is_paused"]:
-            seen = f"pool {name!r} is paused and hands out no runs"
-            advice = f"prefect work-pool resume {name}, or the UI"
+        elif pool.paused:
+            seen = f"pool {pool.name!r} is paused and hands out no runs"
+            advice = f"prefect work-pool resume {pool.name}, or the UI"
             yield Finding("workers", "warning", seen, advice)
         else:
-            yield Finding("workers", "ok", f"pool {name!r}: {', '.join(online)}")
+            yield Finding("workers", "ok", f"pool {pool.name!r}: {pool.online} online")

@@ -19,7 +19,7 @@ from contextlib import suppress
 import psutil
 
 from infra.orchestration.client import is_running, read_password
-from infra.platform.api import Json, NotFoundError, PrefectApi, runs_of
+from infra.platform.api import NotFoundError, PrefectApi, runs_of
 from infra.platform.config import COORDINATOR, PlatformConfig, require_free_ports, stored_config
 from infra.platform.files import (
     PlatformFiles,
@@ -32,7 +32,7 @@ from infra.platform.files import (
     supervisor_pid,
 )
 from infra.platform.health import check_pins
-from infra.platform.services import DEPLOYING, database_url, redis_url, resume_pools
+from infra.platform.services import DEPLOYING, STORES, resume_pools, store_url
 from infra.platform.supervisor import GRACE_S, rotate, tail
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.files import locked, make_folder, private_folder, require_space, write_atomically
@@ -90,7 +90,8 @@ def _begin(
         raise ConfigurationError(f"{'; '.join(f.seen for f in wrong)}. Do: {wrong[0].advice}")
     require_space(files.home)
     require_free_ports(config)
-    database_url(config, environment), redis_url(config, environment)
+    for variable in STORES:
+        store_url(variable, config, environment)
     made = ensure_password(files)[1] if config.password else False
     write_atomically(files.config, config.model_dump_json(indent=1))
     files.state.unlink(missing_ok=True)
@@ -295,14 +296,9 @@ def _wait_for_runs(api: PrefectApi, workers: Mapping[str, str], deadline: float)
             return
         if time.monotonic() - reported > REPORT_EVERY_S:
             reported = time.monotonic()
-            shown = ", ".join(map(_described, runs[:5]))
+            shown = ", ".join(f"{run['name']} ({run['state']['name']})" for run in runs[:5])
             print(f"Waiting up to {left:.0f} s more for {len(runs)} runs: {shown}", flush=True)
         time.sleep(RUNS_POLL_S)
-
-
-def _described(run: Json) -> str:
-    seconds = float(run.get("estimated_run_time") or 0)
-    return f"{run['name']} ({run['state']['name']}, {seconds:.0f} s so far)"
 
 
 def _end(files: PlatformFiles) -> None:

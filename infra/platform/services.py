@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -84,6 +84,14 @@ REDIS_MODULES = {
 """What prefect-redis, where it is installed, keeps in Redis."""
 
 
+STORES = {
+    DATABASE_URL: "postgresql://user:password@host/database",
+    REDIS_URL: "redis://user:password@host:6379/0",
+}
+"""Variables with the addresses of the profile `server`, each with an example."""
+OTHER_NAMES = {"postgresql": ("postgres",), "redis": ("rediss",)}
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that the services of one platform are made from.
@@ -106,37 +114,24 @@ class Plan:
         return (COORDINATOR, *self.classes)
 
     @property
-    def local_url(self) -> str:
-        """Prefect's address for processes of this machine."""
-        return f"http://{_local(self.config.host)}:{self.ports['prefect']}"
-
-    @property
     def api(self) -> PrefectApi:
         """Prefect's API, as the supervisor asks it: it must not wait for long."""
-        return PrefectApi(f"{self.local_url}/api", self.password, PROBE_TIMEOUT_S)
+        return PrefectApi(self.endpoint.api_url, self.password, PROBE_TIMEOUT_S)
 
     @property
-    def ui_url(self) -> str:
-        """Prefect's address for people; what links in messages and artifacts begin with."""
-        if self.config.public_api_url:
-            return self.config.public_api_url.removesuffix("/api")
-        return self.local_url
-
-    @property
-    def mlflow_url(self) -> str:
-        """MLflow's address for people."""
-        given = self.config.public_mlflow_url
-        return given.rstrip("/") if given else self.local_mlflow_url
-
-    @property
-    def local_mlflow_url(self) -> str:
-        """MLflow's address for processes of this machine."""
-        return f"http://{_local(self.config.host)}:{self.ports['mlflow']}"
-
-    @property
-    def serving_url(self) -> str:
-        """The inference server's address; it listens on loopback, behind the gateway."""
-        return f"http://127.0.0.1:{self.ports['serving']}"
+    def endpoint(self) -> Endpoint:
+        """Where all answers; the inference server on loopback, behind the gateway."""
+        config, host = self.config, _local(self.config.host)
+        local = {service: f"http://{host}:{port}" for service, port in self.ports.items()}
+        return Endpoint(
+            api_url=f"{local['prefect']}/api",
+            ui_url=(config.public_api_url or local["prefect"]).removesuffix("/api"),
+            mlflow_url=(config.public_mlflow_url or local["mlflow"]).rstrip("/"),
+            local_mlflow_url=local["mlflow"],
+            pid=os.getpid(),
+            profile=config.profile,
+            serving_url=f"http://127.0.0.1:{self.ports['serving']}" if config.serving else None,
+        )
 
 
 def make_services(plan: Plan) -> list[Service]:
@@ -185,9 +180,9 @@ def prefect_service(plan: Plan) -> Service:
         **SERVER_SETTINGS,
         **_server_stores(plan),
         "PREFECT_HOME": str(plan.files.prefect),
-        "PREFECT_API_URL": f"{plan.local_url}/api",
-        "PREFECT_SERVER_UI_API_URL": f"{plan.ui_url}/api",
-        "PREFECT_UI_URL": plan.ui_url,
+        "PREFECT_API_URL": plan.endpoint.api_url,
+        "PREFECT_SERVER_UI_API_URL": f"{plan.endpoint.ui_url}/api",
+        "PREFECT_UI_URL": plan.endpoint.ui_url,
     }
     if plan.password:
         environment["PREFECT_SERVER_API_AUTH_STRING"] = plan.password
@@ -219,7 +214,7 @@ def mlflow_service(plan: Plan) -> Service:
         MLFLOW,
         server_command("create_mlflow", plan.config.host, plan.ports["mlflow"]),
         environment,
-        probe=lambda _: answers(f"{plan.local_mlflow_url}/health"),
+        probe=lambda _: answers(f"{plan.endpoint.local_mlflow_url}/health"),
         restart_when_silent=True,
         before_start=lambda: make_folder(settings.mlflow_artifacts),
     )
@@ -277,7 +272,7 @@ def worker_environment(plan: Plan) -> dict[str, str]:
         for name, value in plan.environment.items()
         if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
     }
-    client = client_settings(plan.files.home, plan.api.url, plan.password, plan.ui_url)
+    client = client_settings(plan.files.home, plan.api.url, plan.password, plan.endpoint.ui_url)
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
     return {
         **inherited,
@@ -287,37 +282,17 @@ def worker_environment(plan: Plan) -> dict[str, str]:
     }
 
 
-def database_url(config: PlatformConfig, environment: Mapping[str, str]) -> str | None:
-    """PostgreSQL's URL of the profile `server`; None in the embedded one.
+def store_url(variable: str, config: PlatformConfig, environment: Mapping[str, str]) -> str | None:
+    """Address of PostgreSQL or Redis in the profile `server`; None in the embedded one.
 
     Raises:
         ConfigurationError: it is missing or of another kind.
     """
-    example = "postgresql://user:password@host/database"
-    return _store_url(config, DATABASE_URL, environment, ("postgresql", "postgres"), example)
-
-
-def redis_url(config: PlatformConfig, environment: Mapping[str, str]) -> str | None:
-    """Redis' URL of the profile `server`; None in the embedded one.
-
-    Raises:
-        ConfigurationError: it is missing or of another kind.
-    """
-    example = "redis://user:password@host:6379/0"
-    return _store_url(config, REDIS_URL, environment, ("redis", "rediss"), example)
-
-
-def _store_url(
-    config: PlatformConfig,
-    variable: str,
-    environment: Mapping[str, str],
-    schemes: Sequence[str],
-    example: str,
-) -> str | None:
     if config.profile == "embedded":
         return None
-    url = environment.get(variable, "")
-    if urlsplit(url).scheme.partition("+")[0] not in schemes:
+    url, example = environment.get(variable, ""), STORES[variable]
+    kind = example.partition("://")[0]
+    if urlsplit(url).scheme.partition("+")[0] not in (kind, *OTHER_NAMES[kind]):
         raise ConfigurationError(f"profile server needs an address: set {variable} to {example}")
     return url
 
@@ -337,8 +312,7 @@ def has_prefect_redis() -> bool:
 
 
 def _server_stores(plan: Plan) -> dict[str, str]:
-    database = database_url(plan.config, plan.environment)
-    redis = redis_url(plan.config, plan.environment)
+    database, redis = (store_url(name, plan.config, plan.environment) for name in STORES)
     if database is None or redis is None:
         file = plan.files.prefect / "prefect.db"
         return {"PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{file}"}
@@ -389,7 +363,11 @@ def _local(host: str) -> str:
 
 def _names(plan: Plan) -> list[str]:
     """Names by which a browser may ask for MLflow; others are refused (DNS rebinding)."""
-    hosts = {"localhost", _local(plan.config.host), urlsplit(plan.mlflow_url).hostname or ""}
+    hosts = {
+        "localhost",
+        _local(plan.config.host),
+        urlsplit(plan.endpoint.mlflow_url).hostname or "",
+    }
     return sorted([*hosts, *(f"{host}:*" for host in hosts)])
 
 
@@ -475,13 +453,4 @@ def resume_pools(api: PrefectApi, files: PlatformFiles) -> list[str]:
 
 def write_endpoint(plan: Plan) -> None:
     """Publish for commands where the platform answers."""
-    endpoint = Endpoint(
-        api_url=plan.api.url,
-        ui_url=plan.ui_url,
-        mlflow_url=plan.mlflow_url,
-        local_mlflow_url=plan.local_mlflow_url,
-        pid=os.getpid(),
-        profile=plan.config.profile,
-        serving_url=plan.serving_url if plan.config.serving else None,
-    )
-    write_atomically(plan.files.endpoint, endpoint.model_dump_json(indent=1))
+    write_atomically(plan.files.endpoint, plan.endpoint.model_dump_json(indent=1))

@@ -18,7 +18,7 @@ import psutil
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from infra.orchestration.client import read_password
-from infra.platform.api import PrefectApi
+from infra.platform.api import UNFINISHED, PrefectApi
 from infra.platform.files import PlatformFiles, read_endpoint
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -88,7 +88,7 @@ def _let_nothing_run(api: PrefectApi) -> None:
     for pool in pools:
         api.pause_pool(pool, paused=True)
     deadline = time.monotonic() + LIMIT_S
-    while runs := api.unfinished_runs(pools):
+    while runs := api.runs(UNFINISHED, pools):
         if time.monotonic() > deadline:
             raise RuntimeError(f"{[run['name'] for run in runs]} did not end in {LIMIT_S} s")
         time.sleep(1)

@@ -192,7 +192,7 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     told = capsys.readouterr().out
     assert "deployment training/cpu: tags should be ['falaj', 'training'] and is ['mine']" in told
     assert "deployment training/cpu: concurrency_limit should be 1 and is 7" in told
-    assert "queues of cpu: batch.priority should be 5 and is 1" in told
+    assert "work pool cpu: queues.batch.priority should be 5 and is 1" in told
     assert main(["deploy", *arguments]) == 0
     assert main(["deploy", "--check", *arguments]) == 0
 

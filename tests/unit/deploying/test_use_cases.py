@@ -15,10 +15,10 @@ from prefect.client.orchestration import PrefectClient
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from falaj.__main__ import main
-from infra.deploying.blocks import CHANNELS, BlockItem, Channel, channel_blocks
+from infra.deploying.automations import CHANNELS, Channel, channel_blocks
 from infra.deploying.deploy import NUM_ATTEMPTS, make_plan
 from infra.deploying.file import read_use_cases
-from infra.deploying.items import Found, differences
+from infra.deploying.items import BlockItem, Found, differences
 from infra.deploying.pools import IMAGE_VARIABLE, PoolItem, read_image
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT

@@ -37,10 +37,9 @@ from infra.platform.services import (
     SERVER,
     SERVING,
     Plan,
-    database_url,
     for_asyncpg,
     make_services,
-    redis_url,
+    store_url,
     write_endpoint,
 )
 from tasks.kernel.errors import ConfigurationError
@@ -200,12 +199,12 @@ def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_th
 def test_the_server_profile_says_what_it_lacks() -> None:
     config = PlatformConfig(profile="server")
     with pytest.raises(ConfigurationError, match=REDIS_URL):
-        redis_url(config, {REDIS_URL: "http://127.0.0.1"})
+        store_url(REDIS_URL, config, {REDIS_URL: "http://127.0.0.1"})
     with pytest.raises(ConfigurationError, match=DATABASE_URL):
-        database_url(config, {DATABASE_URL: "sqlite:///x"})
-    found = database_url(config, {DATABASE_URL: "postgres://u:p@h/d"})
+        store_url(DATABASE_URL, config, {DATABASE_URL: "sqlite:///x"})
+    found = store_url(DATABASE_URL, config, {DATABASE_URL: "postgres://u:p@h/d"})
     assert for_asyncpg(found or "") == "postgresql+asyncpg://u:p@h/d"
-    assert database_url(PlatformConfig(), {DATABASE_URL: "anything"}) is None
+    assert store_url(DATABASE_URL, PlatformConfig(), {DATABASE_URL: "anything"}) is None
 
 
 def test_a_command_finds_the_platform_only_while_its_one_supervisor_lives(

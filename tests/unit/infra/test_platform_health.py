@@ -250,7 +250,7 @@ def test_status_shows_who_holds_devices_and_who_waits_for_them(
     with acquire(leases, TWO_CORES, "train-delay (run 1)", devices=devices):
         waiting = leases.ask(TWO_CORES, "train-fares (run 2)", devices, priority=2)
         assert main(["status"]) == EXIT_NOT_RUNNING
-        waiting.close()
+        waiting.release()
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert first.startswith("held")
     assert "train-delay (run 1) (process" in first

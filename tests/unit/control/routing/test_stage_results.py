@@ -39,7 +39,7 @@ def test_a_result_comes_back_as_what_the_flow_returns(tmp_path: Path) -> None:
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(PickleSerializer().dumps(Number(value=1, digits=())))
-    with pytest.raises(StageError, match="kept its result as 'pickle'; only json is read"):
+    with pytest.raises(StageError, match="'pickle'; only 'json' is read"):
         read_plain(completed(tmp_path / "result", PickleSerializer()))
 
 
