@@ -36,7 +36,7 @@ from tasks.kernel.errors import TransientError
     **found_but_not_retried("its next run by schedule does the same"),
 )
 def recovery_sweep_flow(config: RecoveryConfig = RecoveryConfig()) -> Sweep:  # noqa: B008  frozen
-    """Put stale runs right: end, free, start again, or report.
+    """Put stale runs right: end, free, start again.
 
     Args:
         config: When a run counts as lost.
@@ -50,24 +50,20 @@ logger = logging.getLogger("tasks.control.recovery.watch")
 
 def watch(stop: threading.Event) -> None:
     """Look and repair until `stop` is set."""
-    reported: set[str] = set()
     with get_client(sync_client=True) as client:
         while not stop.is_set():
             try:
-                _look(client, reported)
+                _look(client)
             except (httpx.HTTPError, PrefectHTTPStatusError, TransientError) as exc:
                 logger.warning("the Prefect API does not answer (%s); looking again", exc)
             stop.wait(LOOK_EVERY_S)
 
 
-def _look(client: SyncPrefectClient, reported: set[str]) -> None:
-    """One cycle; what can only be reported is reported once."""
+def _look(client: SyncPrefectClient) -> None:
+    """One cycle."""
     config = RecoveryConfig()
-    repairs = find_repairs(client, config)
     leaking = any(slot.taken > slot.num_holders for slot in slot_facts(client))
-    new = [r for r in repairs if r.action != "report" or r.run not in reported]
-    reported.update(r.run for r in repairs if r.action == "report")
-    if new or leaking or find_dead_task_runs(client):
+    if find_repairs(client, config) or leaking or find_dead_task_runs(client):
         recovery_sweep_flow(config)
 
 

@@ -114,7 +114,8 @@ class PoolItem(Item):
         """See `Item`."""
         pool, queues = await self._there(client)
         wanted = await self.wanted(client)
-        of_queues, resumed = wanted.pop("queues"), {"is_paused": False} if self.resume else {}
+        of_queues = wanted.pop("queues")
+        resumed: dict[str, Any] = {"is_paused": False} if self.resume else {}
         if pool is None:
             made = WorkPoolCreate(name=self.name, type=self.pool_type, **wanted)
             await client.create_work_pool(made)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.orchestration.client import is_running, read_password
 from infra.platform.api import PROBE_TIMEOUT_S, Json, PrefectApi, answers
-from infra.platform.config import COORDINATOR, PlatformConfig, kept_options, stored_config
+from infra.platform.config import PlatformConfig, kept_options, stored_config
 from infra.platform.files import (
     Endpoint,
     PlatformFiles,
@@ -31,7 +31,6 @@ from infra.platform.files import (
 )
 from infra.platform.services import MLFLOW, SERVER, STORES, has_prefect_redis, store_url
 from tasks.control.config import RecoveryConfig
-from tasks.control.leases.devices import hardware_classes
 from tasks.control.leases.placement import Claim
 from tasks.control.leases.repository import LeaseRepository
 from tasks.kernel.errors import ConfigurationError, TransientError
@@ -272,7 +271,6 @@ def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Findin
         findings.append(Finding("services", "ok", f"all {len(status.services)} are up"))
     if status.endpoint is not None:
         findings += check_api(PrefectApi(status.endpoint.api_url, read_password(files.folder)))
-        findings += check_workers(status.pools, (COORDINATOR, *hardware_classes()))
     return findings
 
 
@@ -472,30 +470,3 @@ def check_scheduler(api: PrefectApi) -> Finding:
         "logs/prefect.log, check the pins above, make down, make up"
     )
     return Finding("scheduler", "problem", seen, advice)
-
-
-def check_workers(pools: Sequence[PoolStatus], own: Sequence[str]) -> Iterator[Finding]:
-    """Each pool has a worker that is online, and hands out runs.
-
-    Args:
-        pools: as the server has them; none where it could not be asked.
-        own: pools that have a worker on this machine.
-    """
-    for name in sorted({*own} - {pool.name for pool in pools}) if pools else ():
-        seen = f"there is no work pool {name!r}, for which this machine has the hardware"
-        advice = "python -m falaj deploy makes it; logs/deploying.log shows why it did not"
-        yield Finding("workers", "problem", seen, advice)
-    for pool in pools:
-        seen = f"pool {pool.name!r} has no worker online; its runs wait"
-        if not pool.online and pool.name in own:
-            advice = f"make status; logs/worker-{pool.name}.log"
-            yield Finding("workers", "problem", seen, advice)
-        elif not pool.online:
-            advice = "nothing, if no run asks for it; else start one on a machine with the hardware"
-            yield Finding("workers", "warning", seen, advice)
-        elif pool.paused:
-            seen = f"pool {pool.name!r} is paused and hands out no runs"
-            advice = f"prefect work-pool resume {pool.name}, or the UI"
-            yield Finding("workers", "warning", seen, advice)
-        else:
-            yield Finding("workers", "ok", f"pool {pool.name!r}: {pool.online} online")

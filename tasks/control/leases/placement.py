@@ -162,23 +162,18 @@ def _choose_cores(
     if limit.num_cores is not None and used + number > limit.num_cores:
         return ()
     free = {each.node: _free_cores(each, taken) for each in devices.core_sets}
-    chosen: list[int] = []
-    while len(chosen) < number and any(free.values()):
-        wanted = number - len(chosen)
-        node = min(free, key=lambda node: _preference(len(free[node]), wanted, node in near))
-        chosen += free.pop(node)[:wanted]
-    return tuple(sorted(chosen))
 
+    def preference(node: int) -> tuple[bool, bool, int]:
+        room, is_enough = len(free[node]), len(free[node]) >= number
+        return not is_enough, node not in near, room if is_enough else -room
 
-def _preference(room: int, wanted: int, is_near: bool) -> tuple[bool, bool, int]:
-    """The smaller, the better: enough room, near the GPUs, and then as little room as will do."""
-    is_enough = room >= wanted
-    return (not is_enough, not is_near, room if is_enough else -room)
+    ordered = [core for node in sorted(free, key=preference) for core in free[node]]
+    return tuple(sorted(ordered[:number]))
 
 
 def _free_cores(each: CoreSet, taken: Taken) -> list[int]:
     """Free cores of a node: first those whose whole physical core is free."""
     free = [[core for core in shared if core not in taken.cores] for shared in each.physical]
-    whole = [f for f, shared in zip(free, each.physical, strict=True) if len(f) == len(shared)]
-    rest = [f for f, shared in zip(free, each.physical, strict=True) if len(f) < len(shared)]
-    return [core for group in (*whole, *rest) for core in group]
+    pairs = zip(free, each.physical, strict=True)
+    by_use = sorted(pairs, key=lambda pair: len(pair[0]) < len(pair[1]))
+    return [core for group, _ in by_use for core in group]

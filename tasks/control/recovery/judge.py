@@ -25,12 +25,11 @@ RunState = Literal[
     "cancelled",
 ]
 ProcessState = Literal["alive", "gone", "elsewhere", "unknown"]
-Action = Literal["crash", "cancel", "ask to cancel", "retry", "end processes", "report"]
+Action = Literal["crash", "cancel", "ask to cancel", "retry", "end processes"]
 DAY_S = 86_400.0
 DEAD_PROCESS_S = 15.0
 """A run may stay Running after its process here is gone: its worker reports it within that."""
 CANCEL_LIMIT_S = 20.0
-LATE_LIMIT_S = 300.0
 PENDING_LIMIT_S = 300.0
 """Between a worker's taking a run and the run's beginning."""
 PARENT_GRACE_S = 30.0
@@ -65,8 +64,6 @@ class RunFact(BaseModel):
     )
     deployed: bool = Field(default=True, description="A worker started it, and can do so again.")
     parent: str | None = Field(default=None, description="Run that called it.")
-    pool: str | None = None
-    num_workers_online: int | None = Field(default=None, description="None: it has no pool.")
 
     @property
     def tries(self) -> int:
@@ -108,9 +105,8 @@ def _judged(fact: RunFact, by_id: Mapping[str, RunFact], config: RecoveryConfig)
         "running": _running,
         "cancelling": _cancelling,
         "pending": _pending,
-        "scheduled": _untaken,
     }
-    return rules[fact.state](fact, config)
+    return rules[fact.state](fact, config) if fact.state in rules else None
 
 
 def _running(fact: RunFact, config: RecoveryConfig) -> Repair | None:
@@ -122,10 +118,8 @@ def _running(fact: RunFact, config: RecoveryConfig) -> Repair | None:
         return _repair(fact, "crash", "the process that ran it is gone", fact.pids)
     if fact.pids:
         return None
-    if fact.heartbeat_age_s is None:
-        if fact.age_s <= DAY_S:
-            return None
-        return _repair(fact, "report", "it has been running for a day and never sent a heartbeat")
+    if fact.heartbeat_age_s is None:  # it sends none
+        return None
     if fact.heartbeat_age_s <= config.heartbeat_limit_s or fact.age_s <= config.heartbeat_limit_s:
         return None
     why = f"its last heartbeat is {fact.heartbeat_age_s:.0f} s old"
@@ -154,16 +148,6 @@ def _pending(fact: RunFact, _: RecoveryConfig) -> Repair | None:
     return _repair(fact, "crash", why)
 
 
-def _untaken(fact: RunFact, _: RecoveryConfig) -> Repair | None:
-    if fact.age_s <= LATE_LIMIT_S or fact.num_workers_online != 0:
-        return None
-    why = (
-        f"it was due {fact.age_s:.0f} s ago and no worker of work pool {fact.pool!r} is online; "
-        f"start one: prefect worker start --pool {fact.pool}"
-    )
-    return _repair(fact, "report", why)
-
-
 def _without_parent(fact: RunFact, parent: RunFact, config: RecoveryConfig) -> Repair | None:
     """A stage whose loop has ended is ended too, unless the loop will take it up again."""
     if parent.state not in ENDED_BADLY or fact.state == "cancelling":
@@ -184,21 +168,14 @@ def _leftover(fact: RunFact) -> Repair | None:
 
 
 def _again(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    if not _was_cut_off(fact, config) or fact.pids:
+    """A run that is given up is left as it is; `status` lists it."""
+    if fact.pids or not may_be_retried(fact, config):
         return None
-    most = config.max_retries + 1
-    if may_be_retried(fact, config):
-        why = (
-            f"it was cut off {fact.age_s:.0f} s ago, in attempt {fact.tries} of at most {most}; "
-            "it goes on from the stage that was cut off"
-        )
-        return _repair(fact, "retry", why)
     why = (
-        f"it was cut off in attempt {fact.tries} of at most {most} and is not started again. Its "
-        "log says what it was doing; to go on from there: "
-        f"python -m falaj --on-platform retry {fact.name}"
+        f"it was cut off {fact.age_s:.0f} s ago, in attempt {fact.tries} of at most "
+        f"{config.max_retries + 1}; it goes on from the stage that was cut off"
     )
-    return _repair(fact, "report", why)
+    return _repair(fact, "retry", why)
 
 
 def may_be_retried(fact: RunFact, config: RecoveryConfig) -> bool:
@@ -206,16 +183,13 @@ def may_be_retried(fact: RunFact, config: RecoveryConfig) -> bool:
 
     A stage's run is not: the loop that called it does so, or is itself retried.
     """
-    return _was_cut_off(fact, config) and fact.tries <= config.max_retries
-
-
-def _was_cut_off(fact: RunFact, config: RecoveryConfig) -> bool:
     return (
         fact.state == "crashed"
         and fact.deployed
         and fact.parent is None
         and fact.retried
         and fact.age_s <= config.retry_within_s
+        and fact.tries <= config.max_retries
     )
 
 

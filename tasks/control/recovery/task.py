@@ -28,7 +28,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.control.config import RecoveryConfig
 from tasks.control.recovery.judge import (
     DAY_S,
-    LATE_LIMIT_S,
     PARENT_GRACE_S,
     ProcessState,
     Repair,
@@ -40,7 +39,6 @@ from tasks.control.recovery.judge import (
     judge,
     leaked_slots,
 )
-from tasks.control.routing.task import is_online
 from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
 from tasks.kernel.retry_policy import RETRIED
 
@@ -197,8 +195,6 @@ def _repaired(
 
 def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:
     """Do one repair, unless the run has moved on since it was seen; returns what came of it."""
-    if repair.action == "report":
-        return "reported"
     run = client.read_flow_run(UUID(repair.run))
     if run.state is None or _state_of(run) != fact.state or run.run_count != fact.attempts:
         return "moved on by itself"
@@ -219,11 +215,6 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
     missing = [UUID(p) for p in parents.values() if UUID(p) not in runs]
     runs |= {run.id: run for run in _by_id(client, missing)}
     flows = {flow: client.read_flow(flow).name for flow in {r.flow_id for r in runs.values()}}
-    online = {
-        pool: sum(is_online(worker, now) for worker in client.read_workers_for_work_pool(pool))
-        for pool in {run.work_pool_name for run in runs.values()}
-        if pool is not None
-    }
 
     def fact(run: FlowRun) -> RunFact:
         pids = tuple(local.get(str(run.id), ()))
@@ -243,8 +234,6 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
             retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
             deployed=run.deployment_id is not None,
             parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
-            pool=run.work_pool_name,
-            num_workers_online=online.get(run.work_pool_name or ""),
         )
 
     return tuple(fact(run) for run in runs.values() if run.state is not None)
@@ -271,7 +260,7 @@ def _candidates(
     local: Mapping[str, Sequence[int]],
     now: datetime,
 ) -> Iterator[FlowRun]:
-    due = now - timedelta(seconds=min(LATE_LIMIT_S, PARENT_GRACE_S))
+    due = now - timedelta(seconds=PARENT_GRACE_S)
     cut_off = now - timedelta(seconds=config.retry_within_s)
     wanted: list[dict[str, Any]] = [
         _in_state(UNFINISHED),

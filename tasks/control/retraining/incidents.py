@@ -197,7 +197,7 @@ def _review(incidents: Incidents, here: Here) -> Iterator[int]:
 def start_claimed(
     ledger: Ledger, orders: Sequence[Order], start: Callable[[Order], StartedAction | None]
 ) -> list[StartedAction]:
-    """Start what was claimed; a start that fails is noted with the claim and tried again later.
+    """Start what was claimed; what failed to start stays claimed and is tried again later.
 
         claimed -> reserved (platform) -> started (run id) -> ended (state, seconds)
 
@@ -220,7 +220,6 @@ def start_claimed(
         try:
             run = start(order)
         except FalajError as exc:
-            ledger.mark_trouble(order.incident_id, f"{type(exc).__name__}: {exc}")
             logger.warning("%s of %s could not be started: %s", order.action, order.model, exc)
             failures.append(exc)
             continue

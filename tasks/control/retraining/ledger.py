@@ -170,16 +170,7 @@ class Ledger:
             state=ClaimState.STARTED.value,
             **started.model_dump(),
             started_at=now,
-            num_starts=_actions.c.num_starts + 1,
             trouble=None,
-        )
-
-    def mark_trouble(self, incident_id: str, trouble: str) -> None:
-        """Note why a start failed; the claim stays, and the sweep tries it again."""
-        self._change(
-            _in_state(incident_id, ClaimState.CLAIMED),
-            trouble=trouble,
-            num_starts=_actions.c.num_starts + 1,
         )
 
     def take_up(self, incident_id: str, run_id: str) -> bool:
@@ -396,7 +387,6 @@ class Incidents:
                 state=ClaimState.CLAIMED.value,
                 claimed_at=self.now,
                 claimed_by=self.actor,
-                num_starts=0,
                 boot=self._boot,
                 uptime_s=self._uptime_s,
             )

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt
+from pydantic import AliasChoices, Field, PositiveInt
 
 from tasks.contracts.base import RESULT_ID, Contract
 from tasks.control.config import RetrainingPolicy
@@ -102,11 +102,8 @@ class Claim(Contract):
 
     order: Order
     state: ClaimState
-    claimed_at: datetime
     started: StartedAction | None
     end: RunEnd | None
-    num_starts: NonNegativeInt
-    trouble: str | None = Field(description="Why the latest start failed.")
 
 
 class Decision(Contract):
