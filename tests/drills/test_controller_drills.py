@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tasks.control.config import RetrainingPolicy
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control import builders
 from tests.support.control.platforms import (
     ControlledPlatform,
     acting,
     controlled_platform,
-    num_unanswered,
     outcomes,
 )
 from tests.support.host.processes import wait_patiently
@@ -24,29 +20,6 @@ from tests.support.suite.promises import Promise, proves
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
 CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
-
-
-@proves(Promise.LOST_EVENT, "no event anywhere; the scheduled sweep starts one run")
-def test_a_result_whose_server_was_away_is_found_by_the_scheduled_sweep(tmp_path: Path) -> None:
-    with controlled_platform(tmp_path, works=False) as platform:
-        judging = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.control.judging", str(tmp_path)],
-            cwd=PROJECT_ROOT,
-            env=platform.api.command_environment(**platform.environment),
-        )
-        wait_patiently((tmp_path / "ready").exists, "the check is about to tell")
-    try:  # now the server is gone
-        (tmp_path / "go").touch()
-        wait_patiently(lambda: num_unanswered(platform) == 1, "the result is stored")
-    finally:
-        judging.kill()
-        judging.wait()
-    with controlled_platform(tmp_path) as platform:
-        wait_patiently(platform.retrainings, "the sweep starts a run")
-        wait_for_sweeps(platform, 2)
-        assert platform.num_events() == 0
-        assert [key for key, _ in platform.retrainings()] == acting(platform)
-        assert outcomes(platform) == ["acts"]
 
 
 @proves(Promise.REDEPLOY, "one run; the second incident waits out its cool-down, then one more")

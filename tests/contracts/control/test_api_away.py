@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,7 +21,6 @@ from prefect.settings import (
 )
 
 import infra.platform.api as api_module
-from infra.orchestration.client import client_settings
 from tasks.kernel.errors import TransientError
 from tasks.kernel.retry_policy import is_api_away, only_transient
 from tests.support.host.processes import wait_until
@@ -88,44 +82,6 @@ def test_a_step_is_tried_again_when_the_api_was_away_at_its_end(way: Gate, tmp_p
 
     assert writing() == 42
     assert tries.read_text() == "xx"
-
-
-class Unwell(BaseHTTPRequestHandler):
-    """Answers 500 at first, as Prefect's server does while its database is away."""
-
-    num_asked = 0
-
-    def do_GET(self) -> None:
-        Unwell.num_asked += 1
-        self.send_response(500 if Unwell.num_asked < 3 else 200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(b'"hello"')
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing on standard error."""
-
-
-@pytest.mark.slow
-def test_clients_of_the_platform_ask_again_while_the_servers_database_is_away(
-    tmp_path: Path,
-) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Unwell) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/api"
-        settings = client_settings(tmp_path, url, None)
-        program = "from prefect import get_client as c; print(c(sync_client=True).hello().json())"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        told = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**inherited, **settings},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        server.shutdown()
-    assert told.stdout.strip() == "hello", told.stderr
-    assert Unwell.num_asked == 3
 
 
 def status(code: int) -> httpx.HTTPStatusError:

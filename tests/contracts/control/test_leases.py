@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from tasks.control.config import LeaseRequest
-from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook, acquire
 from tasks.kernel.errors import ConfigurationError, LeaseError
 from tasks.kernel.settings import PROJECT_ROOT
@@ -79,26 +77,6 @@ def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
         pass
 
 
-def test_who_waits_is_served_by_priority_then_age(leases: LeaseRepository) -> None:
-    served, threads = list[str](), []
-    wanted = [("late and urgent", 1), ("first", 3), ("second", 3), ("idle", 5)]
-
-    def wait_for(name: str, priority: int) -> None:
-        with acquire(leases, ONE_CORE, name, devices=host(cores=1), priority=priority):
-            served.append(name)
-
-    with acquire(leases, ONE_CORE, "holder", devices=host(cores=1)):
-        for name, priority in [wanted[3], wanted[1], wanted[2], wanted[0]]:
-            threads.append(threading.Thread(target=wait_for, args=(name, priority)))
-            threads[-1].start()
-            waiting = len(threads)
-            wait_until(lambda: len(leases.claims()) == 1 + waiting, f"{name} in line")  # noqa: B023
-        assert [each.holder for each in leases.claims()][1:] == [name for name, _ in wanted]
-    for thread in threads:
-        thread.join(60)
-    assert served == [name for name, _ in wanted]
-
-
 def test_who_waits_knows_its_place_and_leaves_no_claim_behind(leases: LeaseRepository) -> None:
     seen, two = list[Outlook](), host(cores=2)
     with acquire(leases, LeaseRequest(cores=2), "holder", devices=two):
@@ -113,10 +91,3 @@ def test_who_waits_knows_its_place_and_leaves_no_claim_behind(leases: LeaseRepos
 def test_what_a_host_does_not_have_is_rejected_at_once(leases: LeaseRepository) -> None:
     with pytest.raises(ConfigurationError, match="may use 4 core\\(s\\) and no GPU"):
         acquire(leases, LeaseRequest(gpus=1), "a", devices=host())
-
-
-def test_hosts_own_devices_can_be_leased(leases: LeaseRepository) -> None:
-    found = HostDevices.of_this_process()
-    with acquire(leases, LeaseRequest(cores=found.num_cores), "all") as lease:
-        assert set(lease.grant.cores) <= os.sched_getaffinity(0)
-        assert len(lease.grant.cores) == found.num_cores

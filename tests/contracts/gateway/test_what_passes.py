@@ -18,7 +18,7 @@ from open_inference.grpc.protocol import (  # type: ignore[import-not-found]
 
 from infra.gateway.rendering import SECURITY_HEADERS
 from tests.support.host.processes import wait_until
-from tests.support.serving.edges import BODY_LIMIT, INFER, MODEL, OTHERS, Edge
+from tests.support.serving.edges import BODY_LIMIT, INFER, MODEL, Edge
 
 GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -193,12 +193,3 @@ def test_whoever_watches_a_grpc_server_learns_its_health_and_no_more(edge: Edge)
         with pytest.raises(grpc.RpcError) as absent:
             next(health.Watch(asked, metadata=[("authorization", token)], timeout=20))
         assert absent.value.code() == grpc.StatusCode.UNIMPLEMENTED
-
-
-def test_other_models_are_not_reached_through_a_model_that_is_allowed(
-    edge: Edge, client: httpx.Client
-) -> None:
-    path = f"/v2/models/{MODEL}/../{OTHERS}/infer"
-    url = client.base_url.copy_with(raw_path=path.encode())
-    answer = client.post(url, json={}, headers=edge.bearer("trick"))
-    assert answer.status_code == 403

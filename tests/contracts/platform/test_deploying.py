@@ -30,20 +30,15 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.deploys import (
     REPO,
-    decisions,
-    emit,
     on_server,
     part_of_the_file,
     plan_of,
     redeploy,
-    wait_until_known,
 )
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
-from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-BURST = 500
 LOOKED_AT = ("feature_refresh", "training", "drift_check", "parity_check", "search", "decision")
 
 
@@ -250,21 +245,6 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     assert "deployment training/gpu-other: is no longer deployed" in "".join(alone.notes)
     removed = redeploy(plan, prune=True).written
     assert {f"{label} (removed)" for label in further} == set(removed)
-
-
-@pytest.mark.slow
-@proves(Promise.DRIFT_BURST, "one decision, also after a redeploy")
-def test_a_burst_of_results_starts_one_decision_even_across_a_redeploy(plan: Plan) -> None:
-    model, started = "falaj.model.burst", decisions
-    emit(model, BURST)
-    wait_until(started, "no decision was started", limit_s=120)
-    redeploy(plan)
-    emit(model, 20)
-    wait_until_known(BURST + 20)
-    [run] = started()
-    assert run.parameters["result_id"].startswith("result-")
-    emit("falaj.model.another", 1)
-    wait_until(lambda: len(started()) == 2, "no decision for another model", limit_s=120)
 
 
 def test_the_whole_file_deploys(plan: Plan) -> None:

@@ -14,6 +14,7 @@ from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 
 from flows.config import read_pipeline_config
+from flows.conversion import model_import_flow
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
 from flows.pipeline import pipeline_flow
@@ -27,7 +28,8 @@ from tests.support.services.prefect_platform import PrefectApi
 pytestmark = pytest.mark.slow
 
 FLOWS: tuple[Flow[..., Any], ...] = (
-    approval_flow, drift_check_flow, feature_refresh_flow, pipeline_flow, training_flow,
+    approval_flow, drift_check_flow, feature_refresh_flow, model_import_flow, pipeline_flow,
+    training_flow,
 )  # fmt: skip
 
 

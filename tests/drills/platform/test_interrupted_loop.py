@@ -25,7 +25,6 @@ from tests.support.platform.whole_platform import (
     WholePlatform,
     environment_of,
     lives,
-    small_use_case,
     whole_platform,
 )
 from tests.support.suite.promises import Promise, proves
@@ -187,24 +186,3 @@ def test_retry_in_the_ui_goes_on_from_the_failed_stage(
     runs = Account(platform.home).stage_runs(loop)
     attempts = {stage: len(states) for stage, states in runs.items()}
     assert attempts == {**dict.fromkeys(STAGES, 1), "conversion": 2}
-
-
-@proves(Promise.NO_FALLBACK, "the second waits for its devices and says so")
-def test_two_trainings_on_one_host_take_their_turns_and_say_so(
-    platform: WholePlatform, tmp_path: Path
-) -> None:
-    loop = in_training(platform, max_epochs=200, patience=200)
-    other = small_use_case(tmp_path, registry={"model_name": "other"}, training={"seed": 7})
-    repo = {"FALAJ_FEATURE_REPO": str(other.path)}
-    second = WholePlatform(platform.home, environment=repo, repository=other)
-    code, said = second.run("--on-platform", "train")
-    assert code == 0, said
-    wait_until(lambda: state_type(platform, loop) in FINAL, "the loop has ended", LIMIT_S)
-    assert state_type(platform, loop) == "COMPLETED"
-    first = platform.stage_runs(loop)[1]["name"]
-    query = {"artifacts": {"key": {"any_": ["devices"]}}, "sort": "CREATED_DESC", "limit": 2}
-    holds, waits = platform.ask("POST", "/artifacts/filter", query)
-    assert str(waits["data"]).startswith("Waits")
-    assert first in str(waits["data"]), "the artifact says who holds"
-    assert str(holds["data"]).startswith("Holds")
-    assert_all_ended(platform)

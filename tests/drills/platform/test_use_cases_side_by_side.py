@@ -19,23 +19,14 @@ from uuid import UUID
 
 import pytest
 import yaml
-from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun
-from prefect.states import Cancelled
 
-from flows.decision import TAG
-from infra.orchestration.embedded import send_what_is_left
-from tasks.contracts.drift import DriftResult
 from tasks.contracts.run import RunRecord
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger
-from tasks.control.retraining.records import Decision, Outcome
-from tasks.control.retraining.task import store_drift_result
+from tasks.control.retraining.records import Decision
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import PROJECT_ROOT, Settings
-from tests.support.control import builders
 from tests.support.data.use_cases import small_traffic, third_use_case
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import is_final, wait_for_run
@@ -100,10 +91,6 @@ class Shared:
     def decisions(self, use_case: str) -> list[Decision]:
         ledger = Ledger(self.settings(use_case).metadata_url)
         return ledger.decisions(use_case=use_case)
-
-    def started_by_the_controller(self) -> list[FlowRun]:
-        wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]))
-        return self.client.read_flow_runs(flow_run_filter=wanted)
 
 
 def repositories(folder: Path) -> dict[str, Path]:
@@ -174,38 +161,3 @@ def test_a_third_by_its_feature_repository_alone_leaves_the_others_as_they_were(
     assert energy.version.name == "weekly-rise"
     homes = {shared.settings(name).features_home for name in POLICIES}
     assert len(homes) == len(POLICIES)
-
-
-@proves(Promise.ONE_RETRAINING, "one run, of the use case that was judged")
-def test_a_result_on_one_starts_no_run_of_another(shared: Shared) -> None:
-    tell_stale(shared, "traffic")
-    wait_until(shared.started_by_the_controller, "no retraining was started", 900)
-    [run] = shared.started_by_the_controller()
-    shared.client.set_flow_run_state(run.id, Cancelled(), force=True)
-    assert run.deployment_id is not None
-    assert shared.client.read_deployment(run.deployment_id).name == "pipeline-traffic"
-    assert run.parameters["config"]["name"] == "traffic"
-
-    tell_stale(shared, "flights")  # its policy allows no retraining
-
-    def refused() -> bool:
-        return any(d.outcome is Outcome.BUDGET for d in shared.decisions("flights"))
-
-    wait_until(refused, "the result on flights was not refused", 900)
-    assert [run.id] == [other.id for other in shared.started_by_the_controller()]
-
-
-def tell_stale(shared: Shared, use_case: str) -> None:
-    """Store a bad result on the use case's champion as a drift check does, and emit its event."""
-    version = shared.record(use_case).version
-    report = builders.report(DriftResult.RETRAIN, number=1, auc=builders.metric(-0.1))
-    policy = POLICIES[use_case]
-
-    @flow(name=f"tell-of-{use_case}")
-    def tell() -> None:
-        store_drift_result(report, version, None, None, use_case, policy)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FALAJ_HOME", str(shared.home))
-        tell()
-    send_what_is_left()

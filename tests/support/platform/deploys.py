@@ -9,17 +9,12 @@ from typing import Any, TypeVar
 
 import yaml
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
-from prefect.client.schemas.objects import FlowRun
 from prefect.events import Event, get_events_client
-from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter
 
-from infra.deploying.automations import DECISION_DEPLOYMENT
 from infra.deploying.deploy import Plan, deploy, make_plan
 from infra.deploying.file import PREFECT_FILE
 from infra.deploying.items import Outcome
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
-from tests.support.host.processes import wait_until
 
 Result = TypeVar("Result")
 REPO = str(PROJECT_ROOT / DEFAULT_FEATURE_REPO)
@@ -56,12 +51,6 @@ def plan_of(text: str, folder: Path, repos: Sequence[str] = (REPO,), **options: 
     return make_plan(list(repos), file=file, **options)
 
 
-def emit(model: str, number: int) -> None:
-    """Results on one model, in order."""
-    told = [{"verdict_id": f"result-{count}", "model": model} for count in range(number)]
-    send([("falaj.drift.judged", model, payload) for payload in told])
-
-
 def send(events: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
     """Events - name, resource, payload - through the socket that flows use."""
 
@@ -72,35 +61,3 @@ def send(events: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
                 await client.emit(Event(event=name, resource=labels, payload=payload))
 
     asyncio.run(do())
-
-
-def num_events(name: str) -> int:
-    """Events of a name that the server has recorded."""
-    wanted = EventFilter(event=EventNameFilter(name=[name]), occurred=EventOccurredFilter())
-
-    async def count(client: PrefectClient) -> int:
-        body = {"filter": wanted.model_dump(mode="json"), "limit": 1}
-        response = await client._client.post("/events/filter", json=body)
-        return int(response.json()["total"])
-
-    return on_server(count)
-
-
-def wait_until_known(number: int, limit_s: float = 180) -> None:
-    """Until the server has recorded so many results."""
-
-    def known() -> bool:
-        return num_events("falaj.drift.judged") >= number
-
-    wait_until(known, f"the server knows fewer than {number} results", limit_s=limit_s)
-
-
-def decisions() -> list[FlowRun]:
-    """Runs of the decision's deployment."""
-
-    async def read(client: PrefectClient) -> list[FlowRun]:
-        deployment = await client.read_deployment_by_name(DECISION_DEPLOYMENT)
-        of_it = FlowRunFilterDeploymentId(any_=[deployment.id])
-        return await client.read_flow_runs(flow_run_filter=FlowRunFilter(deployment_id=of_it))
-
-    return on_server(read)

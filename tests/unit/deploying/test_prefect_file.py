@@ -73,18 +73,6 @@ def test_every_flow_is_deployed() -> None:
     assert {entry.entrypoint for entry in FILE.deployments} == written
 
 
-def test_the_form_of_an_import_says_what_each_field_is_for() -> None:
-    schema = schema_of(load_flow("flows.conversion.model_import_flow"))
-    forms = {"the flow": schema, **schema["definitions"]}
-    untold = [
-        f"{form}: {name}"
-        for form, described in forms.items()
-        for name, field in described.get("properties", {}).items()
-        if not field.get("description")
-    ]
-    assert untold == []
-
-
 def test_every_pool_and_queue_of_the_file_is_made_and_no_path_of_a_machine_is_in_it() -> None:
     pools = read_pools_file()
     for kind in (pools.process, pools.kubernetes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from falaj.context import EXIT_INTERRUPTED
 from infra.orchestration.client import is_running
 from infra.platform import supervisor
 from infra.platform.api import PROBE_TIMEOUT_S
 from infra.platform.supervisor import Child, Clock, Service
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.clocks import make_clock
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
@@ -130,14 +127,6 @@ def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_a
     assert child.condition == "silent"
 
 
-def test_a_service_is_not_probed_while_what_it_needs_is_silent(hung: tuple[Hung, Child]) -> None:
-    service, child = hung
-    service.now_s, before = child.next_check, service.num_probes
-    child.check(probing=False)
-    assert (child.condition, service.num_probes) == ("up", before)
-    assert child.next_check > service.now_s
-
-
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     forking = "import os, time\nfor _ in range(2):\n os.fork()\n"
     forking += "os.getpid() == os.getsid(0) or os.setsid()\ntime.sleep(600)"
@@ -247,34 +236,6 @@ def test_a_child_that_cannot_be_started_is_tried_again_and_its_log_is_rotated(
         rotated = platform.files.log("server").with_name("server.log.1")
         wait_until(rotated.exists, "rotation", 3 * LIMIT_S)
         assert rotated.stat().st_size >= 20_000
-
-
-def has_sigterm_pending(pid: int) -> bool:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    [pending] = [line.split()[1] for line in lines if line.startswith("ShdPnd:")]
-    return bool(int(pending, 16) & 1 << signal.SIGTERM - 1)
-
-
-def test_a_down_interrupted_too_late_says_that_the_platform_goes_down(tmp_path: Path) -> None:
-    with supervised(tmp_path, {"name": "server", "command": sleeper(tmp_path)}) as platform:
-        platform.until_up()
-        platform.process.send_signal(signal.SIGSTOP)  # so that it takes its time
-        try:
-            with subprocess.Popen(
-                [sys.executable, "-m", "falaj", "--home", str(tmp_path), "down", "--now"],
-                cwd=PROJECT_ROOT,
-                stderr=subprocess.PIPE,
-                text=True,
-            ) as down:
-                pid = platform.process.pid
-                wait_until(lambda: has_sigterm_pending(pid), "it was asked to end", LIMIT_S)
-                down.send_signal(signal.SIGINT)
-                _, said = down.communicate(timeout=LIMIT_S)
-        finally:
-            platform.process.send_signal(signal.SIGCONT)
-        assert down.returncode == EXIT_INTERRUPTED
-        assert "goes down all the same" in said
-        assert platform.process.wait(LIMIT_S) == 0
 
 
 def test_a_clock_that_is_set_back_is_noticed_once() -> None:

@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from infra.platform.apps import (
     LOOK_EVERY,
@@ -151,31 +150,6 @@ def can_write(file: Path) -> bool:
         except sqlite3.OperationalError:
             return False
         return True
-
-
-def test_a_connection_that_is_dropped_in_a_transaction_gives_the_lock_back(
-    mended: None, tmp_path: Path
-) -> None:
-    file = tmp_path / "x.db"
-
-    async def drop() -> object:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
-        async with engine.connect() as connection:
-            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
-            await connection.commit()
-            raw = await connection.get_raw_connection()
-            driver: Any = raw.driver_connection
-            await driver.execute("BEGIN IMMEDIATE")
-            # What a coroutine that is cancelled between executing and fetching leaves.
-            unread = await driver.execute("INSERT INTO t VALUES (1), (2) RETURNING a")
-            assert not can_write(file)
-            await connection.invalidate()
-        await engine.dispose()
-        return unread
-
-    unread = asyncio.run(drop())
-    assert can_write(file), "the lock is held for as long as somebody knows the statement"
-    del unread
 
 
 def test_no_cancellation_of_a_transaction_leaves_the_database_locked(

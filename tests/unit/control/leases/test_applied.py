@@ -5,8 +5,6 @@ import subprocess
 import sys
 import threading
 
-import pytest
-
 from tasks.control.leases.devices import Gpu, HostDevices, hardware_classes
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import LEASE_VARIABLE, applied, variables_of
@@ -46,19 +44,6 @@ def test_all_threads_and_all_that_they_start_are_confined_and_freed_again() -> N
     assert started.stdout == f"{{{ONE}}} 1\n"
     assert os.sched_getaffinity(0) == before
     assert LEASE_VARIABLE not in os.environ
-
-
-def test_what_was_set_before_is_set_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-
-    def fail() -> None:
-        with applied(Grant(cores=(ONE,)), "m"):
-            assert os.environ["OMP_NUM_THREADS"] == "1"
-            raise ValueError("stop")
-
-    with pytest.raises(ValueError, match="stop"):
-        fail()
-    assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
 def test_every_host_serves_cpu_and_one_with_a_usable_gpu_serves_gpu() -> None:

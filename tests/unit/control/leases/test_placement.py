@@ -3,8 +3,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.control.config import LeaseRequest
@@ -19,15 +17,6 @@ from tasks.control.leases.placement import (
     place,
 )
 from tests.support.platform.lease_devices import gpu, host
-
-REQUESTS = st.one_of(
-    st.builds(LeaseRequest, cores=st.integers(1, 6)),
-    st.builds(
-        LeaseRequest,
-        cores=st.integers(0, 3),
-        gpus=st.integers(1, 3),
-    ),
-)
 
 
 def claim(
@@ -50,51 +39,6 @@ def claim(
         grant=grant,
         since=datetime.now(UTC),
     )
-
-
-@given(
-    wanted=st.lists(
-        st.tuples(REQUESTS, st.integers(1, 5), st.floats(0, 2000)), min_size=1, max_size=7
-    )
-)
-def test_nobody_takes_what_one_before_needs_and_all_are_served_in_the_end(
-    wanted: list[tuple[LeaseRequest, int, float]],
-) -> None:
-    """Round after round, whoever was served gives everything back."""
-    devices = host(cores=6, gpus=3, nodes=3)
-    waiting = [
-        claim(ticket, request, devices, asked_s=asked_s, priority=priority)
-        for ticket, (request, priority, asked_s) in enumerate(wanted)
-    ]
-    for _ in range(len(wanted)):
-        grants = grants_for(waiting, Taken())
-        held = [
-            each.model_copy(update={"grant": grants[each.lease_id]})
-            for each in waiting
-            if each.lease_id in grants
-        ]
-        waiting = [each for each in waiting if each.lease_id not in grants]
-        assert held or not waiting, "with nothing held, the first in line is served"
-        check_shares(held)
-        check_nobody_was_passed_by(waiting, held)
-    assert not waiting
-
-
-def check_shares(held: list[Claim]) -> None:
-    cores = [core for each in held if each.grant for core in each.grant.cores]
-    assert len(cores) == len(set(cores))
-    gpus = [uuid for each in held if each.grant for uuid in each.grant.gpus]
-    assert len(gpus) == len(set(gpus))
-
-
-def check_nobody_was_passed_by(waiting: list[Claim], held: list[Claim]) -> None:
-    """Those behind the first that is left in line have nothing of a kind that it needs."""
-    if not waiting:
-        return
-    first = min(waiting, key=lambda claim: claim.order)
-    for later in [each for each in held if each.order > first.order]:
-        assert not (first.request.cores and later.request.cores)
-        assert not (first.request.gpus and later.request.gpus)
 
 
 def test_waiting_for_the_ageing_time_weighs_as_much_as_a_level_of_priority() -> None:
