@@ -27,11 +27,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from infra.provision.checkout import Checkout, exclusive, read_lock, write_aside
-from infra.provision.commands import Commands, Progress, SetupError
-from infra.provision.horovod_wheel import horovod_wheel, wheel_key
+from infra.provision.checkout import (
+    Checkout,
+    exclusive,
+    horovod_wheel,
+    read_lock,
+    wheel_key,
+    write_aside,
+)
 from infra.provision.machine import (
     PYTHON,
+    Commands,
+    Progress,
+    SetupError,
     caller_environment,
     child_environment,
     link_locations,

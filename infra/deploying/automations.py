@@ -176,11 +176,6 @@ def notifications() -> tuple[Notification, ...]:
     return TypeAdapter(tuple[Notification, ...]).validate_python(yaml.safe_load(content))
 
 
-def notification(name: str) -> Notification:
-    """The one of that name."""
-    return next(found for found in notifications() if found.name == name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class AutomationItem(Item):
     """One automation.

@@ -7,11 +7,14 @@ Prefect is imported.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import is_held
+from tasks.kernel.files import is_held, locked
 from tasks.kernel.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
@@ -20,6 +23,12 @@ ASK_AGAIN_CODES = "500"
 """The server answers so while its database or its Redis is away. By itself Prefect's client asks
 again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
 something just then. What is asked may be asked twice: runs are made with idempotency keys."""
+
+BASE_VARIABLES = frozenset(
+    "PATH HOME USER LOGNAME LANG TZ TMPDIR LD_LIBRARY_PATH LD_PRELOAD SSL_CERT_FILE SSL_CERT_DIR "
+    "HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy".split()
+)
+"""What a server inherits: nothing that may hold a secret of somebody else."""
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
@@ -42,6 +51,32 @@ def platform_folder(home: Path) -> Path:
 def is_running(home: Path) -> bool:
     """True while a supervisor lives: it holds a lock that the kernel frees when it dies."""
     return is_held(platform_folder(home) / "lock")
+
+
+@contextmanager
+def only_one(file: Path, refusal: Callable[[str], str], wait_s: float) -> Iterator[None]:
+    """Hold a lock whose file has the holder's process id.
+
+    Raises:
+        ConfigurationError: another process holds it: `refusal` of its id.
+    """
+
+    def held() -> ConfigurationError:
+        return ConfigurationError(refusal(file.read_text().strip() or "?"))
+
+    with locked(file, wait_s=wait_s, held=held) as lock:
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        yield
+
+
+def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What every server inherits."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in BASE_VARIABLES or name.startswith("LC_")
+    }
 
 
 def platform_environment(home: Path) -> dict[str, str] | None:

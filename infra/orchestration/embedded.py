@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.orchestration.client import SERVER_SETTINGS, prefect_settings, server_command
+from infra.orchestration.client import (
+    SERVER_SETTINGS,
+    base_environment,
+    only_one,
+    prefect_settings,
+    server_command,
+)
 from infra.platform.api import answers
 from tasks.kernel.errors import (
     ConfigurationError,
@@ -20,7 +26,7 @@ from tasks.kernel.errors import (
     StorageError,
     refused_writes_explained,
 )
-from tasks.kernel.files import lack_of_space, locked, make_folder, require_space
+from tasks.kernel.files import lack_of_space, make_folder, require_space
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -28,8 +34,6 @@ START_TIMEOUT_S = 180
 FLUSH_TIMEOUT_S = 10
 LONGEST_REASON = 300
 
-# Of the caller's environment; anything else there may be a secret.
-SERVER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 # A flow that runs in this process needs the API and its records; schedules, late runs and work
 # pools are for a platform that stays up.
 SERVER_ENVIRONMENT = SERVER_SETTINGS | {
@@ -75,17 +79,14 @@ def only_run(home: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: another run holds it.
     """
-    file = home / "run.lock"
 
-    def held() -> ConfigurationError:
-        return ConfigurationError(
-            f"{home}: process {file.read_text().strip() or '?'} is running a flow on this state "
-            "folder; wait until it ends, or set FALAJ_HOME to another folder"
+    def refusal(holder: str) -> str:
+        return (
+            f"{home}: process {holder} is running a flow on this state folder; wait until it ends, "
+            "or set FALAJ_HOME to another folder"
         )
 
-    with locked(file, wait_s=0, held=held) as lock:
-        os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
+    with only_one(home / "run.lock", refusal, wait_s=0):
         yield
 
 
@@ -107,7 +108,7 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         make_folder(folder)
         log.touch()
     environment = {
-        **{name: os.environ[name] for name in SERVER_VARIABLES if name in os.environ},
+        **base_environment(os.environ),
         **SERVER_ENVIRONMENT,
         "PREFECT_HOME": str(folder),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",

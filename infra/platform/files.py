@@ -15,9 +15,9 @@ from typing import Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from infra.orchestration.client import platform_folder, read_password
+from infra.orchestration.client import only_one, platform_folder, read_password
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.files import locked, write_atomically
+from tasks.kernel.files import write_atomically
 
 LOCK_WAIT_S = 2.0
 """A command that tests whether the lock is held takes it for some microseconds."""
@@ -170,15 +170,13 @@ def only_supervisor(files: PlatformFiles) -> Iterator[None]:
         ConfigurationError: another one lives.
     """
 
-    def held() -> ConfigurationError:
-        return ConfigurationError(
-            f"{files.folder}: process {supervisor_pid(files)} supervises this state folder; make "
-            "status shows it, make down ends it"
+    def refusal(holder: str) -> str:
+        return (
+            f"{files.folder}: process {holder} supervises this state folder; make status shows it, "
+            "make down ends it"
         )
 
-    with locked(files.lock, wait_s=LOCK_WAIT_S, held=held) as lock:
-        os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
+    with only_one(files.lock, refusal, wait_s=LOCK_WAIT_S):
         yield
 
 

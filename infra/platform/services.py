@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import SERVER_SETTINGS as OF_EVERY_SERVER
-from infra.orchestration.client import client_settings, server_command
+from infra.orchestration.client import base_environment, client_settings, server_command
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
     COORDINATOR,
@@ -54,12 +54,6 @@ WORKER_QUERY_S = 2
 """A waiting run starts within this; each question costs the server some milliseconds."""
 HEARTBEAT_S = 30
 """Prefect's least: a dead run is found after three missing heartbeats."""
-
-BASE_VARIABLES = frozenset(
-    "PATH HOME USER LOGNAME LANG TZ TMPDIR LD_LIBRARY_PATH LD_PRELOAD SSL_CERT_FILE SSL_CERT_DIR "
-    "HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy".split()
-)
-"""What a server inherits: nothing that may hold a secret of somebody else."""
 
 SERVER_SETTINGS = OF_EVERY_SERVER | {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
@@ -256,15 +250,6 @@ def serving_service(plan: Plan) -> Service:
     )
 
 
-def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What every server inherits."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in BASE_VARIABLES or name.startswith("LC_")
-    }
-
-
 def worker_environment(plan: Plan) -> dict[str, str]:
     """What workers, and with them flows, see: all but Prefect's own and the servers' addresses."""
     inherited = {
@@ -354,11 +339,9 @@ def _listens(port: int) -> bool:
 
 def _local(host: str) -> str:
     """An address of this machine on which a server with this `host` answers."""
-    if host == "0.0.0.0":
-        return "127.0.0.1"
-    if host == "::":
-        return "[::1]"
-    return f"[{host}]" if ":" in host else host
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host) or (
+        f"[{host}]" if ":" in host else host
+    )
 
 
 def _names(plan: Plan) -> list[str]:

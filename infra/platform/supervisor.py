@@ -423,7 +423,7 @@ class Supervisor:
         known = {child.process.pid for child in self.children if child.process}
         deadline = time.monotonic() + ORPHAN_GRACE_S
         asked: set[int] = set()
-        while orphans := [pid for pid in _own_children() if pid not in known]:
+        while orphans := [c.pid for c in psutil.Process().children() if c.pid not in known]:
             insist = time.monotonic() > deadline
             for pid in [one for orphan in orphans for one in (orphan, *guard.descendants(orphan))]:
                 if pid not in asked or insist:
@@ -465,15 +465,6 @@ class Supervisor:
                 rotate(log)
             except OSError as exc:
                 LOGGER.warning("%s cannot be rotated: %s", log, exc)
-
-
-def _own_children() -> list[int]:
-    """Children of this process that have not been reaped."""
-    me = os.getpid()
-    try:
-        return [*map(int, Path(f"/proc/{me}/task/{me}/children").read_text().split())]
-    except FileNotFoundError:  # a kernel without this list
-        return [child.pid for child in psutil.Process(me).children()]
 
 
 def rotate(log: Path) -> None:

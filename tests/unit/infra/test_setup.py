@@ -12,11 +12,20 @@ from pathlib import Path
 import pytest
 
 from infra import setup
-from infra.provision.checkout import Checkout, exclusive, read_lock
-from infra.provision.commands import Commands, Progress, SetupError, Step
-from infra.provision.horovod_wheel import horovod_wheel, kept_wheel, wheel_key
+from infra.provision.checkout import (
+    Checkout,
+    exclusive,
+    horovod_wheel,
+    kept_wheel,
+    read_lock,
+    wheel_key,
+)
 from infra.provision.machine import (
+    Commands,
     Compiler,
+    Progress,
+    SetupError,
+    Step,
     cache_folder,
     caller_environment,
     child_environment,
