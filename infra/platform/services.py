@@ -339,9 +339,8 @@ def _listens(port: int) -> bool:
 
 def _local(host: str) -> str:
     """An address of this machine on which a server with this `host` answers."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host) or (
-        f"[{host}]" if ":" in host else host
-    )
+    every = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+    return every.get(host) or (f"[{host}]" if ":" in host else host)
 
 
 def _names(plan: Plan) -> list[str]:

@@ -1,7 +1,7 @@
 """One checkout's environment: where it is, what it must be made from, whether it is complete.
 
-Horovod's wheel is built once for a PyTorch, Python, compiler and set of fixes, then kept in the cache,
-`wheels/<key>/`: a new checkout, or an environment made again, does not build it again.
+Horovod's wheel is built once for a PyTorch, Python, compiler and set of fixes, then kept in the
+cache, `wheels/<key>/`: a new checkout, or an environment made again, does not build it again.
 """
 
 from __future__ import annotations

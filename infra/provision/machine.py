@@ -1,6 +1,7 @@
-"""What set-up takes from its caller: the machine's tools, where packages come from, an environment.
+"""What set-up takes from its caller: the machine's tools, package sources, an environment.
 
-And the long commands that it runs there: each with a log, shown as numbered lines with their seconds.
+And the long commands that it runs there: each with a log, shown as a numbered line with its
+seconds.
 
 pip's configuration (files and variables) decides where packages come from, for uv as well; nothing
 else that is configured for pip or uv may change what gets installed.

@@ -212,13 +212,13 @@ class HostDevices(BaseModel):
     )
 
     @classmethod
-    def of_this_process(cls, environment: Mapping[str, str] | None = None) -> Self:
+    def of_this_process(cls) -> Self:
         """Look at this host: affinity, control groups, NVML.
 
         Raises:
             ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
         """
-        found = find_gpus(os.environ if environment is None else environment)
+        found = find_gpus(os.environ)
         if found.usable and torch_cuda_version() is None:
             found = Found(unusable=(*found.unusable, NO_CUDA))
         return cls(
@@ -241,7 +241,7 @@ class HostDevices(BaseModel):
         return (CPU, GPU) if self.gpus else (CPU,)
 
 
-def hardware_classes(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def hardware_classes() -> tuple[str, ...]:
     """Hardware classes of this host, for which it can run workers: `cpu`, and `gpu` (NVIDIA).
 
     A GPU that is there and cannot be used gives no class; the log says which and why.
@@ -249,7 +249,7 @@ def hardware_classes(environment: Mapping[str, str] | None = None) -> tuple[str,
     Raises:
         ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
     """
-    devices = HostDevices.of_this_process(environment)
+    devices = HostDevices.of_this_process()
     for each in devices.unusable:
         LOGGER.warning("%s", each)
     return devices.classes
