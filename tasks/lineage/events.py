@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import attr
 from openlineage.client import event_v2 as ol
 from openlineage.client import facet_v2 as facets
 from openlineage.client.serde import Serde
@@ -25,18 +23,6 @@ RUNS = uuid.UUID("6f0c7ce2-0b0e-5c55-9d8c-6f1f2f7f3a11")
 """Name space of the run ids; never to be changed."""
 
 MAX_MESSAGE = 2000
-
-
-@attr.define
-class NoteDatasetFacet(facets.DatasetFacet):
-    """Our own facet: what a person calls this version."""
-
-    note: str
-    uri: str | None = None
-
-    @staticmethod
-    def _get_schema() -> str:
-        return "urn:falaj:lineage:NoteDatasetFacet:1"
 
 
 @dataclass(frozen=True)
@@ -71,33 +57,31 @@ def step_events(
         started: when that flow run began; a step keeps no time of its own.
         commit: of the code.
     """
-    run = ol.Run(runId=run_id(step), facets={"parent": parent_facet(parent, namespace)})
+    run = ol.Run(runId=run_id(step), facets={"parent": _parent(parent, namespace)})
     job = _job(step, namespace, commit)
-    inputs = [_input(node, namespace) for node in step.inputs]
-    outputs = [_output(node, namespace) for node in step.outputs]
-    end = max(started, datetime.now(UTC))
     return (
         _event(ol.RunState.START, started, run, job),
-        _event(ol.RunState.COMPLETE, end, run, job, inputs, outputs),
+        _event(
+            ol.RunState.COMPLETE,
+            max(started, datetime.now(UTC)),
+            run,
+            job,
+            inputs=[_input(node, namespace) for node in step.inputs],
+            outputs=[_output(node, namespace) for node in step.outputs],
+        ),
     )
 
 
 def _event(
-    state: ol.RunState,
-    moment: datetime,
-    run: ol.Run,
-    job: ol.Job,
-    inputs: Sequence[ol.InputDataset] = (),
-    outputs: Sequence[ol.OutputDataset] = (),
+    state: ol.RunState, moment: datetime, run: ol.Run, job: ol.Job, **datasets: Any
 ) -> dict[str, Any]:
     event = ol.RunEvent(
         eventTime=moment.astimezone(UTC).isoformat(),
         eventType=state,
         run=run,
         job=job,
-        inputs=list(inputs),
-        outputs=list(outputs),
         producer=PRODUCER,
+        **datasets,
     )
     return Serde.to_dict(event)
 
@@ -113,7 +97,7 @@ def flow_event(
     """One change of a flow run: it started, ended, or failed with a message."""
     run_facets: dict[str, facets.RunFacet] = {}
     if flow.root is not None:
-        run_facets["parent"] = parent_facet(flow.root, namespace)
+        run_facets["parent"] = _parent(flow.root, namespace)
     if message:
         run_facets["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(
             message[:MAX_MESSAGE], "PYTHON"
@@ -123,7 +107,7 @@ def flow_event(
     return _event(state, moment, ol.Run(runId=flow.run_id, facets=run_facets), job)
 
 
-def parent_facet(flow: FlowRun, namespace: str) -> facets.parent_run.ParentRunFacet:
+def _parent(flow: FlowRun, namespace: str) -> facets.parent_run.ParentRunFacet:
     """The flow run that a run belongs to, and the one that started everything."""
     top = flow.root or flow
     parts = facets.parent_run
@@ -154,9 +138,9 @@ def _job(step: Step, namespace: str, commit: str) -> ol.Job:
 
 def _input(node: Node, namespace: str) -> ol.InputDataset:
     found: dict[str, facets.InputDatasetFacet] = {}
-    if node.validation is not None:
-        result = node.validation
-        assertion = facets.data_quality_assertions_dataset.Assertion(
+    if result := node.validation:
+        quality = facets.data_quality_assertions_dataset
+        assertion = quality.Assertion(
             assertion="expectation_suite",
             success=True,  # what fails its suite goes no further, so no step reads it
             name=result.suite,
@@ -164,27 +148,22 @@ def _input(node: Node, namespace: str) -> ol.InputDataset:
             description=f"{result.num_expectations} expectations on {result.num_rows} rows",
             params={"result": result.result.uri, "sha256": result.result.sha256},
         )
-        found["dataQualityAssertions"] = (
-            facets.data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet([assertion])
-        )
+        found["dataQualityAssertions"] = quality.DataQualityAssertionsDatasetFacet([assertion])
     return ol.InputDataset(
-        node.namespace or namespace,
-        node.name,
-        facets=_dataset_facets(node),
-        inputFacets=found,
+        node.namespace or namespace, node.name, facets=_dataset_facets(node), inputFacets=found
     )
 
 
 def _output(node: Node, namespace: str) -> ol.OutputDataset:
-    statistics = facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=node.num_rows, size=node.num_bytes
-    )
-    known = node.num_rows is not None or node.num_bytes is not None
+    found: dict[str, facets.OutputDatasetFacet] = {}
+    if node.num_rows is not None or node.num_bytes is not None:
+        found["outputStatistics"] = (
+            facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                rowCount=node.num_rows, size=node.num_bytes
+            )
+        )
     return ol.OutputDataset(
-        node.namespace or namespace,
-        node.name,
-        facets=_dataset_facets(node),
-        outputFacets={"outputStatistics": statistics} if known else {},
+        node.namespace or namespace, node.name, facets=_dataset_facets(node), outputFacets=found
     )
 
 
@@ -192,7 +171,8 @@ def _dataset_facets(node: Node) -> dict[str, facets.DatasetFacet]:
     found: dict[str, facets.DatasetFacet] = {
         "version": facets.dataset_version_dataset.DatasetVersionDatasetFacet(node.version)
     }
-    if node.note or node.artifact:
-        uri = node.artifact.uri if node.artifact else None
-        found["falajNote"] = NoteDatasetFacet(node.note, uri)
+    if node.note:
+        found["documentation"] = facets.documentation_dataset.DocumentationDatasetFacet(node.note)
+    if node.uri:
+        found["dataSource"] = facets.datasource_dataset.DatasourceDatasetFacet("artifact", node.uri)
     return found

@@ -162,12 +162,11 @@ class Journal:
     def _send(self, queue: Sequence[Event]) -> None:
         """Send events, oldest first; keep them from the first on that is not taken."""
         num_sent, num_refused, trouble = 0, 0, ""
-        key = self.settings.api_key
-        with httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S
-        ) as client:
+        url, key = urlsplit(str(self.settings.url)), self.settings.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        with httpx.Client(headers=headers, timeout=TIMEOUT_S) as client:
             for event in queue:
-                trouble = _post(client, f"{str(self.settings.url).rstrip('/')}/{ENDPOINT}", event)
+                trouble = _post(client, f"{url.geturl().rstrip('/')}/{ENDPOINT}", event)
                 if trouble and trouble not in FINAL:
                     break
                 num_refused += bool(trouble)
@@ -176,11 +175,11 @@ class Journal:
         if waiting or (self.folder / OUTBOX).exists():
             lines = [json.dumps(event, sort_keys=True) + "\n" for event in waiting[-MAX_WAITING:]]
             write_atomically(self.folder / OUTBOX, "".join(lines))
-        host = urlsplit(str(self.settings.url)).hostname
-        if num_refused:
-            logger.warning("lineage: %s refused %d event(s), kept in the files", host, num_refused)
-        if waiting:
-            logger.warning("lineage: %s takes no events (%s); %d wait", host, trouble, len(waiting))
+        if waiting or num_refused:
+            logger.warning(
+                "lineage: %s refused %d event(s), %d wait for it (%s); all are in the files",
+                url.hostname, num_refused, len(waiting), trouble or "others were taken",
+            )  # fmt: skip
 
 
 def _post(client: httpx.Client, address: str, event: Event) -> str:

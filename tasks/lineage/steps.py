@@ -21,7 +21,6 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.data import (
     FeatureRefresh,
-    FeatureSnapshot,
     SourceFile,
     TableRef,
     ValidatedDataset,
@@ -48,8 +47,8 @@ class Node:
     """None: the installation's own."""
     num_rows: int | None = None
     num_bytes: int | None = None
-    artifact: Artifact | None = None
-    """Where its files are."""
+    uri: str | None = None
+    """Where its files are, in the artifact store."""
     validation: ValidationResult | None = None
 
 
@@ -117,7 +116,7 @@ def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iter
     window = str(refresh.window)
     raw = {ref.name: _table("raw", ref) for ref in refresh.tables.raw}
     for ref in refresh.rows.landed.tables:
-        landed = _table("landed", ref, vouched, note=window)
+        landed = replace(_table("landed", ref, vouched), note=window)
         if ref.source is not None:
             description = f"Copied the rows of {window}, typed, as they came."
             yield Step(f"land.{ref.name}", (_file(ref.source),), (landed,), description)
@@ -132,9 +131,8 @@ def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iter
         query = queries.get(name)
         read = query.reads if query else tuple(raw)
         inputs = tuple(raw[table] for table in read if table in raw)
-        made = replace(node, validation=None)
         description = "Computed features wherever the window's rows can be felt."
-        yield Step(f"compute.{name}", inputs, (made,), description, query.text if query else None)
+        yield Step(f"compute.{name}", inputs, (node,), description, query.text if query else None)
     for view in refresh.views:
         if view.definition and view.table in tables:
             made = _view(view.name, view.version or 0, view.definition, tables[view.table])
@@ -157,8 +155,8 @@ def version_steps(
         evaluation: the judgement.
         query: of the entity frame.
     """
-    yield from snapshot_steps(dataset.snapshot, query)
-    snapshot, made = _snapshot(dataset), _model(version, model)
+    yield from _snapshot_steps(dataset, query)
+    snapshot, made = _snapshot(dataset), _model(version, model.program)
     verb, source, description = _origin(model)
     inputs = (snapshot,) if source is None else (_model(source), snapshot)
     yield Step(f"{verb}.{version.name}", inputs, (made,), description)
@@ -169,55 +167,40 @@ def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
     """What was done, to which version if to any, and a sentence about it."""
     if isinstance(model, RecalibratedModel):
         source, rows = model.calibration.source, model.splits.validation
-        return (
-            "recalibrate",
-            source,
-            f"Fitted a map of version {source.version}'s scores on {rows}.",
-        )
+        fitted = f"Fitted a map of version {source.version}'s scores on {rows}."
+        return "recalibrate", source, fitted
     assert isinstance(model, TrainedModel)
-    ranks = f"on {model.num_ranks} rank(s)"
-    if isinstance(model, CompressedModel):
-        how = model.compression
-        return (
-            "compress",
-            how.parent,
-            (
-                f"Made version {how.parent.version} smaller by {how.method}, "
-                f"{'with' if how.is_distilled else 'without'} its scores in the loss, {ranks}, and "
-                "registered the best epoch."
-            ),
-        )
-    return "train", None, f"Trained {ranks} and registered the best epoch."
+    ended = f"on {model.num_ranks} rank(s) and registered the best epoch."
+    if not isinstance(model, CompressedModel):
+        return "train", None, f"Trained {ended}"
+    how = model.compression
+    scores = "with" if how.is_distilled else "without"
+    made = f"Made version {how.parent.version} smaller by {how.method}, {scores} its scores in the"
+    return "compress", how.parent, f"{made} loss, {ended}"
 
 
-def snapshot_steps(snapshot: FeatureSnapshot, query: Query | None) -> Iterator[Step]:
+def _snapshot_steps(dataset: ValidatedDataset, query: Query | None) -> Iterator[Step]:
     """Steps that made a snapshot: its views out of their tables, then the rows themselves."""
-    if snapshot.pins is None:
+    snapshot, pins = dataset.snapshot, dataset.snapshot.pins
+    if pins is None:
         return
-    groups: dict[str, dict[str, Node]] = {"raw": {}, "features": {}}
-    for pin in snapshot.pins.tables:
-        groups[pin.group][pin.name] = Node(
-            f"{pin.group}/{pin.name}", pin.sha256, num_rows=pin.num_rows
-        )
+    nodes = {
+        (pin.group, pin.name): Node(f"{pin.group}/{pin.name}", pin.sha256, num_rows=pin.num_rows)
+        for pin in pins.tables
+    }
     views = []
-    for name, view in snapshot.pins.views.items():
-        table = groups["features"].get(view.table)
-        if table is not None:
+    for name, view in pins.views.items():
+        if table := nodes.get(("features", view.table)):
             views.append(_view(name, view.version, view.definition, table))
             yield _view_step(name, table, views[-1])
-    read = query.reads if query else tuple(groups["raw"])
-    raw = [groups["raw"][name] for name in read if name in groups["raw"]]
-    made = replace(
-        _snapshot_node(snapshot),
-        num_rows=snapshot.num_rows,
-        num_bytes=snapshot.data.num_bytes,
-    )
+    raw = {name: node for (group, name), node in nodes.items() if group == "raw"}
+    read = [raw[name] for name in (query.reads if query else raw) if name in raw]
     description = (
-        f"Retrieved {snapshot.feature_service} version {snapshot.pins.service_version} for every "
+        f"Retrieved {snapshot.feature_service} version {pins.service_version} for every "
         f"labelled row of {snapshot.window}, as known at its moment."
     )
-    job = f"snapshot.{snapshot.feature_service}"
-    yield Step(job, (*views, *raw), (made,), description, query.text if query else None)
+    job, made = f"snapshot.{snapshot.feature_service}", _snapshot(dataset)
+    yield Step(job, (*views, *read), (made,), description, query.text if query else None)
 
 
 def conversion_steps(
@@ -231,13 +214,8 @@ def conversion_steps(
     for variant in variants:
         if variant.files is None:
             continue
-        made = Node(
-            name=f"variants/{version.name}/{version.version}/{variant.name}",
-            version=variant.files.sha256,
-            note="kept" if variant.accepted else "dropped",
-            num_bytes=variant.num_bytes,
-            artifact=variant.files,
-        )
+        name = f"variants/{version.name}/{version.version}/{variant.name}"
+        made = _of(name, variant.files, note="kept" if variant.accepted else "dropped")
         description = f"Converted and judged: {variant.reason}"
         yield Step(f"convert.{variant.name}", (model, source), (made,), description)
 
@@ -249,7 +227,7 @@ def import_steps(version: ModelVersionRef, imported: ImportedProgram) -> Iterato
         Node(f"imports/{version.name}/{name}", digest, note=package)
         for name, digest in sorted(imported.files.items())
     )
-    model = replace(_model(version), num_bytes=imported.program.num_bytes)
+    model = _model(version, imported.program)
     description = (
         f"Exported a network that was trained elsewhere{f' ({package})' if package else ''}."
     )
@@ -264,13 +242,11 @@ def _view_step(name: str, table: Node, view: Node) -> Step:
 def _judge_step(
     version: ModelVersionRef, model: Node, snapshot: Node, evaluation: EvaluationReport
 ) -> Step:
-    scored = Node(
-        name=f"predictions/{version.name}/{version.version}",
-        version=evaluation.predictions.sha256,
+    scored = _of(
+        f"predictions/{version.name}/{version.version}",
+        evaluation.predictions,
         note=str(evaluation.window),
         num_rows=evaluation.overall.num_rows,
-        num_bytes=evaluation.predictions.num_bytes,
-        artifact=evaluation.predictions,
     )
     overall = evaluation.overall
     quality = f"{overall.primary_name} {overall.primary.value:.4f}"
@@ -285,22 +261,24 @@ def _file(source: SourceFile) -> Node:
     return Node(name, source.sha256, namespace=namespace, num_bytes=source.num_bytes)
 
 
-def _table(
-    group: str,
-    ref: TableRef,
-    vouched: Mapping[str, ValidationResult] | None = None,
+def _of(
+    name: str,
+    artifact: Artifact,
+    *,
     note: str = "",
+    num_rows: int | None = None,
+    validation: ValidationResult | None = None,
 ) -> Node:
-    digest = ref.artifact.sha256
-    return Node(
-        name=f"{group}/{ref.name}",
-        version=digest,
-        note=note,
-        num_rows=ref.num_rows,
-        num_bytes=ref.artifact.num_bytes,
-        artifact=ref.artifact,
-        validation=vouched.get(digest) if vouched else None,
-    )
+    """What an artifact holds."""
+    size, uri = artifact.num_bytes, artifact.uri
+    return Node(name, artifact.sha256, note, None, num_rows, size, uri, validation)
+
+
+def _table(
+    group: str, ref: TableRef, vouched: Mapping[str, ValidationResult] | None = None
+) -> Node:
+    result = vouched.get(ref.artifact.sha256) if vouched else None
+    return _of(f"{group}/{ref.name}", ref.artifact, num_rows=ref.num_rows, validation=result)
 
 
 def _view(name: str, number: int, definition: str, table: Node) -> Node:
@@ -309,31 +287,25 @@ def _view(name: str, number: int, definition: str, table: Node) -> Node:
 
 
 def _snapshot(dataset: ValidatedDataset) -> Node:
-    return replace(_snapshot_node(dataset.snapshot), validation=dataset.validation)
+    snapshot, pins = dataset.snapshot, dataset.snapshot.pins
+    return _of(
+        f"snapshots/{snapshot.feature_service}",
+        snapshot.data,
+        note=f"version {pins.service_version}" if pins else "",
+        num_rows=snapshot.num_rows,
+        validation=dataset.validation,
+    )
 
 
 def _prepared(rows: PreparedRows) -> Node:
-    return Node(
-        name="corpora/" + "+".join(sorted(rows.made_from)),
-        version=rows.data.sha256,
+    return _of(
+        "corpora/" + "+".join(sorted(rows.made_from)),
+        rows.data,
         note=", ".join(f"{name} {text[:12]}" for name, text in sorted(rows.made_from.items())),
         num_rows=rows.num_calibration + rows.num_judged,
-        artifact=rows.data,
     )
 
 
-def _snapshot_node(snapshot: FeatureSnapshot) -> Node:
-    pins = snapshot.pins
-    return Node(
-        name=f"snapshots/{snapshot.feature_service}",
-        version=snapshot.data.sha256,
-        note=f"version {pins.service_version}" if pins else "",
-        artifact=snapshot.data,
-    )
-
-
-def _model(version: ModelVersionRef, trained: CandidateModel | None = None) -> Node:
-    node = Node(f"models/{version.name}/{version.version}", version.program_sha256)
-    if trained is None:
-        return node
-    return replace(node, num_bytes=trained.program.num_bytes)
+def _model(version: ModelVersionRef, program: Artifact | None = None) -> Node:
+    size = program.num_bytes if program else None
+    return Node(f"models/{version.name}/{version.version}", version.program_sha256, num_bytes=size)

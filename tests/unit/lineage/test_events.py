@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections import Counter
 from datetime import datetime
@@ -20,7 +19,6 @@ from tasks.lineage.steps import (
     conversion_steps,
     queries_with_reads,
     refresh_steps,
-    version_steps,
 )
 from tests.support.reporting.examples import (
     COMMIT,
@@ -42,28 +40,23 @@ def check_event(event: dict[str, Any]) -> None:
     """The rules of OpenLineage 2-0-2 for a run event, and that every facet says what it is."""
     assert datetime.fromisoformat(event["eventTime"]).tzinfo is not None
     assert event["schemaURL"].endswith("OpenLineage.json#/$defs/RunEvent")
-    assert event["eventType"] in {"START", "COMPLETE", "FAIL", "ABORT"}
     uuid.UUID(event["run"]["runId"])
     datasets = [*event.get("inputs", []), *event.get("outputs", [])]
-    for named in (event["job"], *datasets):
-        assert named["namespace"]
-        assert named["name"]
+    assert all(named["namespace"] and named["name"] for named in (event["job"], *datasets))
     for part in (event["run"], event["job"], *datasets):
         for kind in ("facets", "inputFacets", "outputFacets"):
             for facet in part.get(kind, {}).values():
                 assert facet["_producer"]
-                assert re.match(
-                    r"(https://openlineage\.io/spec/facets/|urn:falaj:)", facet["_schemaURL"]
-                )
+                assert facet["_schemaURL"].startswith("https://openlineage.io/spec/facets/")
 
 
 def test_every_event_of_a_run_is_openlineage(events: list[dict[str, Any]]) -> None:
     for event in events:
         check_event(event)
         assert json.loads(json.dumps(event, allow_nan=False)) == event
-    started = Counter(e["run"]["runId"] for e in events if e["eventType"] == "START")
-    completed = Counter(e["run"]["runId"] for e in events if e["eventType"] == "COMPLETE")
-    assert started == completed
+    runs = [Counter(e["run"]["runId"] for e in events if e["eventType"] == change)
+            for change in ("START", "COMPLETE")]  # fmt: skip
+    assert runs[0] == runs[1]
 
 
 def test_the_chain_has_a_step_for_each_thing_that_was_made(store: ArtifactStore) -> None:
@@ -125,14 +118,6 @@ def test_a_table_that_a_refresh_left_as_it_was_does_not_follow_itself(
     merged = {s.job: s.inputs for s in refresh_steps(again, {}) if s.job.startswith("merge.")}
     assert [n.version for n in merged["merge.flights"]][1:] == ["0" * 64]
     assert len(merged["merge.weather"]) == 1
-
-
-def test_a_snapshot_without_pins_gives_the_steps_that_it_can(store: ArtifactStore) -> None:
-    record = linked_record(store)
-    snapshot = record.dataset.snapshot.model_copy(update={"pins": None})
-    dataset = record.dataset.model_copy(update={"snapshot": snapshot})
-    steps = version_steps(record.version, record.model, dataset, record.evaluation, None)
-    assert [step.job for step in steps] == ["train.flight-delay", "judge.flight-delay"]
 
 
 @pytest.mark.parametrize("message", [None, "x" * 10_000])

