@@ -19,8 +19,8 @@ from tasks.evaluation.monitoring.config import MonitoringConfig
 from tasks.features.config import FeatureConfig
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
-from tasks.kernel.strict_yaml import read_yaml
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig

@@ -23,8 +23,8 @@ from serving.features.config import EntityConfig
 from serving.observability.config import ObservabilityConfig
 from serving.security.config import SecuritySection, faults_of, is_loopback
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
-from tasks.kernel.strict_yaml import read_yaml
 from tasks.predictions.config import PredictionLogConfig
 from tasks.registry.config import RegistryConfig
 

@@ -11,8 +11,8 @@ from tasks.contracts.base import field_title
 from tasks.contracts.clock import ClockConfig
 from tasks.features.config import OnlineConfig
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
-from tasks.kernel.strict_yaml import read_yaml
 
 
 class EntityConfig(BaseModel):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from tasks.contracts.base import Artifact, Contract, TimeWindow
+from tasks.contracts.base import Artifact, Contract, TimeWindow, retired
 from tasks.kernel.errors import DataContractError
 
 if TYPE_CHECKING:
@@ -214,10 +214,8 @@ class MonitoredView(Contract):
     highest_psi: float | None = Field(description="Of its features in the newest window.")
     psi_bound: float | None = Field(description="PSI from which a feature has drifted.")
     num_alerts: NonNegativeInt
-    periods: tuple[MonitoredPeriod, ...] = Field(
-        default=(), description="Of results before 2026-11-25 alone, as the next one."
-    )
-    ages_hours: tuple[float | None, ...] = ()
+
+    _retired = retired("periods", "ages_hours")
 
 
 class FeatureMonitoring(Contract):

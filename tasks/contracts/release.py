@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from tasks.contracts.base import Artifact, Contract, ModelVersionRef
+from tasks.contracts.base import Artifact, Contract, ModelVersionRef, retired
 from tasks.contracts.conversion import (
     GoalResult,
     Signature,
@@ -16,13 +16,7 @@ from tasks.contracts.conversion import (
     VariantThroughput,
     tabular_signature,
 )
-from tasks.contracts.data import (
-    AUC_NAME,
-    R2_NAME,
-    DatasetSchema,
-    DataSplits,
-    ValidatedDataset,
-)
+from tasks.contracts.data import AUC_NAME, R2_NAME, DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import (
     Calibration,
     EvaluationReport,
@@ -43,21 +37,18 @@ class TrainingResult(Contract):
     version: ModelVersionRef
 
 
-class _Stored(Contract):
+class _Variant(Contract):
     """Stored under the names of earlier versions, which are the first aliases: forms know these."""
 
     model_config = ConfigDict(serialize_by_alias=True)
-
-
-class BuiltVariant(_Stored):
-    """One variant as it was built, before anything judged it."""
 
     name: str = Field(description="Such as `onnx-fp32`.")
     format: str
     precision: str
     files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
-    failure: str | None = Field(default=None, description="Why it could not be built.")
-    settings: dict[str, str] = Field(description="Opset, versions, calibration: how it was built.")
+    settings: dict[str, str] = Field(
+        description="Opset, versions, threads, calibration: how it was built, or as read back."
+    )
     provenance: dict[str, str] = Field(
         default={},
         validation_alias=AliasChoices("stamp", "provenance"),
@@ -66,23 +57,26 @@ class BuiltVariant(_Stored):
     )
 
 
+class BuiltVariant(_Variant):
+    """One variant as it was built, before anything judged it."""
+
+    failure: str | None = Field(default=None, description="Why it could not be built.")
+
+
 class TritonRepository(Contract):
     """Model repository from which Triton serves one variant."""
 
     files: Artifact = Field(description="Folder that Triton is started with.")
     model: str = Field(description="Name that clients ask for.")
     models: tuple[str, ...] = Field(description="All that is in it; more than one is an ensemble.")
-    schema_of: str = Field(default="", description="Of repositories before 2026-11-25 alone.")
+
+    _retired = retired("schema_of")
 
 
-class ModelVariant(_Stored):
+class ModelVariant(_Variant):
     """One converted variant of a model, accepted or dropped, with the reason."""
 
-    name: str = Field(description="Such as `onnx-fp32`.")
-    format: str
-    precision: str
     hardware_class: str
-    files: Artifact | None = Field(description="Folder of the variant; None where none was built.")
     source_sha256: str = Field(description="Digest of the program it was made from.")
     parity_max: float | None = Field(
         description="Largest gap of a row: of its probability, in standard deviations of the "
@@ -104,28 +98,15 @@ class ModelVariant(_Stored):
         validation_alias=AliasChoices("kept", "accepted"), serialization_alias="kept"
     )
     reason: str
-    settings: dict[str, str] = Field(
-        description="Precision, threads, runtime version, as read back."
-    )
     triton: TritonRepository | None = Field(
         default=None, description="Serves it; None where none was asked for, or could be written."
-    )
-    provenance: dict[str, str] = Field(
-        default={},
-        validation_alias=AliasChoices("stamp", "provenance"),
-        serialization_alias="stamp",
-        description="In its files too; without it they are not loaded.",
     )
     standings: tuple[GoalResult, ...] = Field(
         default=(), description="One a goal: whether it serves it on this hardware, and why."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_gone_fields(cls, values: Any) -> Any:
-        """Variants stored before 2026-11-25 hold what is no longer measured."""
-        gone = ("memory_bytes", "profile", "source_profile")
-        return {k: v for k, v in values.items() if k not in gone}
+    # Measured before 2026-11-25.
+    _retired = retired("memory_bytes", "profile", "source_profile")
 
     @property
     def serves(self) -> tuple[str, ...]:
@@ -194,26 +175,22 @@ class TrainedVersion(Contract):
     splits: DataSplits
 
 
-class CalibrationSource(Contract):
-    """A registered version whose scores are to be mapped anew, as far as the registry knows it."""
-
-    program: RegisteredProgram
-    checkpoint: Artifact = Field(description="Weights of its network.")
-    splits: DataSplits = Field(description="Rows that it was trained, chosen and judged on.")
-    training_config: dict[str, object]
-    best_epoch: NonNegativeInt
-    calibration: Calibration | None = Field(
-        default=None, description="Its own earlier map; None where its network speaks for itself."
-    )
-
-
 class CompressionParent(Contract):
-    """A registered version that a smaller network is to come from."""
+    """A registered version that a smaller network is to come from, as the registry knows it."""
 
     program: RegisteredProgram
     checkpoint: Artifact = Field(description="Weights of its network, and its preprocessing.")
     splits: DataSplits = Field(description="Rows that it was trained, chosen and judged on.")
     training_config: dict[str, object]
+
+
+class CalibrationSource(CompressionParent):
+    """A registered version whose scores are to be mapped again."""
+
+    best_epoch: NonNegativeInt
+    calibration: Calibration | None = Field(
+        default=None, description="Its own earlier map; None where its network speaks for itself."
+    )
 
 
 class GateResult(Contract):

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from tasks.contracts.base import Contract
+from tasks.contracts.base import Contract, retired
 
 
 class PhaseTime(Contract):
-    """What one rank spent in one phase; quantiles are over steps, after the first few."""
+    """What one rank spent in one phase."""
 
     seconds: NonNegativeFloat
     cpu_s: NonNegativeFloat = Field(
@@ -20,8 +20,8 @@ class PhaseTime(Contract):
         description="Without the first steps, which build what later ones reuse."
     )
     steady_cpu_s: NonNegativeFloat
-    p50_s: NonNegativeFloat | None = None
-    p95_s: NonNegativeFloat | None = None
+
+    _retired = retired("p50_s", "p95_s")
 
 
 class RankTelemetry(Contract):

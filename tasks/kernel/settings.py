@@ -22,9 +22,15 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
-from tasks.kernel.files import digest_of, flush_to_disk, make_folder, require_space, size_of
+from tasks.kernel.files import (
+    digest_of,
+    flush_to_disk,
+    make_folder,
+    read_yaml,
+    require_space,
+    size_of,
+)
 from tasks.kernel.scratch import scratch_folder
-from tasks.kernel.strict_yaml import read_yaml
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]

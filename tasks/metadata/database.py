@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    Insert,
     Table,
     create_engine,
     event,
@@ -35,6 +34,7 @@ from tasks.kernel.files import private_folder
 from tasks.metadata.tables import VERSION, VERSION_TABLE
 
 ANSWER_WITHIN_S = 60.0
+"""Longest wait for locks; in PostgreSQL also for a statement."""
 CONNECT_WITHIN_S = 10
 SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
 READS_ONLY = "falaj_reads_only"
@@ -43,20 +43,13 @@ _REFUSED = ("readonly database", "unable to open database file", "disk is full",
 _DAMAGED = ("file is not a database", "disk image is malformed")
 
 
-def open_database(
-    url: str,
-    *,
-    answer_within_s: float = ANSWER_WITHIN_S,
-    synchronous: Literal["NORMAL", "FULL"] = "FULL",
-) -> Engine:
+def open_database(url: str) -> Engine:
     """Open the database, and bring its tables to this release's version.
 
     The engine has no pool: processes that fork may share it.
 
     Args:
         url: SQLAlchemy address, of a SQLite file or PostgreSQL (`postgresql://` takes psycopg).
-        answer_within_s: longest wait for locks; in PostgreSQL also for a statement.
-        synchronous: of SQLite; with `NORMAL` a power cut may take the newest transactions back.
 
     Raises:
         ConfigurationError: the address is of another kind, or a newer release made the database.
@@ -71,10 +64,10 @@ def open_database(
             "postgresql://user:password@host/database, or leave it out for SQLite"
         ) from exc
     if address.get_backend_name() == "postgresql":
-        engine = _postgresql(address, answer_within_s)
+        engine = _postgresql(address)
     elif address.get_backend_name() == "sqlite" and address.database:
         private_folder(Path(address.database).parent)
-        engine = _sqlite(address, answer_within_s, synchronous)
+        engine = _sqlite(address)
     else:
         raise ConfigurationError(
             f"FALAJ_DATABASE_URL is of {address.get_backend_name()}; expected PostgreSQL or the "
@@ -113,12 +106,11 @@ def database_now(connection: Connection) -> datetime:
 def insert_if_absent(connection: Connection, table: Table, **values: Any) -> None:
     """Add a row, unless one with its key is there."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    statement: Insert = insert(table).values(values).on_conflict_do_nothing()
-    connection.execute(statement)
+    connection.execute(insert(table).values(values).on_conflict_do_nothing())
 
 
-def _postgresql(address: URL, answer_within_s: float) -> Engine:
-    limit_ms = int(answer_within_s * 1000)
+def _postgresql(address: URL) -> Engine:
+    limit_ms = int(ANSWER_WITHIN_S * 1000)
     given = address.query.get("options", "")
     limits = f"{given} -c statement_timeout={limit_ms} -c lock_timeout={limit_ms}"
     return create_engine(
@@ -128,20 +120,20 @@ def _postgresql(address: URL, answer_within_s: float) -> Engine:
     )
 
 
-def _sqlite(address: URL, answer_within_s: float, synchronous: str) -> Engine:
+def _sqlite(address: URL) -> Engine:
     """SQLite that takes the write lock at the start: a later wish for it would fail, not wait."""
 
     def prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself
-        _write_ahead(connection, time.monotonic() + answer_within_s)
-        connection.execute(f"PRAGMA synchronous={synchronous}")
+        _write_ahead(connection, time.monotonic() + ANSWER_WITHIN_S)
+        connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
 
     def begin(connection: Connection) -> None:
         reads_only = connection.get_execution_options().get(READS_ONLY, False)
         connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
-    engine = create_engine(address, poolclass=NullPool, connect_args={"timeout": answer_within_s})
+    engine = create_engine(address, poolclass=NullPool, connect_args={"timeout": ANSWER_WITHIN_S})
     event.listen(engine, "connect", prepare)
     event.listen(engine, "begin", begin)
     return engine

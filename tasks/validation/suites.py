@@ -32,7 +32,7 @@ from pydantic import (
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.strict_yaml import read_yaml
+from tasks.kernel.files import read_yaml
 from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
 
 Unit = Literal[

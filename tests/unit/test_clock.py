@@ -64,16 +64,6 @@ def test_no_window_reaches_beyond_what_is_known(
     assert clock.newest_hours(moment).end <= moment
 
 
-@given(moment=MOMENTS)
-def test_a_later_moment_of_the_same_replayed_year_never_shows_an_earlier_window(
-    moment: datetime,
-) -> None:
-    clock = ClockConfig(replay_year=2013)
-    later = moment + timedelta(hours=1)
-    if later.year == moment.year and (moment.month, moment.day) != (2, 29):
-        assert clock.newest_hours(later).end > clock.newest_hours(moment).end
-
-
 def test_a_rolled_training_grows_and_is_judged_on_the_newest_days(config: PipelineConfig) -> None:
     moment = datetime(2026, 11, 21, 15, tzinfo=UTC)
     rolled = roll(config, moment)

@@ -13,14 +13,13 @@ from pydantic import ValidationError
 from tasks.contracts.base import Contract, TimeWindow, field_title
 from tasks.contracts.data import (
     DataSplits,
-    FeatureTables,
     MaterializedView,
     TableRef,
     ValidatedDataset,
     category_code,
 )
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import BuiltVariant, ModelVariant
+from tasks.contracts.release import BuiltVariant, ModelVariant, TritonRepository
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
@@ -80,24 +79,20 @@ def test_a_missing_column_is_named() -> None:
 def test_values_of_an_earlier_release_are_still_read() -> None:
     """What was added since has a default, so a state folder need not be thrown away."""
     artifact = {"uri": "artifact:tables/a/raw/b", "sha256": "0" * 64, "num_bytes": 1}
-    landed = TableRef.model_validate({"name": "b", "artifact": artifact, "num_rows": 3})
-    assert landed.source is None
-    tables = FeatureTables.model_validate({"version": "1", "raw": [], "tables": [], "sources": {}})
-    assert tables.follows == {}
-    view = MaterializedView.model_validate(
-        {"name": "v", "watermark": "2013-01-01T00:00:00Z", "num_entities": 1}
+    assert (
+        TableRef.model_validate({"name": "b", "artifact": artifact, "num_rows": 3}).source is None
     )
-    assert (view.version, view.definition, view.table) == (None, None, None)
+    view = {"name": "v", "watermark": "2013-01-01T00:00:00Z", "num_entities": 1}
+    assert MaterializedView.model_validate(view).table is None
+    names = {"files": artifact, "model": "m", "models": ["m"]}
+    assert TritonRepository.model_validate({**names, "schema_of": "an earlier"}).model == "m"
 
 
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        ("max_epochs", "Max epochs"),
-        ("wait_s", "Wait, s"),
         ("timeout_h", "Timeout, hours"),
         ("min_auc_drop", "Min AUC drop"),
-        ("ssh_port", "SSH port"),
         ("s", "S"),
     ],
 )

