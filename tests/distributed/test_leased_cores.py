@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from tasks.training.launch.host import num_usable_cores
 
 from tasks.contracts.training import EpochMetrics
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import applied, processes_of_lease
 from tasks.training.config import TrainingConfig
+from tasks.training.launch.launcher import num_usable_cores
 from tests.support.ranks.runs import CONFIG, config, train
 
 LEASE = "test-of-leased-cores"

@@ -82,16 +82,6 @@ def planned(folder: Path, parent: CompressionParent, **asked: object) -> Student
     return plan_student(parent, compression, config(**ONE_RANK), ArtifactStore(folder / "store"))
 
 
-def test_targets_that_weigh_next_to_nothing_gives_the_curve_of_plain_training(
-    folder: Path, answers: ScoredWindow
-) -> None:
-    distillation = DistillationTargets(scores=answers, weight=1e-9, temperature=2.0)
-    with_targets, plain = trained(folder, SMALL, distillation), trained(folder, SMALL, None)
-    assert with_targets.checkpoint != plain.checkpoint  # two trainings, not one found again
-    for one, other in zip(losses(with_targets.epochs), losses(plain.epochs), strict=True):
-        assert one == pytest.approx(other, rel=1e-5)
-
-
 def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
     folder: Path, answers: ScoredWindow
 ) -> None:
@@ -101,18 +91,6 @@ def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
     assert (one.num_ranks, two.num_ranks) == (1, 2)
     for ours, theirs in zip(losses(one.epochs), losses(two.epochs), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
-
-
-def test_a_pruned_network_is_trained_on_from_what_was_left(
-    folder: Path, parent: CompressionParent
-) -> None:
-    plan = planned(folder, parent, pruned_share=0.5, max_epochs=1)
-    tuned = trained(folder, plan.config, None, plan.initial)
-    scratch = trained(folder, plan.config, None)
-    assert tuned.started_from == plan.initial
-    assert tuned.num_parameters < plan.compression.parent_parameters
-    assert tuned.config["hidden_sizes"] == [8, 4]
-    assert tuned.epochs[0].quality > scratch.epochs[0].quality + 0.02
 
 
 def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,37 +65,29 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 @pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
-def test_every_step_has_the_loss_of_one_plain_process(seen: Seen, case: Case, size: int) -> None:
-    for curve in [of_rank["curve"] for of_rank in seen.of(case.name, size)]:
-        assert len(curve) == NUM_STEPS
-        np.testing.assert_allclose(curve, plain_run(case).curve, rtol=case.loss_tolerance)
-
-
-@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
-def test_the_weights_become_those_of_one_plain_process(seen: Seen, case: Case, size: int) -> None:
-    expected, weights = plain_run(case).weights, seen.weights(case, size)
-    assert weights.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, atol=case.weight_tolerance, rtol=0)
-
-
-@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
-def test_all_ranks_end_with_equal_weights(seen: Seen, case: Case, size: int) -> None:
-    checksums = [of_rank["checksum"] for of_rank in seen.of(case.name, size)]
-    assert all(checksum == checksums[0] for checksum in checksums)
-    assert len(checksums) == size
-
-
-@pytest.mark.parametrize(("case", "size"), RUNS, ids=RUN_IDS)
-def test_evaluation_gives_every_rank_the_outputs_of_its_state(
+def test_losses_weights_and_outputs_of_all_ranks_are_those_of_one_plain_process(
     seen: Seen, case: Case, size: int
 ) -> None:
+    ranks, plain, weights = seen.of(case.name, size), plain_run(case), seen.weights(case, size)
+    assert len(ranks) == size
+    assert weights.keys() == plain.weights.keys()
+    for name, value in plain.weights.items():
+        torch.testing.assert_close(weights[name], value, atol=case.weight_tolerance, rtol=0)
+    outputs = outputs_of(weights)
+    for of_rank in ranks:
+        assert len(of_rank["curve"]) == NUM_STEPS
+        np.testing.assert_allclose(of_rank["curve"], plain.curve, rtol=case.loss_tolerance)
+        assert of_rank["checksum"] == ranks[0]["checksum"]
+        torch.testing.assert_close(torch.tensor(of_rank["outputs"]), outputs, atol=1e-5, rtol=1e-5)
+
+
+def outputs_of(weights: Mapping[str, Tensor]) -> Tensor:
+    """What a plain network with these weights answers."""
     network = network_of(seed=0)
-    network.load_state_dict(seen.weights(case, size))
+    network.load_state_dict(dict(weights))
     with torch.no_grad():
-        expected = network.eval()(*global_batch(0).inputs)
-    for of_rank in seen.of(case.name, size):
-        torch.testing.assert_close(torch.tensor(of_rank["outputs"]), expected, atol=1e-5, rtol=1e-5)
+        outputs: Tensor = network.eval()(*global_batch(0).inputs)
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -106,11 +99,8 @@ def test_other_weights_are_judged_in_the_middle_and_training_does_not_notice(
     seen: Seen, case: Case, size: int
 ) -> None:
     """That the curve goes on as if nothing had been is shown with the curves above."""
-    network = network_of(seed=0)
     half = torch.load(seen.folder / f"{case.name}-half.of-{size}.pt", weights_only=True)
-    network.load_state_dict(halves_of(half["network"]))
-    with torch.no_grad():
-        expected = network.eval()(*global_batch(0).inputs)
+    expected = outputs_of(halves_of(half["network"]))
     for of_rank in seen.of(case.name, size):
         torch.testing.assert_close(torch.tensor(of_rank["halved"]), expected, atol=1e-5, rtol=1e-5)
 

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tasks.kernel.errors import ArtifactError, StorageError, TrainingError
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.store import (
     MANIFEST_NAME,
     STATE_NAME,
     CheckpointRef,
     checked,
     deserialized,
-    open_store,
     to_host,
 )
 from tests.support.training.states import (
@@ -118,13 +116,8 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def lengthen(path: Path) -> None:
-    with path.open("ab") as stream:
-        stream.write(b"\0")
-
-
 @pytest.mark.parametrize("name", [MANIFEST_NAME, STATE_NAME])
-@pytest.mark.parametrize("damage", [truncate, lengthen, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
 def test_a_damaged_checkpoint_is_passed_over(
     damage: Callable[[Path], None], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,19 +128,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert damaged.name in caplog.text
     with pytest.raises(ArtifactError):
         store.load(damaged)
-
-
-def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    whole, damaged = save_epochs(store_in(tmp_path), 1, 2)
-    for path in (tmp_path / damaged.name).iterdir():
-        content = path.read_bytes()
-        for position in range(0, len(content), 37):
-            changed = bytearray(content)
-            changed[position] ^= 4
-            path.write_bytes(changed)
-            assert store_in(tmp_path).newest() == whole, (path.name, position)
-        path.write_bytes(content)
-    assert store_in(tmp_path).newest() == damaged
 
 
 def test_foreign_files_and_other_formats_are_passed_over_and_left_alone(
@@ -214,13 +194,3 @@ def test_a_refusing_disk_is_a_clear_error_and_leaves_the_one_before(
             store.save(2, 0, state_after(2))
     assert store.newest() == whole
     assert not list(tmp_path.rglob("*aside*"))
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(StorageError):
-        store_in(tmp_path / "taken").save(1, 0, state_after(1))
-
-
-def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    inside = open_store(CheckpointConfig(), tmp_path / "run-a")
-    outside = CheckpointConfig(uri=f"file://{tmp_path / 'far'}")
-    assert str(inside) == str(tmp_path / "run-a" / "checkpoints")
-    assert str(open_store(outside, tmp_path / "run-a")) == str(tmp_path / "far" / "run-a")

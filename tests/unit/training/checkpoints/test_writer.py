@@ -19,7 +19,6 @@ from tasks.training.checkpoints.location import Location
 from tasks.training.checkpoints.store import MANIFEST_NAME, CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
-from tests.support.host.processes import wait_until
 from tests.support.suite.promises import Promise, proves
 from tests.support.training.states import assert_equal, state_after, store_in
 from tests.support.training.writer_kills import kill_and_look
@@ -143,13 +142,6 @@ def test_the_error_that_ended_training_is_not_hidden_and_what_was_saved_is_writt
         train()
     assert ("a checkpoint was not written either" in caplog.text) is is_full
     assert saved(tmp_path) == ([] if is_full else [(1, 0)])
-
-
-def test_it_is_time_for_one_when_the_last_is_long_enough_ago(tmp_path: Path) -> None:
-    with CheckpointWriter(store_in(tmp_path), 0.2) as writer:
-        wait_until(lambda: writer.is_due, "0.2 s have passed")
-    with CheckpointWriter(store_in(tmp_path), 86400) as writer:
-        assert not writer.is_due
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
-from tasks.training.compression.distillation import logits_of, write_distillation_targets
+from tasks.training.compression.distillation import write_distillation_targets
 from tasks.training.core.objective import Classification, Regression, labels_of
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.training.parents import SCALE
@@ -92,14 +92,6 @@ def test_a_regression_learns_the_teachers_prediction_as_it_learns_the_label() ->
     )
     of_labels, of_answers = (objective.row_losses(outputs, of) for of in (labels, answers))
     torch.testing.assert_close(losses, 0.75 * of_labels + 0.25 * of_answers)
-
-
-def test_a_teacher_that_is_certain_has_a_finite_logit() -> None:
-    logits = logits_of(np.array([0.0, 0.5, 1.0], dtype=np.float32))
-    assert np.isfinite(logits).all()
-    assert logits[1] == 0.0
-    assert logits[0] == pytest.approx(-logits[2], rel=1e-3)
-    assert logits[2] > 15
 
 
 def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:

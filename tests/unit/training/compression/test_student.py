@@ -58,12 +58,6 @@ def test_pruning_begins_with_what_is_left_and_trains_to_the_end(tmp_path: Path) 
     assert made.parent_parameters == sum(p.numel() for p in large_network().parameters())
 
 
-def test_a_parent_that_was_continued_makes_a_student_from_its_own_rows(tmp_path: Path) -> None:
-    recorded = {"start": "champion", "replay_share": 0.2}
-    plan = planned(tmp_path, recorded, method="distillation", hidden_sizes=[8])
-    assert (plan.config.start, plan.config.replay_share) == ("scratch", None)
-
-
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

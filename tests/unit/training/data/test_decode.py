@@ -108,13 +108,6 @@ def test_facts_count_what_lies_in_the_window(tmp_path: Path) -> None:
         np.testing.assert_array_equal(missing, inside[list(COLUMNS.numeric)].isna().sum())
 
 
-def test_a_window_without_rows_gives_empty_shards(tmp_path: Path) -> None:
-    later = TimeWindow(start=YEAR.end, end=YEAR.end.replace(year=2015))
-    store = store_of(write(tmp_path, frame(300)), later)
-    assert {facts.num_rows for facts in store.facts.values()} == {0}
-    assert words_of(store, 0).shape[0] == 0
-
-
 @pytest.mark.parametrize("label", [2.0, None, -1.0, float("nan")])
 def test_a_label_that_is_neither_0_nor_1_is_refused(tmp_path: Path, label: float | None) -> None:
     rows = frame(300).astype({"is_late": "float64"})
@@ -133,15 +126,6 @@ def test_a_large_row_group_is_decoded_in_parts(
     for shard in range(NUM_SHARDS):
         np.testing.assert_array_equal(words_of(parts, shard), words_of(whole, shard))
         assert parts.facts[shard].category_counts == whole.facts[shard].category_counts
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
-def test_a_cut_file_is_refused(tmp_path: Path, kept: float) -> None:
-    path = write(tmp_path, frame(900))
-    with path.open("r+b") as file:
-        file.truncate(int(path.stat().st_size * kept))
-    with pytest.raises(DataContractError, match=r"data\.parquet cannot be read as Parquet"):
-        store_of(path)
 
 
 def test_a_file_cut_after_it_was_opened_is_refused(tmp_path: Path) -> None:
@@ -169,12 +153,6 @@ def test_a_column_that_is_missing_or_of_a_wrong_type_is_named(
 ) -> None:
     with pytest.raises(DataContractError, match=reason):
         store_of(write(tmp_path, change(frame(300))))
-
-
-def test_a_schema_without_features_is_refused(tmp_path: Path) -> None:
-    bare = COLUMNS.model_copy(update={"categorical": (), "numeric": ()})
-    with pytest.raises(DataContractError, match="names no feature"):
-        store_of(write(tmp_path, frame(300)), columns=bare)
 
 
 def test_categories_that_are_integers_are_read_like_text(tmp_path: Path) -> None:

@@ -59,11 +59,6 @@ def test_edges_increase_and_span_the_finite_values(values: np.ndarray, num_bins:
         assert edges[-1] <= finite.max()
 
 
-@pytest.mark.parametrize("column", [[], [np.nan] * 5, [3.0] * 9, [3.0, np.nan, np.inf]])
-def test_a_constant_or_empty_column_has_no_bins(column: list[float]) -> None:
-    assert fit_edges(np.array(column, dtype=np.float32), 8).size == 0
-
-
 def test_columns_of_which_none_varies_are_refused() -> None:
     columns = DatasetSchema(
         row_id="id", event_time="at", label="y", categorical=("kind",), numeric=("size",)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.kernel.errors import TransientError
 from tasks.training.data.decode import SnapshotFile
-from tasks.training.data.source import Pool, RowSource, Shuffle, merged_ranges
+from tasks.training.data.source import Pool, RowSource, Shuffle
 from tasks.training.data.store import RowStore
 from tasks.training.strategies.base import Batch
 from tests.support.data.builders import COLUMNS, YEAR, frame
@@ -83,31 +83,6 @@ def test_an_epoch_takes_every_row_once_and_can_be_entered_anywhere(
     for pool in shuffle.pools(0, num_rows, epoch):
         assert len(pool.order) <= shuffle.pool_rows + shuffle.piece_rows
         assert (pool.stops[:-1] < pool.starts[1:]).all()
-
-
-def test_epochs_shards_and_seeds_have_orders_of_their_own() -> None:
-    shuffle = Shuffle(0, 300, 10)
-    orders = [
-        rows_of(shuffle, 1000),
-        rows_of(shuffle, 1000, epoch=1),
-        rows_of(shuffle, 1000, shard=1),
-        rows_of(Shuffle(1, 300, 10), 1000),
-    ]
-    for number, order in enumerate(orders):
-        assert not any(np.array_equal(order, later) for later in orders[number + 1 :])
-    np.testing.assert_array_equal(rows_of(shuffle, 1000), orders[0])
-
-
-@given(st.lists(st.integers(1, 30), max_size=20), st.sets(st.integers(0, 20)))
-def test_merged_ranges_hold_the_same_rows(lengths: list[int], left_out: set[int]) -> None:
-    sizes = np.array(lengths, dtype=np.int64)
-    ends = np.cumsum(sizes)
-    kept = np.array([number not in left_out for number in range(len(lengths))], dtype=bool)
-    starts, stops = (ends - sizes)[kept], ends[kept]
-    if len(starts):
-        merged = merged_ranges(starts, stops)
-        np.testing.assert_array_equal(laid_out(*merged), laid_out(starts, stops))
-        assert (merged[0][1:] > merged[1][:-1]).all()
 
 
 def test_batches_differ_hardly_more_than_by_chance_where_neighbours_are_alike() -> None:

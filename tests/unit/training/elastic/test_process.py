@@ -56,28 +56,3 @@ def test_a_rank_that_cannot_begin_is_described_with_its_last_words(member: Membe
     assert "No module named" in member.end_in_words()
     assert not member.lost_host
     assert not member.left_in_good_order
-
-
-@pytest.mark.parametrize(
-    ("code", "is_remote", "given_up", "words"),
-    [
-        (137, False, "", "was killed (signal 9; out of memory?) (Permission"),
-        (134, False, "", "was ended by signal 6 (Aborted) (Permission"),
-        (255, True, "", "is out of reach: its SSH session broke off (Permission"),
-        (143, True, "has not answered for 15 s", "has not answered for 15 s"),
-    ],
-)
-def test_the_end_of_a_rank_is_put_into_words(
-    member: Member,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    is_remote: bool,
-    given_up: str,
-    words: str,
-) -> None:
-    monkeypatch.setattr(Member, "exit_code", code)
-    member.last_lines.append("Permission denied (publickey).")
-    member.is_remote, member.given_up = is_remote, given_up
-    assert member.end_in_words().startswith(words)
-    assert member.lost_host is is_remote
-    assert not member.left_in_good_order, "its guard ends by a signal when it was given up"

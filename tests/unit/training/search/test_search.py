@@ -20,7 +20,6 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import WARM_UP_EPOCHS
-from tasks.training.search.trial import check_any_succeeded
 from tests.support.services.servers import postgres_server
 from tests.support.training.trials import (
     SPACE,
@@ -105,17 +104,6 @@ def test_a_search_cut_off_anywhere_ends_like_an_unbroken_one(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_more_trials_are_added_to_a_finished_study(tmp_path: Path) -> None:
-    first = run_search(tmp_path, search(num_trials=5), Trainer())
-    again = Trainer()
-    assert run_search(tmp_path, search(num_trials=5), again) == first
-    assert again.trained == []
-    more = run_search(tmp_path, search(num_trials=8), again)
-    assert more.trials[:5] == first.trials
-    assert len(more.trials) == 8
-
-
-@pytest.mark.slow
 def test_parallel_trials_run_at_the_same_time_and_none_twice(tmp_path: Path) -> None:
     together = threading.Barrier(3, timeout=60)
 
@@ -148,18 +136,6 @@ def test_a_training_that_cannot_succeed_fails_its_trial_alone(tmp_path: Path) ->
     assert all(t.reason == "the loss of epoch 1 is nan" for t in failed)
     assert all(len(t.epochs) == 1 for t in failed)
     assert record.best is not None
-
-
-def test_a_study_without_a_model_says_why(tmp_path: Path) -> None:
-    def stumble(config: TrainingConfig, epoch: int) -> None:
-        raise TrainingError("the loss is nan")
-
-    config = search(num_trials=3)
-    record = run_search(tmp_path, config, Trainer(stumble))
-    assert record.best is None
-    assert record.importance == {}
-    with pytest.raises(TrainingError, match=r"none of 3 trial.* the loss is nan"):
-        check_any_succeeded(open_study(tmp_path, config))
 
 
 def test_a_lost_trial_is_taken_up_again_and_given_up_after_its_retries(tmp_path: Path) -> None:

@@ -156,21 +156,3 @@ def test_power_sgd_comes_near_the_best_approximation_and_starts_from_where_it_wa
 
     errors = on_threads(1, part)[0]
     assert errors[-1] < 1.02 * best < errors[0]
-
-
-def test_power_sgd_sends_small_tensors_whole_and_exactly() -> None:
-    # What has one dimension, no number, or factors as large as itself.
-    small = {"bias": (5,), "square": (3, 3), "none": (0, 8), "row": (1, 64)}
-
-    def part(ranks: ThreadCommunicator) -> tuple[list[Tensor], int]:
-        whole = {name: torch.randn(shape) for name, shape in small.items()}
-        gradients = gradients_of({**whole, "cube": torch.ones(20, 5, 6)})
-        PowerSgdSum(ranks, rank=2).sum_(gradients)
-        return [gradients.views[name].clone() for name in small], ranks.given_bytes
-
-    torch.manual_seed(0)
-    for views, given_bytes in on_threads(1, part):
-        torch.manual_seed(0)
-        for view, shape in zip(views, small.values(), strict=True):
-            assert torch.equal(view, torch.randn(shape))
-        assert given_bytes == 4 * (5 + 9 + 64 + 2 * (20 + 30))
