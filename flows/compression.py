@@ -29,8 +29,7 @@ from tasks.registry.task import (
     register_candidate,
 )
 from tasks.reporting.task import publish_compression
-from tasks.training.compression.distillation import chosen
-from tasks.training.compression.plan import StudentPlan
+from tasks.training.compression.plan import StudentPlan, chosen
 from tasks.training.compression.task import plan_student
 from tasks.training.task import train_distributed
 from tasks.validation.suites import read_suite
@@ -67,14 +66,13 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
     dataset = validate_training_set(snapshot, suite, config.splits)
 
     distilled, control = train_with_control(plan, parent, dataset, config)
-    choice = chosen(plan.compression, distilled, control)
-    model = choice.model
+    model, reason = chosen(plan.compression, distilled, control)
     judged = judge_student(model, parent.program, distilled, control, dataset, config.evaluation)
     result = CompressionResult(
         compression=model.compression,
         hidden_sizes=plan.config.hidden_sizes,
         num_parameters=model.num_parameters,
-        choice=choice.reason,
+        choice=reason,
         judged=judged,
     )
     if not judged.refusal:

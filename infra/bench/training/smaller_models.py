@@ -30,8 +30,7 @@ from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_networks, score_window
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.compression.distillation import chosen
-from tasks.training.compression.plan import plan_student
+from tasks.training.compression.plan import chosen, plan_student
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 
 LARGE = "large onnx-fp32"
@@ -146,7 +145,7 @@ def _compressed(trainings: Trainings, parent: CompressionParent, way: str, epoch
             scores=scores, weight=config.teacher_weight, temperature=config.temperature
         )
         distilled = trainings.train(plan.config, initial=plan.initial, distillation=targets)
-    model = chosen(plan.compression, distilled, control).model
+    model, _ = chosen(plan.compression, distilled, control)
     report = judge_networks(model, parent.program, distilled, control, dataset, JUDGING, store)
     return Smaller(way, _program(model, 2 + list(WAYS).index(way)), model, report)
 

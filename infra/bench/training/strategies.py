@@ -40,10 +40,9 @@ from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Preprocessing
 from tasks.training.launch.rank_group import local_environments
 from tasks.training.strategies.base import Batch, Communicator
-from tasks.training.strategies.build import build_strategy
 from tasks.training.strategies.communicators import join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy
+from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy, build_strategy
 
 NUM_RANKS = 2
 STALL_S = 600

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from tasks.contracts.base import Artifact, Contract
 from tasks.contracts.release import CompressionParent
-from tasks.contracts.training import ModelCompression, StartingPoint
+from tasks.contracts.training import (
+    CompressedModel,
+    ModelCompression,
+    StartingPoint,
+    TrainedModel,
+)
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -223,3 +228,30 @@ def _layers(network: Mapping[str, Tensor]) -> list[str]:
         (name.removesuffix(".weight") for name in weights),
         key=lambda layer: int(layer.removeprefix(PREFIX)),
     )
+
+
+def chosen(
+    compression: ModelCompression, distilled: TrainedModel | None, control: TrainedModel
+) -> tuple[CompressedModel, str]:
+    """The better of the distilled network and its control run by the validation rows, and why.
+
+    Not by the test rows: those judge what was chosen. Where both are as good, the simpler way.
+
+    Args:
+        compression: how they were made.
+        distilled: learnt from labels and the parent's scores; None where there was no teacher.
+        control: the same from labels alone.
+    """
+    model, is_distilled, reason = control, False, "there was no teacher"
+    if distilled is not None:
+        ours, theirs = (model.epochs[model.best_epoch] for model in (distilled, control))
+        is_distilled = ours.quality > theirs.quality
+        model = distilled if is_distilled else control
+        reason = (
+            f"on the validation rows the distilled network has {ours.quality_name} "
+            f"{ours.quality:.4f}, the control run {theirs.quality:.4f}; the "
+            f"{'distilled network' if is_distilled else 'control run'} is offered"
+        )
+    made = compression.model_copy(update={"is_distilled": is_distilled})
+    content = {**model.model_dump(), "compression": made.model_dump()}
+    return CompressedModel.model_validate(content), reason

@@ -37,8 +37,7 @@ from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.source import BLOCK_ROWS
 from tasks.training.elastic.commits import CommitPoint
 from tasks.training.strategies.base import Batch, Communicator, State
-from tasks.training.strategies.build import build_strategy
-from tasks.training.strategies.data_parallel import Strategy
+from tasks.training.strategies.data_parallel import Strategy, build_strategy
 from tasks.training.telemetry.profiler import StepProfiler
 from tasks.training.telemetry.step_clock import StepClock
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -241,28 +242,23 @@ class RowSource:
 
     def _read_ahead(self, pools: Iterable[Pool], limit: int) -> Generator[LoadedRows, None, None]:
         """Rows of `pools` in their order, at most `limit` of them begun and not yet taken."""
-        if self._num_threads == 0:
-            yield from self._read_in_turn(pools, limit)
-            return
-        begun: deque[Future[LoadedRows]] = deque()
-        executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="row-reader")
-        coming = (executor.submit(self._load, pool) for pool in pools)
+        executor = None
+        if self._num_threads:
+            executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="row-reader")
+
+        def begin(pool: Pool) -> Callable[[], LoadedRows]:
+            if executor is not None:
+                return executor.submit(self._load, pool).result
+            self._store.expect(pool.shard, pool.starts, pool.stops)
+            return partial(self._load, pool)
+
+        coming = map(begin, pools)
         try:
-            begun.extend(islice(coming, limit))
+            begun = deque(islice(coming, limit))
             while begun:
-                loaded = begun.popleft().result()
+                loaded = begun.popleft()()
                 begun.extend(islice(coming, 1))
                 yield loaded
         finally:
-            executor.shutdown(wait=True, cancel_futures=True)
-
-    def _read_in_turn(self, pools: Iterable[Pool], limit: int) -> Iterator[LoadedRows]:
-        """The same in the calling thread; the kernel knows of `limit` pools in advance."""
-        coming, announced = iter(pools), deque[Pool]()
-        while True:
-            for pool in islice(coming, limit - len(announced)):
-                self._store.expect(pool.shard, pool.starts, pool.stops)
-                announced.append(pool)
-            if not announced:
-                return
-            yield self._load(announced.popleft())
+            if executor is not None:
+                executor.shutdown(wait=True, cancel_futures=True)

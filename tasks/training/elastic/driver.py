@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Self
 
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.elastic.config import ElasticConfig
@@ -65,18 +65,7 @@ RESET_LIMIT = 100
 FIRST_FAILURES_LIMIT = 3
 
 
-class Candidate(Protocol):
-    """What is asked of one that may be in a group."""
-
-    host: str
-    commit: int
-    seniority: int
-
-
-T = TypeVar("T", bound=Candidate)
-
-
-def in_rank_order(candidates: Sequence[T]) -> list[T]:
+def in_rank_order(candidates: Sequence[Member]) -> list[Member]:
     """Candidates by rank: the newest commit first, since rank 0 hands out its state.
 
     Ranks of one host follow each other, as Horovod numbers them.
@@ -245,13 +234,12 @@ class ElasticDriver:
                 f"{self._num_resets} ranks were lost, more than the limit of {RESET_LIMIT}; the "
                 f"last one: {text}. A new attempt resumes from the newest checkpoint"
             )
-        losses, is_first = self._history.losses[-FIRST_FAILURES_LIMIT:], not self._num_groups
+        losses, is_first = (
+            self._history.losses[-FIRST_FAILURES_LIMIT:],
+            not self._history.num_groups,
+        )
         if is_first and not len(self._fleet) and len(losses) == FIRST_FAILURES_LIMIT:
             raise TransientError(f"no rank could be started: {'; '.join(losses)}")
-
-    @property
-    def _num_groups(self) -> int:
-        return self._history.num_groups
 
     def _give_up(self, member: Member, why: str) -> None:
         """End a rank that no longer answers; it counts as lost at once."""
@@ -322,7 +310,7 @@ class ElasticDriver:
             return
         starting = self._fleet.those(MemberState.STARTING)
         waited_s = now - min(m.ready_s for m in candidates)
-        if not self._num_groups and starting and waited_s < GATHER_S:
+        if not self._history.num_groups and starting and waited_s < GATHER_S:
             return
         self._check_fruit(candidates)
         self._start_group(in_rank_order(candidates), now)
@@ -355,15 +343,15 @@ class ElasticDriver:
         self._rendezvous = rendezvous = Rendezvous(slots, self._address)
         newest = max(member.commit for member in members)
         joined = [m.place for m in members if not m.group]
-        if self._num_groups and joined and not self._lost_in_group:
+        if self._history.num_groups and joined and not self._lost_in_group:
             self._reason = f"{', '.join(joined)} joined"
         self._history.group_starts(tuple(m.place for m in members), self._reason)
         for member, slot in zip(members, slots, strict=True):
             member.state, member.rank = MemberState.IN_GROUP, slot.rank
-            member.group, member.heard_s = self._num_groups, now
+            member.group, member.heard_s = self._history.num_groups, now
             member.send(
                 Start(
-                    group=self._num_groups,
+                    group=self._history.num_groups,
                     **{field: getattr(slot, field) for field in SLOT_FIELDS},
                     address=rendezvous.address,
                     port=rendezvous.port,

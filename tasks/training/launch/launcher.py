@@ -17,10 +17,9 @@ from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.location import access_handed_over
 from tasks.training.checkpoints.store import open_store
-from tasks.training.compression.distillation import write_distillation_targets
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
-from tasks.training.core.replay import write_replayed
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
+from tasks.training.data.derived import write_distillation_targets, write_replayed
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of

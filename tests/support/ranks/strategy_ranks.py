@@ -16,9 +16,8 @@ import torch
 
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, Communicator, State
-from tasks.training.strategies.build import build_strategy
 from tasks.training.strategies.communicators import join
-from tasks.training.strategies.data_parallel import Strategy
+from tasks.training.strategies.data_parallel import Strategy, build_strategy
 from tests.support.ranks.strategy_cases import (
     CASES,
     HALF,

@@ -11,8 +11,8 @@ from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
-from tasks.training.compression.distillation import write_distillation_targets
 from tasks.training.core.objective import Classification, Regression, labels_of
+from tasks.training.data.derived import write_distillation_targets
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.training.parents import SCALE
 from tests.support.training.reading_ranks import job, opened

@@ -9,8 +9,7 @@ from tasks.contracts.training import EpochMetrics, ModelCompression, TrainedMode
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.compression.distillation import chosen
-from tasks.training.compression.plan import StudentPlan, plan_student
+from tasks.training.compression.plan import StudentPlan, chosen, plan_student
 from tasks.training.config import LaunchConfig, TrainingConfig
 from tests.support.data.builders import dataset
 from tests.support.registry.builders import trained_model
@@ -111,12 +110,12 @@ def test_the_better_by_the_validation_rows_is_offered_and_the_simpler_of_equals(
         parent_parameters=9,
         is_distilled=True,
     )
-    choice = chosen(compression, with_quality(one, distilled), with_quality(other, control))
-    assert choice.model.program == (one if is_distilled else other).program
-    assert choice.model.compression.is_distilled is is_distilled
-    assert f"{distilled:.4f}" in choice.reason
-    assert ("the distilled network is offered" in choice.reason) is is_distilled
-    assert chosen(compression, None, other).model.compression.is_distilled is False
+    model, reason = chosen(compression, with_quality(one, distilled), with_quality(other, control))
+    assert model.program == (one if is_distilled else other).program
+    assert model.compression.is_distilled is is_distilled
+    assert f"{distilled:.4f}" in reason
+    assert ("the distilled network is offered" in reason) is is_distilled
+    assert not chosen(compression, None, other)[0].compression.is_distilled
 
 
 def test_what_versions_before_the_rename_hold_is_read(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.kernel.errors import WindowError
-from tasks.training.core.replay import new_rows_window, replay_probability, replayed
+from tasks.training.data.derived import new_rows_window, replay_probability, replayed
 from tests.support.data.builders import month
 
 

@@ -5,6 +5,7 @@ import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.kernel.errors import ConfigurationError
 from tasks.training.elastic.driver import in_rank_order
+from tasks.training.elastic.process import Member
 from tasks.training.launch.rendezvous import Rendezvous, address_of, assignments
 
 
@@ -31,7 +33,7 @@ members = st.lists(
 
 @given(members)
 def test_ranks_of_a_host_follow_each_other_and_nobody_is_lost(ranks: list[Rank]) -> None:
-    ordered = in_rank_order(ranks)
+    ordered = in_rank_order(cast(list[Member], ranks))
     key = repr
     assert sorted(ordered, key=key) == sorted(ranks, key=key)
     assert ordered[0].commit == max(rank.commit for rank in ranks)

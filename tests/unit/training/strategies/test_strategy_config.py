@@ -5,8 +5,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from tasks.training.strategies.build import STRATEGIES, strategy_kind
 from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import STRATEGIES, strategy_kind
 
 
 def config(**fields: object) -> StrategyConfig:
