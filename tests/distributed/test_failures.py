@@ -73,16 +73,6 @@ def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another
     assert len(losses(model.epochs)) == CONFIG.max_epochs
 
 
-@pytest.mark.slow
-def test_sigterm_of_the_driver_leaves_no_process(tmp_path: Path) -> None:
-    with start_driver(tmp_path) as driver:
-        wait_until(
-            lambda: len(pids_whose_command_holds(str(tmp_path / "work"))) >= 4, "ranks have started"
-        )
-        driver.terminate()
-    assert all_gone(tmp_path)
-
-
 def snapshot_of(rows: pd.DataFrame, folder: Path) -> Path:
     path = folder / "snapshot.parquet"
     rows.to_parquet(path, row_group_size=256, index=False)

@@ -10,9 +10,7 @@ import pytest
 from tasks.contracts.training import EpochMetrics
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import applied, processes_of_lease
-from tasks.training.config import TrainingConfig
-from tasks.training.launch.launcher import num_usable_cores
-from tests.support.ranks.runs import CONFIG, config, train
+from tests.support.ranks.runs import config, train
 
 LEASE = "test-of-leased-cores"
 LAST = max(os.sched_getaffinity(0))
@@ -35,14 +33,3 @@ def test_all_processes_of_a_training_stay_on_the_leased_cores(tmp_path: Path) ->
     assert set(map(frozenset, seen.values())) == {frozenset({LAST})}
     assert model.num_ranks == 2
     assert processes_of_lease(LEASE) == []
-
-
-@pytest.mark.slow
-def test_the_number_of_ranks_and_threads_follows_the_leased_cores(tmp_path: Path) -> None:
-    wanted = TrainingConfig.model_validate(
-        {**CONFIG.model_dump(), "launch": {}, "max_epochs": 1, "patience": 1}
-    )
-    with applied(Grant(cores=(LAST,)), LEASE):
-        assert num_usable_cores() == 1
-        model = train(tmp_path, wanted)
-    assert model.launch == "1 rank x 1 thread"

@@ -6,7 +6,6 @@ import importlib.util
 import json
 from pathlib import Path
 
-import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
@@ -24,7 +23,6 @@ from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case, case, edges, quick, typical
 from tests.support.conversion.programs import SmallNetwork, build_one, built, exported, registered
-from tests.support.data import encoders
 from tests.support.data.builders import dataset, splits
 
 __all__ = ["case", "edges", "quick", "typical"]  # fixtures
@@ -102,19 +100,6 @@ def test_an_engine_of_another_version_or_device_is_refused(
     (tmp_path / FACTS_FILE).write_text(json.dumps(facts | {"compute_capability": "1.0"}))
     with pytest.raises(ConversionError, match=r"was built for compute_capability 1\.0, here"):
         load_files(form.name, tmp_path, case.program.signature, GPU)
-
-
-@needs_tensorrt
-def test_an_encoders_engine_embeds_texts_of_any_length(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "artifacts")
-    program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
-    config = ConversionConfig(formats=("tensorrt-fp16",))
-    engine = built(program, rows, config, store)[-1]
-    assert engine.files is not None, engine.failure
-    model = load_files(engine.name, store.path(engine.files), program.signature, GPU)
-    judged = kind_of(program).read_judged(program, rows, config, store)
-    lengths = np.linalg.norm(score_batches(model, (*judged.batches, *judged.edges)), axis=1)
-    np.testing.assert_allclose(lengths, 1, atol=1e-2)
 
 
 def test_the_judge_times_forms_on_the_device(tmp_path: Path, quick: ConversionConfig) -> None:

@@ -1,11 +1,5 @@
 from __future__ import annotations
 
-import functools
-import json
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +8,10 @@ import pytest
 import torch
 
 from tasks.kernel.errors import StorageError, TrainingError
-from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.checkpoints.location import Location
 from tasks.training.checkpoints.store import MANIFEST_NAME, CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
-from tests.support.suite.promises import Promise, proves
 from tests.support.training.states import assert_equal, state_after, store_in
 from tests.support.training.writer_kills import kill_and_look
 
@@ -157,29 +149,3 @@ def test_a_state_on_a_gpu_is_written_from_host_memory(asynchronous: bool, tmp_pa
 
 def test_kill_9_at_any_moment_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     kill_and_look([str(tmp_path)], num_kills=5, seed=1)
-
-
-NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
-
-
-@functools.cache
-def can_mount() -> bool:
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        return False
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
-    return subprocess.run([*NAMESPACE, *mount], capture_output=True).returncode == 0
-
-
-@proves(Promise.FULL_DISK, "a sentence; the newest checkpoint is whole")
-def test_a_disk_that_fills_up_costs_only_the_checkpoint_that_did_not_fit(tmp_path: Path) -> None:
-    if not can_mount():
-        pytest.skip("a disk of 4 MiB needs root and a mount namespace")
-    program = [sys.executable, "-m", "tests.support.training.full_disk", str(tmp_path)]
-    done = subprocess.run(
-        [*NAMESPACE, *program], cwd=PROJECT_ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert "No space left on device" in seen["refused"]
-    assert seen["newest"] == seen["loaded"] == seen["epoch"] - 1 >= 2
-    assert seen["leftovers"] == []

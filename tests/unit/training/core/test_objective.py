@@ -72,21 +72,6 @@ def test_the_loss_of_a_large_error_grows_with_its_size_and_not_its_square() -> N
     assert losses.tolist() == pytest.approx([0.0, 0.5, 49.5])
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 9))
-def test_facts_of_parts_add_up_to_those_of_all_labels(sizes: list[int], seed: int) -> None:
-    labels = np.random.default_rng(seed).normal(1e6, 3.0, sum(sizes))
-    total, at = facts_of(labels[:0]), 0
-    for size in sizes:
-        total.add(facts_of(labels[at : at + size]))
-        at += size
-    assert total.num_rows == len(labels)
-    if len(labels):
-        assert total.label_mean == pytest.approx(labels.mean(), rel=1e-12)
-        assert total.label_squares == pytest.approx(
-            ((labels - labels.mean()) ** 2).sum(), rel=1e-6, abs=1e-6
-        )
-
-
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int) -> None:
     labels = np.random.default_rng(4).normal(3300, 2000, 1000)

@@ -85,32 +85,6 @@ def test_an_epoch_takes_every_row_once_and_can_be_entered_anywhere(
         assert (pool.stops[:-1] < pool.starts[1:]).all()
 
 
-def test_batches_differ_hardly_more_than_by_chance_where_neighbours_are_alike() -> None:
-    """Rows come in order of time, and one day's rate is nothing like another's.
-
-    The variance of the batches' rates is compared with that of batches drawn at random, of which it
-    is 1 on average: 8 shards of 400,000 rows, days of 900 rows, 256 rows of each shard in a step.
-    """
-    rng = np.random.default_rng(0)
-    num_shards, num_rows, size = 8, 400_000, 256
-    rates = rng.beta(2, 6, size=(num_shards, -(-num_rows // 900)))  # from 2 % to 60 % late
-    labels = rng.random((num_shards, num_rows)) < np.repeat(rates, 900, axis=1)[:, :num_rows]
-    by_chance = labels.mean() * (1 - labels.mean()) / (num_shards * size)
-    steps = num_rows // size
-
-    def excess(pool_rows: int, piece_rows: int) -> float:
-        shuffle = Shuffle(0, pool_rows, piece_rows)
-        taken = [
-            labels[shard, rows_of(shuffle, num_rows, shard=shard)[: steps * size]]
-            for shard in range(num_shards)
-        ]
-        rates = np.stack(taken).reshape(num_shards, steps, size).mean(axis=(0, 2))
-        return float(rates.var() / by_chance)
-
-    assert 0.9 < excess(32_768, 64) < 1.1  # as configured
-    assert excess(32_768, 8192) > 1.3  # pools of four row groups: what the small pieces are for
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rank=st.integers(0, 6),
@@ -150,35 +124,6 @@ def test_batches_hold_the_rows_of_the_order_whatever_the_step_and_the_threads(
         )
     for pair in zip(batches, list(source.batches(epoch))[first_step:], strict=True):
         assert_equal(*pair)
-
-
-def test_a_step_holds_the_same_rows_for_any_number_of_ranks(
-    snapshot: SnapshotFile, tmp_path: Path
-) -> None:
-    def steps(size: int) -> list[np.ndarray]:
-        ranks = [
-            distinct_values(source_of(snapshot, range(r, NUM_SHARDS, size), tmp_path).batches(1))
-            for r in range(size)
-        ]
-        return [np.sort(np.concatenate(step)) for step in zip(*ranks, strict=True)]
-
-    alone = steps(1)
-    assert all(len(step) == NUM_SHARDS * PLAN.rows_per_shard for step in alone)
-    for size in (2, 3, 4, 7):
-        np.testing.assert_array_equal(steps(size), alone)
-
-
-def test_a_rank_without_shards_gets_batches_without_rows(
-    snapshot: SnapshotFile, tmp_path: Path
-) -> None:
-    source = source_of(snapshot, range(6, NUM_SHARDS, 8), tmp_path)
-    assert (source.sizes, source.num_rows) == ({}, 0)
-    batches = list(source.batches(0, 3))
-    assert len(batches) == PLAN.num_steps - 3
-    positions, numeric = batches[0].inputs
-    assert positions.shape == (0, len(COLUMNS.categorical))
-    assert numeric.shape == (0, len(COLUMNS.numeric))
-    assert list(source.blocks()) == []
 
 
 def reader_threads() -> list[str]:

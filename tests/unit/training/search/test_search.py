@@ -3,7 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import WARM_UP_EPOCHS
 from tests.support.services.servers import postgres_server
 from tests.support.training.trials import (
-    SPACE,
     Trainer,
     auc_of,
     open_study,
@@ -104,27 +102,6 @@ def test_a_search_cut_off_anywhere_ends_like_an_unbroken_one(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_parallel_trials_run_at_the_same_time_and_none_twice(tmp_path: Path) -> None:
-    together = threading.Barrier(3, timeout=60)
-
-    def stumble(_: TrainingConfig, epoch: int) -> None:
-        if epoch == 0:
-            together.wait()
-
-    trainer = Trainer(stumble)
-    config = search(
-        num_trials=9,
-        parallel_trials=3,
-        sampler="random",
-        pruner="none",
-        space={"learning_rate": SPACE["learning_rate"]},
-    )
-    record = run_search(tmp_path, config, trainer)
-    assert len(record.trials) == len(trainer.trained) == 9
-    assert len({t.point["learning_rate"] for t in record.trials}) == 9
-
-
-@pytest.mark.slow
 def test_a_training_that_cannot_succeed_fails_its_trial_alone(tmp_path: Path) -> None:
     def stumble(config: TrainingConfig, epoch: int) -> None:
         if config.learning_rate > 0.01 and epoch == 1:
@@ -172,14 +149,6 @@ def test_no_trial_is_started_after_the_budget_is_spent(tmp_path: Path) -> None:
     spent = run_search(tmp_path / "b", config, Trainer())
     assert len(spent.trials) == 3  # of 8 s each: the third is over the 20 s
     assert "budget_s=20" in spent.ended_because
-
-
-def test_a_trial_cut_off_while_its_point_was_drawn_is_left_out(tmp_path: Path) -> None:
-    config = search(num_trials=3)
-    study = open_study(tmp_path, config)
-    storage = study._study._storage
-    storage.create_new_trial(study._study._study_id)  # begun, and nothing drawn
-    assert [t.number for t in run_search(tmp_path, config, Trainer()).trials] == [1, 2]
 
 
 def test_two_searches_do_not_drive_one_study(tmp_path: Path) -> None:

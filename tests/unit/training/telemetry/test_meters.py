@@ -9,7 +9,6 @@ from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.meters import (
     DeviceMeter,
     ProcessorMeter,
-    computes_bf16,
     energy_use,
     is_visible,
     run_cost,
@@ -114,19 +113,3 @@ def test_devices_are_summed_up_in_our_units() -> None:
 )
 def test_only_devices_that_the_ranks_may_use_are_read(visible: str | None, seen: list[int]) -> None:
     assert [i for i in range(2) if is_visible(i, f"GPU-{i}abc", visible)] == seen
-
-
-@pytest.mark.parametrize(
-    ("vendor", "flags", "has"),
-    [
-        ("AuthenticAMD", "fpu avx512_bf16 sse", True),
-        ("GenuineIntel", "fpu avx512_bf16 sse", False),
-        ("GenuineIntel", "fpu avx512_bf16 amx_bf16", True),
-    ],
-)
-def test_bf16_is_read_from_the_processors_flags(
-    tmp_path: Path, vendor: str, flags: str, has: bool
-) -> None:
-    info = tmp_path / "cpuinfo"
-    info.write_text(f"processor : 0\nvendor_id : {vendor}\nflags : {flags}\n")
-    assert computes_bf16(info) is has
