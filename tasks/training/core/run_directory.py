@@ -4,8 +4,7 @@ job.json            driver -> ranks: what to do
 checkpoints/        rank 0: states between two steps, kept over attempts
 rows/               ranks: decoded rows where they are streamed, kept over attempts
 epochs.jsonl        rank 0 -> driver: one line an epoch
-progress-0000N.json rank N -> driver: what it is doing, at most once a second
-telemetry-0000N.json rank N -> driver: what its time goes into, every few seconds
+telemetry-0000N.json rank N -> driver: what it does and what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
 result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are complete when it exists
 training.log        driver: every line that a rank printed, all attempts
@@ -13,7 +12,6 @@ training.log        driver: every line that a rank printed, all attempts
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +27,11 @@ from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.files import locked, write_atomically
 from tasks.training.config import TrainingConfig
 
-PROGRESS_EVERY_S = 1.0
 # The exit code of a rank that could not even write down its error.
 EXIT_REPORT_REFUSED = 74
 # What an attempt writes for the driver, which the next one must not take for its own.
 LEFTOVERS = (
-    "rank-*.json", "progress-*.json", "telemetry-*.json",
+    "rank-*.json", "telemetry-*.json",
     "result.json", "epochs.jsonl", "elastic.json",
 )  # fmt: skip
 
@@ -72,19 +69,6 @@ class RankError(Contract):
     """True where the rank only suffered from another one's end."""
     time_s: float
     """Unix time; the earliest error is the cause of the others."""
-
-
-class RankProgress(Contract):
-    """What a rank was doing when it last reported."""
-
-    doing: str
-    epoch: int | None = None
-    step: int | None = None
-
-    def __str__(self) -> str:
-        where = [f"epoch {self.epoch}"] if self.epoch is not None else []
-        where += [f"step {self.step}"] if self.step is not None else []
-        return ", ".join([self.doing, *where])
 
 
 class RunResult(Contract):
@@ -158,18 +142,6 @@ class RunDirectory:
         errors = map(RankError.model_validate_json, texts)
         return sorted(errors, key=lambda error: (error.time_s, error.rank))
 
-    def write_progress(self, rank: int, progress: RankProgress) -> None:
-        """Say what a rank is doing; not flushed to disk, since it matters only while it runs."""
-        file = self.path / f"progress-{rank:05d}.json"
-        write_atomically(file, progress.model_dump_json(), durable=False)
-
-    def read_all_progress(self) -> dict[int, RankProgress]:
-        """The last report of each rank that has made one."""
-        return {
-            int(path.stem.rpartition("-")[2]): RankProgress.model_validate_json(path.read_text())
-            for path in sorted(self.path.glob("progress-*.json"))
-        }
-
     def rewrite_epochs(self, epochs: list[EpochMetrics]) -> None:
         """Rank 0: the epochs done so far, one line each."""
         lines = [epoch.model_dump_json() + "\n" for epoch in epochs]
@@ -203,38 +175,6 @@ class RunDirectory:
             return kind.model_validate_json((self.path / name).read_text())
         except FileNotFoundError:
             return None
-
-
-class ProgressReporter:
-    """Tells the driver what a rank is doing; its silence means that the rank is stuck."""
-
-    def __init__(self, run: RunDirectory, rank: int) -> None:
-        self._run = run
-        self._rank = rank
-        self._doing = "starting"
-        self._num_steps = 0
-        self._written = 0.0
-
-    def enter(self, doing: str) -> None:
-        """Begin something else; written at once."""
-        self._doing = doing
-        self._num_steps = 0
-        self._write(RankProgress(doing=doing))
-
-    def step(self, epoch: int | None = None, step: int | None = None) -> None:
-        """Count a step of what is being done; cheap, written at most once a second.
-
-        Args:
-            epoch: the epoch that it belongs to, if any.
-            step: steps done of it; none: counted here.
-        """
-        self._num_steps = self._num_steps + 1 if step is None else step
-        if time.monotonic() - self._written >= PROGRESS_EVERY_S:
-            self._write(RankProgress(doing=self._doing, epoch=epoch, step=self._num_steps))
-
-    def _write(self, progress: RankProgress) -> None:
-        self._run.write_progress(self._rank, progress)
-        self._written = time.monotonic()
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.core.objective import Objective, labels_of, objective_of
 from tasks.training.core.run_directory import (
-    ProgressReporter,
     RunDirectory,
     RunResult,
     TrainingJob,
@@ -72,7 +71,6 @@ class TrainingSession:
         self._store = store
         self._writer = writer
         self._ranks: Communicator
-        self._progress: ProgressReporter
         self._clock: StepClock
         self._sources: Sources
         self._objective: Objective
@@ -102,16 +100,15 @@ class TrainingSession:
         """
         self.close()
         self._ranks = exchange
-        self._progress = ProgressReporter(self._run, exchange.rank)
         self._clock = self._open.enter_context(StepClock(self._run.path, exchange.rank))
-        self._progress.enter("reading rows")
+        self._clock.begin("reading rows")
         self._sources = open_sources(
             self._job,
             exchange,
             folder=self._run.rows,
-            on_progress=self._progress.step,
+            on_progress=self._clock.advance,
         )
-        self._progress.enter("building the network")
+        self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)
         self._objective = objective_of(self._sources.preprocessing)
         self._strategy = build_strategy(
@@ -233,11 +230,11 @@ class TrainingSession:
 
     def _run_epoch(self, commit_point: CommitPoint) -> None:
         epoch, first_step, started = len(self._history), self._step, time.monotonic()
-        self._progress.enter(f"training, {self._sources.plan.num_steps} steps an epoch")
+        self._clock.begin(f"training, {self._sources.plan.num_steps} steps an epoch")
         self._train(epoch, commit_point)
         train_s = time.monotonic() - started
         self._add_own_loss()
-        self._progress.enter("validating")
+        self._clock.begin("validating")
         with self._clock.phase("validate"):
             newest, decay = self._strategy.state()["network"], self._config.average_decay
             self._averaged = averaged(self._averaged, newest, epoch + 1, decay)
@@ -287,7 +284,7 @@ class TrainingSession:
         self._clock.add_rows(batch.num_rows)
         self._clock.add_bytes(self._strategy.wire_bytes - sent_bytes)
         self._step += 1
-        self._progress.step(epoch, self._step)
+        self._clock.advance(epoch, self._step)
 
     @property
     def _rows_per_step(self) -> int:
@@ -314,7 +311,7 @@ class TrainingSession:
             losses = self._objective.row_losses(outputs, labels)
             totals[:-2] += self._objective.totals(outputs, labels)
             totals[-2:] += (losses.double().sum().item(), block.num_rows)
-            self._progress.step()
+            self._clock.advance()
         totals = self._ranks.sum(totals)
         return float(totals[-2] / totals[-1]), self._objective.quality(totals[:-2])
 
@@ -406,7 +403,7 @@ class TrainingSession:
             )
 
     def _write_result(self) -> None:
-        self._progress.enter("exporting")
+        self._clock.begin("exporting")
         preprocessing = self._sources.preprocessing
         network = TabularNetwork(preprocessing, self._config)
         network.load_state_dict(self._best_weights)

@@ -23,11 +23,11 @@ from tasks.kernel.errors import (
 from tasks.training.core.run_directory import (
     EXIT_REPORT_REFUSED,
     RankError,
-    RankProgress,
     RunDirectory,
     TrainingJob,
 )
 from tasks.training.launch.rank_group import RankGroup, end_in_words, error_of_rank
+from tasks.training.telemetry.step_clock import read_clocks
 
 LOGGER = logging.getLogger(__name__)
 LINE_EVERY_S = 10.0
@@ -97,7 +97,7 @@ class RunMonitor:
         self._started = time.monotonic()
         self._failed_at: float | None = None
         self._progress_at = self._started
-        self._last_progress: dict[int, RankProgress] = {}
+        self._last_progress: dict[int, str] = {}
         self._logged_at = self._started
 
     def check(self) -> None:
@@ -108,7 +108,6 @@ class RunMonitor:
         """
         self.report_epochs()
         self._read_progress()
-        self._log_progress()
         if time.monotonic() - self._started > self._config.time_limit_s:
             raise TrainingError(
                 f"training did not end within time_limit_s={self._config.time_limit_s}; it has "
@@ -141,18 +140,16 @@ class RunMonitor:
         self._num_epochs = max(self._num_epochs, len(epochs))
 
     def _read_progress(self) -> None:
-        for rank, progress in self._run.read_all_progress().items():
-            if self._last_progress.get(rank) != progress:
-                self._last_progress[rank] = progress
-                self._progress_at = time.monotonic()
-
-    def _log_progress(self) -> None:
-        """Log now and then how far the rank is that is furthest behind."""
-        now = time.monotonic()
-        known = [each for each in self._last_progress.values() if each.epoch is not None]
-        if known and now - self._logged_at >= LINE_EVERY_S:
+        """Note where each rank is, and log now and then the one that is furthest behind."""
+        now, clocks = time.monotonic(), read_clocks(self._run.path)
+        progress = {clock.rank: clock.progress for clock in clocks}
+        if progress != self._last_progress:
+            self._last_progress, self._progress_at = progress, now
+        training = [clock for clock in clocks if clock.epoch is not None]
+        if training and now - self._logged_at >= LINE_EVERY_S:
             self._logged_at = now
-            LOGGER.info("%s", min(known, key=lambda each: (each.epoch, each.step)))
+            behind = min(training, key=lambda clock: (clock.epoch, clock.step))
+            LOGGER.info("%s", behind.progress)
 
     def _check_for_progress(self, now: float) -> None:
         """A rank that waits for another reports nothing either: so all must be silent."""

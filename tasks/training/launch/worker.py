@@ -27,7 +27,6 @@ from tasks.training.checkpoints.store import open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.run_directory import (
     EXIT_REPORT_REFUSED,
-    ProgressReporter,
     RankError,
     RunDirectory,
     TrainingJob,
@@ -112,7 +111,6 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
         StorageError: the disk refused a write.
     """
     torch.set_num_threads(job.threads_per_rank)
-    ProgressReporter(run, rank).enter("meeting the other ranks")
     ranks = join(job.config.strategy, job.config.device)
     allowed = os.sched_getaffinity(0)
     prepare_device(job, ranks, allowed)

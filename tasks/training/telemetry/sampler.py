@@ -28,7 +28,7 @@ from tasks.training.telemetry.meters import (
     run_cost,
 )
 from tasks.training.telemetry.profiler import profile_files
-from tasks.training.telemetry.step_clock import CLOCKS, ClockReading
+from tasks.training.telemetry.step_clock import CLOCKS, ClockReading, read_clocks
 
 LOGGER = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 1.0
@@ -100,12 +100,7 @@ class TelemetrySampler:
         self._num_samples += 1
         self._host.sample()
         self._processor_j = self._processor.joules()
-        for path in self._folder.glob(CLOCKS):
-            try:
-                clock = ClockReading.model_validate_json(path.read_text())
-            except (OSError, ValidationError) as exc:  # of a shared folder; the next look may do
-                LOGGER.debug("%s cannot be read: %s", path, exc)
-                continue
+        for clock in read_clocks(self._folder):
             self._take(clock)
         if self._devices is not None:
             self._devices.sample()

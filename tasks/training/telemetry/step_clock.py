@@ -8,6 +8,7 @@ says in which phase.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 import psutil
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
 from tasks.contracts.telemetry import PhaseTime, RankTelemetry
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import write_atomically
 
+LOGGER = logging.getLogger(__name__)
 Phase = Literal["data", "compute", "exchange", "validate", "checkpoint"]
 PhaseName = Literal["data", "compute", "exchange", "validate", "checkpoint", "other"]
 
@@ -49,6 +51,16 @@ class ClockReading(RankTelemetry):
     phase: PhaseName
     """What the rank is in at this moment."""
     elapsed_s: NonNegativeFloat
+    doing: str
+    epoch: int | None
+    step: NonNegativeInt
+    """How far it is in what it is doing."""
+
+    @property
+    def progress(self) -> str:
+        """What the rank does, as far as it has come; the same while it is stuck."""
+        epoch = "" if self.epoch is None else f", epoch {self.epoch}"
+        return f"{self.doing}{epoch}, step {self.step}"
 
 
 CLOCKS = "telemetry-*.json"
@@ -58,6 +70,17 @@ CLOCKS = "telemetry-*.json"
 def clock_path(folder: Path, rank: int) -> Path:
     """Where the clock of a rank is written."""
     return folder / f"telemetry-{rank:05d}.json"
+
+
+def read_clocks(folder: Path) -> list[ClockReading]:
+    """What the clocks of all ranks showed when they were last written, by rank."""
+    found = []
+    for path in sorted(folder.glob(CLOCKS)):
+        try:
+            found.append(ClockReading.model_validate_json(path.read_text()))
+        except (OSError, ValidationError) as exc:  # of a shared folder; the next look may do
+            LOGGER.debug("%s cannot be read: %s", path, exc)
+    return found
 
 
 class StepClock:
@@ -90,6 +113,9 @@ class StepClock:
         self._started_ns = self._since_ns = time.perf_counter_ns()
         self._since_cpu_ns = time.thread_time_ns()
         self._started_cpu_s = time.process_time()
+        self._doing = "starting"
+        self._epoch: int | None = None
+        self._step = 0
         self._refused: StorageError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -106,6 +132,19 @@ class StepClock:
     def phase(self, name: Phase) -> _Phase:
         """A context whose time counts for the phase, without that of phases inside it."""
         return self._phases[name]
+
+    def begin(self, doing: str) -> None:
+        """The rank does something else from now on."""
+        self._doing, self._epoch, self._step = doing, None, 0
+
+    def advance(self, epoch: int | None = None, step: int | None = None) -> None:
+        """The rank has come further in what it does.
+
+        Args:
+            epoch: the epoch that it belongs to, if any.
+            step: steps done of it; none: counted here.
+        """
+        self._epoch, self._step = epoch, self._step + 1 if step is None else step
 
     def add_rows(self, num_rows: int) -> None:
         """Count rows that this rank trained on."""
@@ -173,6 +212,9 @@ class StepClock:
             pid=os.getpid(),
             phase=PHASES[current],
             elapsed_s=elapsed_s,
+            doing=self._doing,
+            epoch=self._epoch,
+            step=self._step,
             num_steps=self._num_steps,
             num_rows=num_rows,
             rows_per_s=(num_rows - warm_rows) / steady_s if steady_s else None,

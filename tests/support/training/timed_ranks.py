@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from tasks.contracts.telemetry import HostTelemetry, PhaseTime, RankTelemetry
 from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.diagnosis import JobFacts
-from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS, ClockReading
+from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS, ClockReading, clock_path
 
 NUM_STEPS = 100
 HOST = HostTelemetry(
@@ -60,7 +60,13 @@ def reading(rank: int, pid: int, **changes: object) -> ClockReading:
         num_steps=50, num_rows=6400, rows_per_s=1000.0, wire_bytes=10_000, phases=phases,
         cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0, preemptions=4,
         busy_cores_mean=0.7, busy_cores_max=None, disk_read_bytes=0, disk_written_bytes=0,
+        doing="training", epoch=0, step=1,
     ).model_copy(update=changes)  # fmt: skip
+
+
+def write_clock(folder: Path, number: int, pid: int = 1, **changes: object) -> None:
+    """What a rank's clock would have written."""
+    clock_path(folder, number).write_text(reading(number, pid, **changes).model_dump_json())
 
 
 def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:

@@ -11,11 +11,8 @@ import pytest
 
 from tasks.kernel.errors import StorageError, TransientError
 from tasks.training.config import TrainingConfig
-from tasks.training.core import run_directory
 from tasks.training.core.run_directory import (
-    ProgressReporter,
     RankError,
-    RankProgress,
     RunDirectory,
     TrainingJob,
     exclusive,
@@ -35,33 +32,13 @@ def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -
     run.write_error(
         RankError(rank=0, kind="E", message="", traceback="", secondary=False, time_s=0)
     )
-    run.write_progress(0, RankProgress(doing="training"))
     run.rewrite_epochs([epoch(0)])
     run.prepare(JOB)
     assert run.read_job() == JOB
     assert run.read_errors() == []
     assert run.read_epochs() == []
-    assert run.read_all_progress().get(0) is None
     assert run.read_result() is None
     assert (run.checkpoints / "epoch-0001.pt").read_bytes() == b"state"
-
-
-def test_progress_is_written_at_once_and_then_at_most_once_a_second_and_never_twice_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the driver would take a long phase without epochs, such as reading, for a stuck rank."""
-    run = RunDirectory(tmp_path)
-    reporter = ProgressReporter(run, rank=3)
-    reporter.enter("training")
-    for _ in range(50):
-        reporter.step(epoch=0)
-    assert str(run.read_all_progress().get(3)) == "training"
-    monkeypatch.setattr(run_directory, "PROGRESS_EVERY_S", 0)
-    written = []
-    for _ in range(2):
-        reporter.step(epoch=1)
-        written.append(str(run.read_all_progress().get(3)))
-    assert written == ["training, epoch 1, step 51", "training, epoch 1, step 52"]
 
 
 def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.config import TrainingConfig
-from tasks.training.core.run_directory import RankProgress, RunDirectory, TrainingJob
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
 from tasks.training.launch import monitor as module
 from tasks.training.launch.monitor import (
     SETTLE_S,
@@ -17,6 +17,7 @@ from tasks.training.launch.monitor import (
 )
 from tasks.training.launch.rank_group import RankGroup
 from tests.support.data.builders import COLUMNS, splits
+from tests.support.training.timed_ranks import write_clock
 from tests.support.training.trials import epoch
 
 
@@ -77,7 +78,7 @@ def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(
     for step in range(3):
         clock.now += 50
         for rank in (0, 1):
-            run.write_progress(rank, RankProgress(doing="training", epoch=2, step=step))
+            write_clock(run.path, rank, doing="training", epoch=2, step=step)
         looked(monitor, ranks)
     clock.now += 61
     with pytest.raises(
@@ -110,7 +111,7 @@ def test_an_attempt_that_takes_too_long_says_how_far_it_came(
     for step in range(13):
         clock.now += 46
         for rank in (0, 1):
-            run.write_progress(rank, RankProgress(doing="training", epoch=1, step=step))
+            write_clock(run.path, rank, doing="training", epoch=1, step=step)
         looked(monitor, ranks)
     clock.now += 5
     with pytest.raises(TrainingError, match=r"time_limit_s=600; it has done 2 epoch\(s\)"):

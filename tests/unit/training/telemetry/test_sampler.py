@@ -9,20 +9,15 @@ import pytest
 from tasks.training.telemetry.config import TelemetryConfig
 from tasks.training.telemetry.meters import ProcessorMeter
 from tasks.training.telemetry.sampler import SPENT, TelemetrySampler
-from tasks.training.telemetry.step_clock import StepClock, clock_path
+from tasks.training.telemetry.step_clock import StepClock
 from tests.support.host.processes import wait_until
-from tests.support.training.timed_ranks import reading
+from tests.support.training.timed_ranks import write_clock
 
 
 def sampled(folder: Path, **options: Any) -> TelemetrySampler:
     config = options.pop("config", TelemetryConfig())
     options.setdefault("processor", ProcessorMeter(folder / "no meter"))
     return TelemetrySampler(folder, config, **options)
-
-
-def write_clock(folder: Path, rank: int, pid: int, **changes: object) -> None:
-    """What a rank's clock would have written."""
-    clock_path(folder, rank).write_text(reading(rank, pid, **changes).model_dump_json())
 
 
 def test_a_rank_is_known_by_its_newest_clock_wherever_it_runs(tmp_path: Path) -> None:
