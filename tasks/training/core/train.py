@@ -144,11 +144,11 @@ class TrainingSession:
         state = self._strategy.state()
         fitted = Fitted.of(self._sources.preprocessing, self._job.columns)
         earlier = Fitted.from_state(champion.get("preprocessing"), self._job.initial_columns)
-        start = warm_start(state["network"], fitted, champion["network"], earlier)
-        self._strategy.load({**state, "network": start.weights})
+        weights, lines = warm_start(state["network"], fitted, champion["network"], earlier)
+        self._strategy.load({**state, "network": weights})
         if self._ranks.rank == 0:
-            LOGGER.info("took over the champion's weights, but for %d thing(s)", len(start.lines))
-            for line in start.lines:
+            LOGGER.info("took over the champion's weights, but for %d thing(s)", len(lines))
+            for line in lines:
                 LOGGER.info("not taken over: %s", line)
 
     def snapshot(self) -> State:

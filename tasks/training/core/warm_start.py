@@ -64,17 +64,13 @@ class Fitted:
         return cls.of(fitted, columns)
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """Weights to begin with, and what became of the champion's."""
-
-    weights: dict[str, Tensor]
-    lines: tuple[str, ...]
-    """What was not taken over, and why; for the run's log."""
-
-
-def warm_start(initial: Weights, new: Fitted, champion: Weights, old: Fitted) -> WarmStart:
+def warm_start(
+    initial: Weights, new: Fitted, champion: Weights, old: Fitted
+) -> tuple[dict[str, Tensor], list[str]]:
     """The champion's weights in the place of freshly drawn ones, as far as they mean the same.
+
+    Returns:
+        Weights to begin with, and what was not taken over and why, for the run's log.
 
     Args:
         initial: state dict of the network that is about to be trained, freshly drawn.
@@ -86,7 +82,7 @@ def warm_start(initial: Weights, new: Fitted, champion: Weights, old: Fitted) ->
     move.embeddings()
     if move.first_layer():
         move.later_layers()
-    return WarmStart(move.weights, tuple(move.lines))
+    return move.weights, move.lines
 
 
 class _Move:

@@ -6,7 +6,8 @@ Energy and money of a run are metered, else estimated by stated watts, else unkn
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Running:
 
     total: float = 0.0
     count: int = 0
+    lowest: float | None = None
     highest: float | None = None
 
     def add(self, value: float | None) -> None:
@@ -43,12 +45,18 @@ class Running:
         if value is not None:
             self.total += value
             self.count += 1
+            self.lowest = value if self.lowest is None else min(self.lowest, value)
             self.highest = value if self.highest is None else max(self.highest, value)
 
     @property
     def mean(self) -> float | None:
         """Of all numbers."""
         return self.total / self.count if self.count else None
+
+    @property
+    def spread(self) -> float | None:
+        """What a counter, which only rises, has gained."""
+        return None if self.highest is None or self.lowest is None else self.highest - self.lowest
 
 
 class ProcessorMeter:
@@ -98,12 +106,7 @@ def _read_number(path: Path) -> int:
 class _Device:
     handle: Any
     name: str
-    utilisation: Running = field(default_factory=Running)
-    memory_bytes: Running = field(default_factory=Running)
-    temperature_c: Running = field(default_factory=Running)
-    power_w: Running = field(default_factory=Running)
-    first_mj: float | None = None
-    last_mj: float | None = None
+    seen: defaultdict[str, Running] = field(default_factory=lambda: defaultdict(Running))
 
 
 class DeviceMeter:
@@ -131,24 +134,19 @@ class DeviceMeter:
 
     def sample(self) -> None:
         """Read all devices once."""
+        nvml = self._nvml
         for device in self._devices.values():
-            self._read(device)
-
-    def _read(self, device: _Device) -> None:
-        nvml, of, sensor = self._nvml, device.handle, self._nvml.NVML_TEMPERATURE_GPU
-        device.utilisation.add(self._known(lambda: nvml.nvmlDeviceGetUtilizationRates(of).gpu, 2))
-        device.memory_bytes.add(self._known(lambda: nvml.nvmlDeviceGetMemoryInfo(of).used))
-        device.temperature_c.add(self._known(lambda: nvml.nvmlDeviceGetTemperature(of, sensor)))
-        device.power_w.add(self._known(lambda: nvml.nvmlDeviceGetPowerUsage(of), 3))
-        device.last_mj = self._known(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(of))
-        device.first_mj = device.last_mj if device.first_mj is None else device.first_mj
-
-    def _known(self, ask: Callable[[], float], decimals: int = 0) -> float | None:
-        """The answer over 10**decimals, or None: old and virtual devices do not know everything."""
-        try:
-            return float(ask() / 10**decimals)
-        except self._nvml.NVMLError:
-            return None
+            of, seen = device.handle, device.seen
+            readings = {
+                "utilisation": lambda of: nvml.nvmlDeviceGetUtilizationRates(of).gpu / 100,
+                "memory_bytes": lambda of: nvml.nvmlDeviceGetMemoryInfo(of).used,
+                "celsius": lambda of: nvml.nvmlDeviceGetTemperature(of, nvml.NVML_TEMPERATURE_GPU),
+                "watts": lambda of: nvml.nvmlDeviceGetPowerUsage(of) / 1000,
+                "joules": lambda of: nvml.nvmlDeviceGetTotalEnergyConsumption(of) / 1000,
+            }
+            for name, read in readings.items():
+                with suppress(nvml.NVMLError):  # old and virtual devices do not know everything
+                    seen[name].add(float(read(of)))
 
     def summaries(self) -> tuple[DeviceTelemetry, ...]:
         """What is reported of each device."""
@@ -156,16 +154,12 @@ class DeviceMeter:
             DeviceTelemetry(
                 index=index,
                 name=each.name,
-                utilisation_mean=each.utilisation.mean,
-                utilisation_max=each.utilisation.highest,
-                peak_memory_bytes=None
-                if each.memory_bytes.highest is None
-                else int(each.memory_bytes.highest),
-                temperature_max_c=each.temperature_c.highest,
-                power_mean_w=each.power_w.mean,
-                energy_j=None
-                if each.first_mj is None or each.last_mj is None
-                else max(0.0, each.last_mj - each.first_mj) / 1000,
+                utilisation_mean=each.seen["utilisation"].mean,
+                utilisation_max=each.seen["utilisation"].highest,
+                peak_memory_bytes=each.seen["memory_bytes"].highest,
+                temperature_max_c=each.seen["celsius"].highest,
+                power_mean_w=each.seen["watts"].mean,
+                energy_j=each.seen["joules"].spread,
             )
             for index, each in self._devices.items()
         )
