@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +138,7 @@ class DeviceMeter:
         nvml = self._nvml
         for device in self._devices.values():
             of, seen = device.handle, device.seen
-            readings = {
+            readings: dict[str, Callable[[Any], float]] = {
                 "utilisation": lambda of: nvml.nvmlDeviceGetUtilizationRates(of).gpu / 100,
                 "memory_bytes": lambda of: nvml.nvmlDeviceGetMemoryInfo(of).used,
                 "celsius": lambda of: nvml.nvmlDeviceGetTemperature(of, nvml.NVML_TEMPERATURE_GPU),
@@ -151,15 +152,17 @@ class DeviceMeter:
     def summaries(self) -> tuple[DeviceTelemetry, ...]:
         """What is reported of each device."""
         return tuple(
-            DeviceTelemetry(
-                index=index,
-                name=each.name,
-                utilisation_mean=each.seen["utilisation"].mean,
-                utilisation_max=each.seen["utilisation"].highest,
-                peak_memory_bytes=each.seen["memory_bytes"].highest,
-                temperature_max_c=each.seen["celsius"].highest,
-                power_mean_w=each.seen["watts"].mean,
-                energy_j=each.seen["joules"].spread,
+            DeviceTelemetry.model_validate(
+                {
+                    "index": index,
+                    "name": each.name,
+                    "utilisation_mean": each.seen["utilisation"].mean,
+                    "utilisation_max": each.seen["utilisation"].highest,
+                    "peak_memory_bytes": each.seen["memory_bytes"].highest,
+                    "temperature_max_c": each.seen["celsius"].highest,
+                    "power_mean_w": each.seen["watts"].mean,
+                    "energy_j": each.seen["joules"].spread,
+                }
             )
             for index, each in self._devices.items()
         )
