@@ -21,7 +21,7 @@ from tasks.kernel import errors, guard
 from tasks.kernel.errors import FalajError, TrainingError
 from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
-from tasks.training.launch.fork_server import MAX_MESSAGE_BYTES, ONE_THREAD
+from tasks.training.launch.fork_server import KEPT_MEMORY, MAX_MESSAGE_BYTES, ONE_THREAD
 from tasks.training.launch.rendezvous import (
     HOST_NAME,
     Rendezvous,
@@ -157,7 +157,7 @@ class RankGroup:
         with theirs:
             self._server = subprocess.Popen(
                 guard.guarded(guard.python("-m", FORK_SERVER, str(run_path), module)),
-                env={**inherited_environment(os.environ), **ONE_THREAD},
+                env={**inherited_environment(os.environ), **ONE_THREAD, **KEPT_MEMORY},
                 cwd="/",
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
