@@ -30,8 +30,8 @@ from tasks.kernel import guard
 
 # Start no thread: neither for sums of arrays nor for giving memory back.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# glibc maps arrays of some MiB anew at each step, and the kernel clears their pages. Memory that the
-# process keeps instead saves about a sixth of a step on one core.
+# glibc maps arrays of some MiB anew at each step, and the kernel clears their pages. A process that
+# keeps its memory saves about a sixth of a step on one core.
 KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 MAX_MESSAGE_BYTES = 1 << 17
 NUM_DESCRIPTORS = 2  # a rank's output, and the lock on its run directory
