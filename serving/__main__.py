@@ -20,8 +20,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,13 @@ from serving.assembly import (
 )
 from serving.config import (
     SERVING_FILE,
+    LogConfig,
     ServingConfig,
     checked_config,
     read_serving_config,
     registered_model,
 )
-from serving.observability.config import LogConfig
-from serving.observability.logs import Log
+from serving.observability.logs import json_lines
 from serving.security.config import SECURITY_FILE, SecurityConfig
 from serving.security.tls import only_tls_1_3
 from tasks.features.access.feast_import import import_feast
@@ -132,20 +132,13 @@ def _serve(config: ServingConfig, home: Path, components_of: ComponentsOf) -> in
     return 0
 
 
-@contextmanager
-def _logging(config: LogConfig) -> Iterator[None]:
+def _logging(config: LogConfig) -> AbstractContextManager[object]:
     """JSON lines for programs; plain ones where a person sits at the terminal."""
-    if config.file is None and sys.stderr.isatty():
-        logging.basicConfig(
-            level=config.level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
-        yield
-        return
-    log = Log(config)
-    try:
-        yield
-    finally:
-        log.stop()
+    if config.file is not None or not sys.stderr.isatty():
+        return json_lines(config)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=config.level, format=form)
+    return nullcontext()
 
 
 def _allow_files(connections: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.config import ServingConfig
-from serving.interfaces import Engine, EntityReader, Guard, Observer, Pages
+from serving.interfaces import Guard, Observer, Pages
 from serving.protocol.front import Front
 from serving.protocol.http.listener import (
     Listener,
@@ -24,7 +24,7 @@ from serving.protocol.http.listener import (
     bound_socket,
     public_listener,
 )
-from serving.protocol.http.pages import AdminPages, admin_token
+from serving.protocol.http.pages import admin_pages, admin_token
 from serving.security.assembly import OpenGuard
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import is_held, locked, private_folder, write_atomically
@@ -32,6 +32,9 @@ from tasks.kernel.files import is_held, locked, private_folder, write_atomically
 if TYPE_CHECKING:
     import grpc
     import grpc.aio
+
+    from serving.engine.engine import ModelEngine
+    from serving.features.reader import FeastEntityReader
 
 SERVING_FOLDER = Path("serving")
 ADDRESS_FILE = SERVING_FOLDER / "server.json"
@@ -64,10 +67,10 @@ class Components:
         stops: run one after the other after the last answer; each whatever others do.
     """
 
-    engine: Engine
+    engine: ModelEngine
     observers: Sequence[Observer] = ()
     guard: Guard | None = None
-    entities: EntityReader | None = None
+    entities: FeastEntityReader | None = None
     pages: Pages = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
     grpc_credentials: grpc.ServerCredentials | None = None
@@ -129,7 +132,7 @@ class ServingProcess:
 
             rpc, rpc_port = grpc_server(front, config.host, config.grpc.port, made.grpc_credentials)
         public = public_listener(front, made.tls)
-        inner = admin_listener(front, AdminPages(front, token, made.pages).application())
+        inner = admin_listener(front, admin_pages(made.engine, token, made.pages))
         try:
             await made.start()
             scheme = "http" if made.tls is None else "https"

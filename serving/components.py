@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,12 @@ from serving.engine.engine import GAUGES, LABELS, ModelEngine
 from serving.engine.queues import Limits
 from serving.errors import ServingError
 from serving.features.reader import FeastEntityReader
-from serving.interfaces import TRACKS, Call, Observer, ServedBatch, Track
+from serving.interfaces import TRACKS, Observer, Track
 from serving.log.prediction_log import PredictionLog
 from serving.observability.metrics import Source
-from serving.observability.observers import Observability
+from serving.observability.status import Observability
 from serving.security.assembly import secured
-from tasks.kernel.errors import ConfigurationError, FalajError
+from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.release.ledger import tracks_at_start
@@ -44,67 +44,21 @@ def installed_components(settings: Settings) -> ComponentsOf:
     return components_of
 
 
-class CheckedLog:
-    """The prediction log, once it is known that each hidden field is one of a served model.
-
-    A misspelt name would be written openly. A process may start before any model is registered, so
-    this is looked at when the first batch comes, at the latest. While the keys of entities cannot
-    be read, a name may be one of them: nothing is logged, and each batch asks again.
-    """
-
-    def __init__(
-        self, log: PredictionLog, engine: ModelEngine, entities: FeastEntityReader
-    ) -> None:
-        self._log, self._engine, self._entities = log, engine, entities
-        self._is_checked = self._is_wrong = False
-
-    def look(self) -> None:
-        """Check the names where a model is ready.
-
-        Raises:
-            ConfigurationError: a hidden field is unknown.
-        """
-        ready = [state for state in self._engine.states() if state.state == "READY"]
-        if not ready:
-            return
-        signatures = {s.name: self._engine.signature(s.name, s.version) for s in ready}
-        keys: dict[str, Iterable[str]] = {}
-        away = False
-        for name in signatures:
-            try:
-                keys[name] = self._entities.keys_of(name) or ()
-            except ServingError:
-                away = True
+def _fields_in(
+    engine: ModelEngine, entities: FeastEntityReader
+) -> tuple[dict[str, set[str]], bool]:
+    """Columns and entity keys of each ready model; False where some keys cannot be read now."""
+    ready = [state for state in engine.states() if state.state == "READY"]
+    fields: dict[str, set[str]] = {state.name: set() for state in ready}
+    is_whole = bool(ready)
+    for state in ready:
+        inputs = engine.signature(state.name, state.version).inputs
+        fields[state.name].update(name for spec in inputs for name in spec.columns)
         try:
-            self._log.check_names(signatures, keys)
-        except ConfigurationError:
-            if not away:
-                raise
-        else:
-            self._is_checked = True
-
-    def served(self, batch: ServedBatch) -> None:
-        """See `Observer`."""
-        if self._passes():
-            self._log.served(batch)
-        else:
-            self._log.unchecked(sum(call.num_rows for call in batch.calls))
-
-    def refused(self, call: Call, error: ServingError) -> None:
-        """See `Observer`."""
-        if self._passes():
-            self._log.refused(call, error)
-        else:
-            self._log.unchecked(1)
-
-    def _passes(self) -> bool:
-        if not (self._is_checked or self._is_wrong):
-            try:
-                self.look()
-            except ConfigurationError as exc:
-                self._is_wrong = True
-                logger.error("no prediction is logged: %s", exc)
-        return self._is_checked
+            fields[state.name].update(entities.keys_of(state.name) or ())
+        except ServingError:
+            is_whole = False
+    return fields, is_whole
 
 
 def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
@@ -117,8 +71,11 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         config.engine, config.models, RegistryLocation.of(settings), home,
         Limits(poll_s=config.poll_s),
     )  # fmt: skip
-    log = PredictionLog(config.log, home, engine.signature, partial(_version_in, engine))
     entities = FeastEntityReader(settings, config.entities, states=engine.states)
+    log = PredictionLog(
+        config.log, home, engine.signature, partial(_fields_in, engine, entities),
+        partial(_version_in, engine),
+    )  # fmt: skip
     security = secured(config.security, home, config.host)
     tls = None if security is None else security.tls
     observability = Observability(
@@ -130,8 +87,7 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
             Source("entities", entities.counters, frozenset({"waiting"}), entities.LABELS),
         ),
     )
-    checked = CheckedLog(log, engine, entities)
-    observers: tuple[Observer, ...] = (checked, *observability.observers)
+    observers: tuple[Observer, ...] = (log, *observability.observers)
     engine.observers.extend(observers)
 
     async def start() -> None:
@@ -139,7 +95,7 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         await engine.start()
         await _resume_releases(engine, settings, config)
         await entities.start()
-        checked.look()
+        log.check()
         await observability.start()
         if tls is not None:
             tls.follow()

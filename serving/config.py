@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     AliasChoices,
+    AnyHttpUrl,
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,10 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from serving.engine.config import EngineConfig, ServedModel
-from serving.features.config import EntityConfig
-from serving.observability.config import ObservabilityConfig
 from serving.security.config import SecuritySection, faults_of, is_loopback
+from tasks.contracts.conversion import MOST_ROWS
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
@@ -81,6 +81,120 @@ class AdminConfig(_Section):
     """The admin listener, on loopback whatever `host` says."""
 
     port: NonNegativeInt = Field(default=8002, le=65_535, description="0 takes a free one.")
+
+
+class ServedModel(_Section):
+    """One model of the registry that this process serves: how it is followed and checked."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="In the registry.")
+    alias: str = Field(default="champion", min_length=1, description="Names the stable version.")
+    on_move: Literal["swap", "offer"] = Field(
+        default="swap",
+        description="What a moved alias does: `swap` serves the new version at once, `offer` loads "
+        "it as candidate and leaves the rest to the release flow.",
+    )
+    goal_ms: PositiveFloat = Field(
+        default=50.0,
+        le=60_000,
+        description="Latency goal, p99. A request that would wait longer than half of it is "
+        "refused (503), unless it fits into the next batches.",
+    )
+    golden_rows: Path | None = Field(
+        default=None,
+        description="NumPy archive (.npz) with an array for each input: rows that every version is "
+        "checked on before it serves. None makes rows of the signature.",
+    )
+
+
+class HardwareConfig(_Section):
+    """One kind of hardware that this process computes on."""
+
+    name: str = Field(default="cpu", min_length=1, description="As answers and counters name it.")
+    hardware_class: str = Field(
+        default="cpu", min_length=1, description="That variants were judged for."
+    )
+    goal: str = Field(
+        default="one-row", description="Goal of the conversion whose chosen variant serves."
+    )
+    variants: tuple[str, ...] = Field(
+        default=(), description="Serve the first of these that was kept, whatever the goal says."
+    )
+    threads: PositiveInt = Field(default=1, description="Within one call of the runtime.")
+    workers: PositiveInt = Field(
+        default=2, description="Batches that may run beside each other, of different models."
+    )
+
+
+class EngineConfig(_Section):
+    """What the engine computes on, and how much it holds."""
+
+    hardware: tuple[HardwareConfig, ...] = Field(
+        default=(HardwareConfig(),), min_length=1, description="The preferred one first."
+    )
+    batch_rows: PositiveInt = Field(
+        default=256, description="Of one batch; a request with more is computed alone."
+    )
+    max_versions: PositiveInt = Field(
+        default=8, description="Loaded versions of all models; memory is bounded by it."
+    )
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [one.name for one in self.hardware]
+        if len(set(names)) != len(names):
+            raise ValueError(f"hardware {names} names one twice; name each once")
+        return self
+
+
+class EntityConfig(_Section):
+    """What a serving process does with a request that names entities."""
+
+    moment: Literal["use_case", "wall"] | AwareDatetime = Field(
+        default="use_case",
+        description="Moment at which ages count: the use case's clock, which may replay a year; "
+        "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data.",
+    )
+    max_rows: PositiveInt = Field(
+        default=4096,
+        le=MOST_ROWS,
+        description="Rows of a request, and of requests that share a read.",
+    )
+
+
+class TraceConfig(_Section):
+    """Where spans go, and of which calls."""
+
+    endpoint: AnyHttpUrl | None = Field(
+        default=None,
+        description="OTLP over HTTP, such as http://127.0.0.1:4318/v1/traces; None sends nothing. "
+        "Credentials come from OTEL_EXPORTER_OTLP_HEADERS.",
+    )
+    file: Path | None = Field(
+        default=None, description="JSON lines, one a span; for places without a collector."
+    )
+    ratio: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of calls without a trace of their own that begin one. A call that "
+        "brings a `traceparent` follows its caller's decision.",
+    )
+
+
+class LogConfig(_Section):
+    """The process's log: JSON lines."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least important line that is written."
+    )
+    file: Path | None = Field(default=None, description="None is standard error.")
+
+
+class ObservabilityConfig(_Section):
+    """Everything that is shown of one serving process."""
+
+    traces: TraceConfig = TraceConfig()
+    logs: LogConfig = LogConfig()
 
 
 class ServingConfig(_Section):

@@ -1,6 +1,6 @@
 """The seams of a serving process: what protocols, engine, observers and guards know of each other.
 
-    protocol (HTTP, gRPC) --Call--> Engine --Answer--> protocol
+    protocol (HTTP, gRPC) --Call--> ModelEngine --Answer--> protocol
                  |                    '--ServedBatch--> observers (log, metrics, traces)
                  '--credentials--> Guard --Principal-->
 
@@ -20,13 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.errors import ServingError
-from tasks.contracts.conversion import Signature
 
 Array = NDArray[Any]
 Track = Literal["stable", "candidate", "shadow"]
 TRACKS: tuple[Track, ...] = ("stable", "candidate", "shadow")
-TRACK_HEADER = "x-falaj-slot"
-"""Request header that says which track answers; the edge sets it and removes what clients send."""
 GRPC_MODEL_HEADER = "falaj-model"
 """Metadata by which a gRPC client says its model again, for those who do not read messages."""
 REQUEST_ID_HEADER = "x-request-id"
@@ -150,58 +147,6 @@ class VersionState:
     """As the protocol names a backend, such as `onnxruntime_onnx` or `openvino_ir`."""
 
 
-class Engine(Protocol):
-    """Loaded models behind bounded queues."""
-
-    def submit(self, call: Call, done: Done) -> None:
-        """Queue a call; whatever happens, `done` is called once, in a later turn of the loop."""
-
-    def refusal(
-        self, model: str, version: str | None = None, track: Track = "stable"
-    ) -> ServingError | None:
-        """Why a call would be refused, asked before it is read; None where it is to be read.
-
-        Whoever asks tells the client and the observers.
-        """
-
-    def signature(
-        self, model: str, version: str | None = None, track: Track = "stable"
-    ) -> Signature:
-        """What a model takes.
-
-        Raises:
-            UnknownModelError: there is no such model or version.
-            NotReadyError: it is known and cannot answer now.
-        """
-
-    def states(self) -> Sequence[VersionState]:
-        """All versions of all models, ready or not."""
-
-    def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
-        """Whether a model's stable track, or this version, answers; None asks for all models."""
-
-    async def load(self, model: str, version: str | None = None) -> VersionState:
-        """Load what the registry's alias names, or a version, check it and make it ready.
-
-        Raises:
-            UnknownModelError: the registry has no such version.
-            NotReadyError: its files, its stamp or its golden batch are not as recorded; what
-                served before goes on.
-        """
-
-    async def unload(self, model: str, version: str | None = None) -> None:
-        """Take a version, or a whole model, out of service after its last call."""
-
-    async def set_tracks(self, model: str, tracks: Mapping[Track, str | None]) -> None:
-        """Say which version each track means, all at once; None empties a track.
-
-        A version is loaded and checked first. The one that leaves `stable` stays warm.
-
-        Raises:
-            UnknownModelError, NotReadyError: as `load`; no track was changed.
-        """
-
-
 class Observer(Protocol):
     """Sees what was served; must neither wait nor raise, and counts what it drops."""
 
@@ -255,34 +200,6 @@ class Guard(Protocol):
             ForbiddenError: the role does not allow it.
             TooManyRequestsError: more often than allowed; says when to come again.
         """
-
-
-class EntityReader(Protocol):
-    """Turns requests that name entities into model inputs, from the online store."""
-
-    def keys_of(self, model: str) -> frozenset[str] | None:
-        """Names of the key columns of a model's feature service; None where it has none here."""
-
-    async def resolve(
-        self,
-        model: str,
-        entities: Mapping[str, Sequence[Any]],
-        signature: Signature,
-        version: str | None = None,
-        track: Track = "stable",
-    ) -> tuple[Mapping[str, Any], Any]:
-        """Inputs for these entities, and what was read for them (goes to `Call.features`).
-
-        `version` and `track` say which version will answer, as in `Call`.
-
-        Raises:
-            BadRequestError: a key is absent or impossible.
-            FeaturesRefusedError: features are missing or stale, and the policy is to refuse.
-            NotReadyError: the online store is away.
-        """
-
-    def report(self, features: Any) -> Mapping[str, Any]:
-        """What was read, for the answer: values, view versions, ages, states. JSON-ready."""
 
 
 Pages = Mapping[str, Callable[[], tuple[str, bytes]]]

@@ -9,21 +9,23 @@ refuses what would wait too long.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from serving.engine.config import EngineConfig
-from serving.engine.outcomes import Outcomes, sentence_of
+from serving.config import EngineConfig
 from serving.engine.queues import (
     Batch,
     Dropped,
     Limits,
+    Outcomes,
     RequestQueue,
-    Workers,
     contiguous,
+    sentence_of,
 )
 from serving.engine.versions import Backend, LoadedVersion
 from serving.errors import (
@@ -77,7 +79,6 @@ class Dispatcher:
         self._flushed_at = 0.0
         self._running: Counter[str] = Counter()
         self._most_running = {one.name: one.workers for one in config.hardware}
-        self._workers: dict[str, Workers] = {}
         self._batch_rows = config.batch_rows
 
     # Queueing
@@ -93,9 +94,8 @@ class Dispatcher:
         ):
             self.outcomes.refuse(call, done, self._overloaded(queue, rows))
             return
-        objection = self.too_long(queue) or queue.version.objection(call)
-        if objection is not None:
-            self.outcomes.refuse(call, done, objection)
+        if (error := self.too_long(queue)) is not None:
+            self.outcomes.refuse(call, done, error)
             return
         queue.entries.append((call, done))
         queue.rows += rows
@@ -163,21 +163,17 @@ class Dispatcher:
             version.uses += 1
             self._release(former)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        return not (self.requests or self._running.total())
+    async def drained(self, limit_s: float) -> None:
+        """Wait until nothing waits and nothing runs, for at most so long."""
+        deadline = time.monotonic() + limit_s
+        while (self.requests or self._running.total()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
 
     def abandon(self, error: Callable[[Call], ServingError]) -> None:
         """Refuse everything that waits, and start nothing any more."""
         self._ended = True
         for queue in (*self._ready, *self._shadows, *self._waiting):
             self._empty(queue, error)
-
-    def stop(self, wait_s: float) -> None:
-        """End the workers' threads."""
-        for workers in self._workers.values():
-            workers.stop(wait_s)
 
     def _list(self, queue: RequestQueue) -> None:
         """Give a queue its turns, until it is empty."""
@@ -308,7 +304,7 @@ class Dispatcher:
                 batch.compute()
             if batch.error is not None:
                 batch.examine()
-            self._loop.call_soon_threadsafe(self._finished, batch)
+            self._call_soon(self._finished, batch)
 
         self._occupy(batch.version, batch.backend, work)
 
@@ -367,10 +363,8 @@ class Dispatcher:
 
         The backend is asked again when the thread did come back.
         """
-        hardware = batch.backend.hardware
         batch.abandoned = True
-        self._running[hardware] -= 1
-        self._workers[hardware].add_thread()
+        self._running[batch.backend.hardware] -= 1
         self._fall_over(batch, TimeoutError(f"no answer within {self._limits.batch_s:g} s"))
         self._wake()
 
@@ -392,8 +386,7 @@ class Dispatcher:
             return
 
         def ask() -> None:
-            well = backend.is_well()
-            self._loop.call_soon_threadsafe(self._probed, version, backend, well)
+            self._call_soon(self._probed, version, backend, backend.is_well())
 
         self._occupy(version, backend, ask)
 
@@ -414,19 +407,21 @@ class Dispatcher:
 
     # Around
 
+    def _call_soon(self, what: Callable[..., None], *arguments: object) -> None:
+        """Go on upon the loop; nothing is left to do where that has ended meanwhile."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *arguments)
+
     def _is_full(self, hardware: str) -> bool:
         return self._running[hardware] >= self._most_running.get(hardware, 1)
 
     def _occupy(self, version: LoadedVersion, backend: Backend, job: Callable[[], None]) -> None:
-        """Keep a backend at work on one of its hardware's threads."""
-        hardware = backend.hardware
+        """Keep a backend at work on a thread; one that hangs keeps no process from ending."""
         backend.busy = True
         version.uses += 1
-        self._running[hardware] += 1
-        if hardware not in self._workers:
-            count = self._most_running.get(hardware, 1)
-            self._workers[hardware] = Workers(count, f"compute-{hardware}")
-        self._workers[hardware].submit(job)
+        self._running[backend.hardware] += 1
+        # Of `threading`, `start` would hold up the loop until the new thread runs.
+        _thread.start_new_thread(job, ())
 
     def _wake(self) -> None:
         for queue in self._waiting:

@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from serving.engine.config import EngineConfig, ServedModel
+from serving.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
 from serving.engine.loading import Catalogue, RegistryCatalogue
-from serving.engine.outcomes import sentence_of
-from serving.engine.queues import Limits
+from serving.engine.queues import Limits, sentence_of
 from serving.engine.tracks import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
@@ -29,7 +28,7 @@ Found = TypeVar("Found")
 
 
 class ModelEngine:
-    """See `serving.interfaces.Engine`. Everything but `counters` is for the event loop's thread.
+    """Loaded models behind bounded queues. Everything is for the event loop's thread.
 
     Args:
         config: hardware, and how much is held.
@@ -113,19 +112,16 @@ class ModelEngine:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        deadline = time.monotonic() + drain_s
-        while not self._dispatcher.is_idle and time.monotonic() < deadline:
-            await asyncio.sleep(0.005)
+        await self._dispatcher.drained(drain_s)
         self._dispatcher.abandon(lambda call: NotReadyError("the server is stopping"))
         await asyncio.sleep(0)
         self._loader.shutdown(wait=True, cancel_futures=True)
-        await self._loop.run_in_executor(None, self._dispatcher.stop, drain_s)
-        await asyncio.sleep(0)
+        await self._dispatcher.drained(drain_s)
 
     # Calls
 
     def submit(self, call: Call, done: Done) -> None:
-        """See `Engine.submit`."""
+        """Queue a call; whatever happens, `done` is called once, in a later turn of the loop."""
         model = self._models.get(call.model)
         if model is not None and call.version is None and not self._stopping:
             queue = model.queues.get(call.track)
@@ -146,7 +142,10 @@ class ModelEngine:
     def refusal(
         self, model: str, version: str | None = None, track: Track = "stable"
     ) -> ServingError | None:
-        """See `Engine.refusal`."""
+        """Why a call would be refused, asked before it is read; None where it is to be read.
+
+        Whoever asks tells the client and the observers.
+        """
         known = self._models.get(model)
         queue = known.queues.get(track) if known is not None and version is None else None
         return self._dispatcher.too_long(queue) if queue is not None else None
@@ -154,15 +153,20 @@ class ModelEngine:
     def signature(
         self, model: str, version: str | None = None, track: Track = "stable"
     ) -> Signature:
-        """See `Engine.signature`."""
+        """What a model takes.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+            NotReadyError: it is known and cannot answer now.
+        """
         return self._known(model).queue(version, track).version.signature
 
     def states(self) -> Sequence[VersionState]:
-        """See `Engine.states`."""
+        """All versions of all models, ready or not."""
         return [state for model in self._models.values() for state in model.states()]
 
     def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
-        """See `Engine.is_ready`."""
+        """Whether a model's stable track, or this version, answers; None asks for all models."""
         if self._stopping:
             return False
         if model is None:
@@ -185,7 +189,13 @@ class ModelEngine:
     # Versions
 
     async def load(self, model: str, version: str | None = None) -> VersionState:
-        """See `Engine.load`. Without a version, what the alias names becomes stable."""
+        """Load a version, check it and make it ready; without one, what the alias names is stable.
+
+        Raises:
+            UnknownModelError: the registry has no such version.
+            NotReadyError: its files or its golden batch are not as recorded; what served before
+                goes on.
+        """
         if version is None:
             alias = (self._configured.get(model) or ServedModel(name=model)).alias
             key = await self._asked(self._catalogue.by_alias, model, alias)
@@ -206,7 +216,10 @@ class ModelEngine:
         return next(one for one in state.states() if one.version == loaded.version)
 
     async def unload(self, model: str, version: str | None = None) -> None:
-        """See `Engine.unload`. The alias is not followed back to it until it moves."""
+        """Take a version, or a whole model, out of service after its last call.
+
+        The alias is not followed back to it until it moves.
+        """
         state = self._known(model)
         async with state.lock:
             if version is None:
@@ -219,7 +232,13 @@ class ModelEngine:
             state.remove(version)
 
     async def set_tracks(self, model: str, tracks: Mapping[Track, str | None]) -> None:
-        """See `Engine.set_tracks`."""
+        """Say which version each track means, all at once; None empties a track.
+
+        A version is loaded and checked first. The one that leaves `stable` stays loaded.
+
+        Raises:
+            UnknownModelError, NotReadyError: as `load`; no track was changed.
+        """
         state = self._models.get(model)
         if state is None:
             if not any(tracks.values()):

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
+from serving.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.golden import Golden, gap, golden_batch
 from serving.engine.versions import PLATFORMS, Backend, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, UnknownModelError
-from tasks.contracts.base import Artifact
-from tasks.contracts.conversion import tabular_signature
-from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.interface import bound_of, kind_of
-from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.variants import open_variant
 from tasks.kernel.errors import FalajError, RegistryError
-from tasks.kernel.files import file_state, size_of
+from tasks.kernel.files import file_state
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import PROGRAM_TAG, VARIANTS_TAG, RegisteredVersion, Registry
 from tasks.registry.model_folder import RegisteredVariant, read_version, verified_program
@@ -188,15 +185,6 @@ def choose_variant(
     return fitting[0], f"no goal {hardware.goal!r}; the simplest"
 
 
-@dataclass(frozen=True)
-class _Opening:
-    """A version that is being opened."""
-
-    version: RegisteredVersion
-    program: RegisteredProgram
-    golden: Golden
-
-
 def open_version(
     version: RegisteredVersion, model: ServedModel, config: EngineConfig, folder: Path
 ) -> LoadedVersion:
@@ -211,15 +199,15 @@ def open_version(
     Raises:
         FalajError: nothing of it can answer as recorded; says why for each kind of hardware.
     """
-    path, program = _program_of(version)
+    path, program = verified_program(version)
     golden = golden_batch(program, path, folder, model.golden_rows)
-    opening = _Opening(version, program, golden)
-    entries = _entries_of(version)
+    record = read_version(version)
+    entries = () if record.variants is None else record.variants.variants
     backends: list[Backend] = []
-    troubles: list[str] = []
+    troubles = [] if entries else list(record.damage)
     for hardware in config.hardware:
         try:
-            backends.append(_open_on(hardware, entries, opening))
+            backends.append(_open_on(hardware, entries, version, program, golden))
         except (FalajError, OSError) as exc:
             troubles.append(f"{hardware.name}: {exc}")
             logger.warning("%s cannot be served on %s: %s", version, hardware.name, exc)
@@ -228,73 +216,36 @@ def open_version(
     return LoadedVersion(_key(version), program.signature, tuple(backends), tuple(troubles))
 
 
-def _program_of(version: RegisteredVersion) -> tuple[Path, RegisteredProgram]:
-    path, interface = verified_program(version)
-    signature = interface.signature
-    if signature is None:
-        if interface.columns is None:
-            raise RegistryError(
-                f"{version} says neither its columns nor its tensors, so nothing can call it; "
-                "register it again"
-            )
-        signature = tabular_signature(interface.columns)
-    ref = version.ref
-    return path, RegisteredProgram(
-        version=ref,
-        program=Artifact(
-            uri=f"registry:{path.name}", sha256=ref.program_sha256, num_bytes=size_of(path)
-        ),
-        columns=interface.columns,
-        family=interface.family,
-        signature=signature,
-    )
-
-
-def _entries_of(version: RegisteredVersion) -> tuple[RegisteredVariant, ...]:
-    record = read_version(version)
-    if record.variants is not None:
-        return record.variants.variants
-    for sentence in record.damage:
-        logger.warning("%s: %s", version, sentence)
-    return ()
-
-
 def _open_on(
-    hardware: HardwareConfig, entries: tuple[RegisteredVariant, ...], opening: _Opening
+    hardware: HardwareConfig,
+    entries: tuple[RegisteredVariant, ...],
+    version: RegisteredVersion,
+    program: RegisteredProgram,
+    golden: Golden,
 ) -> Backend:
+    """The variant for a kind of hardware, once it gives the golden answers.
+
+    Their gap may be that which conversion allows for the precision, or was recorded.
+
+    Raises:
+        FalajError: there is no variant, or it does not answer as recorded.
+    """
     entry, reason = choose_variant(entries, hardware)
     assert entry.folder is not None
     variant = entry.variant
     runtime = Runtime(hardware.threads, hardware.hardware_class)
-    loaded = open_variant(opening.version.folder / entry.folder, variant, opening.program, runtime)
-    _check_answers(loaded, variant, opening)
-    logger.info("%s: %s serves on %s (%s)", opening.version, variant.name, hardware.name, reason)
-    backend = Backend(
-        hardware=hardware.name,
-        variant=variant.name,
-        platform=PLATFORMS.get(variant.format, ""),
-        score=loaded.score,
-        signature=opening.program.signature,
-        probe=opening.golden.probe,
-    )
-    backend.measure([opening.golden.probe, *opening.golden.calls])
-    return backend
-
-
-def _check_answers(loaded: LoadedModel, variant: ModelVariant, opening: _Opening) -> None:
-    """Compare golden answers within the bound that the variant was kept by.
-
-    Raises:
-        RegistryError: they are farther apart.
-        ConversionError: the variant cannot answer them.
-    """
-    program = opening.program
+    loaded = open_variant(version.folder / entry.folder, variant, program, runtime)
     of_kind = bound_of(kind_of(program), variant.precision, ConversionConfig())
     bound = max(of_kind.max_gap, of_kind.edge_gap or 0.0, variant.parity_max or 0.0)
-    seen = gap(opening.golden, loaded, program)
+    seen = gap(golden, loaded, program)
     if seen > bound:
         raise RegistryError(
             f"{variant.name} answers the golden batch {seen:.3g} from the registered program, "
             f"within {bound:.3g} is recorded; it does not serve. Convert the version again, or "
             "name rows that are like its data as golden_rows of the model"
         )
+    logger.info("%s: %s serves on %s (%s)", version, variant.name, hardware.name, reason)
+    platform = PLATFORMS.get(variant.format, "")
+    backend = Backend(hardware.name, variant.name, platform, loaded.score, golden.probe)
+    backend.measure([golden.probe, *golden.calls])
+    return backend

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import BadRequestError, ServingError, TooLargeError
 from serving.interfaces import Array, Call, Served, Track
-from tasks.contracts.conversion import BATCH_AXIS, Signature, TensorSpec
+from tasks.contracts.conversion import Signature
 
 
 @dataclass(eq=False, slots=True)
@@ -114,15 +113,11 @@ class Backend:
     variant: str
     platform: str
     score: Score
-    signature: Signature
     probe: Mapping[str, Array]
     circuit: Circuit = field(default_factory=Circuit)
     times: Times = field(default_factory=Times)
     busy: bool = False
     failures: int = 0
-    running_since: float = 0.0
-    running_ms: float = 0.0
-    """What the batch under way was expected to take."""
     served: dict[tuple[Track, str], Served] = field(default_factory=dict)
     """What answers say of it, by track and by the hardware that was preferred and failed."""
 
@@ -132,8 +127,6 @@ class Backend:
         Raises:
             Exception: whatever the runtime raises; also where it gives another number of rows.
         """
-        if rows == 0:
-            return self._nothing(arrays)
         answers: Array = self.score(arrays)
         if answers.shape[0] != rows:
             raise RuntimeError(f"it gave {answers.shape[0]} answers to {rows} rows")
@@ -155,18 +148,6 @@ class Backend:
             started = time.perf_counter()
             self.run(arrays, first.shape[0])
             self.times.note(first.size, (time.perf_counter() - started) * 1e3)
-
-    def _nothing(self, arrays: Mapping[str, Array]) -> Array:
-        axes: dict[str, int] = {BATCH_AXIS: 0}
-        for spec in self.signature.inputs:
-            for axis, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
-                if isinstance(axis, str):
-                    axes.setdefault(axis, length)
-        shape = [
-            axes.get(axis, 0) if isinstance(axis, str) else axis
-            for axis in self.signature.output.shape
-        ]
-        return np.empty(shape, dtype=self.signature.output.dtype)
 
 
 @dataclass(frozen=True)
@@ -199,34 +180,14 @@ class LoadedVersion:
     closed: bool = False
 
     def __post_init__(self) -> None:
-        """Plain values, because a call is checked in less than a microsecond."""
+        """Plain values, because a call takes a few microseconds."""
         self.model, self.version = self.key.model, self.key.version
         self.output = self.signature.output.name
-        self.most_rows = self.signature.largest.get(BATCH_AXIS, 1 << 31)
-        self._specs = tuple(
-            (spec.name, np.dtype(spec.dtype), spec.shape[1:]) for spec in self.signature.inputs
-        )
-        free = any(isinstance(axis, str) for _, _, tail in self._specs for axis in tail)
-        self.has_free_axes = free
         self.names = tuple(spec.name for spec in self.signature.inputs)
-        first = self._specs[0][2]
-        self.row_size = 0 if free else math.prod(int(axis) for axis in first)
+        tails = [spec.shape[1:] for spec in self.signature.inputs]
+        self.has_free_axes = any(isinstance(axis, str) for tail in tails for axis in tail)
+        self.row_size = 0 if self.has_free_axes else math.prod(int(axis) for axis in tails[0])
         """Numbers of a row in the first input; 0 where calls differ in it."""
-
-    def objection(self, call: Call) -> ServingError | None:
-        """Why the version cannot take a call's inputs; None where it can."""
-        inputs, rows = call.inputs, call.num_rows
-        if len(inputs) != len(self._specs) or rows > self.most_rows:
-            return self._explained(call)
-        free = self.has_free_axes
-        for name, dtype, tail in self._specs:
-            array = inputs.get(name)
-            if array is None or array.dtype != dtype:
-                return self._explained(call)
-            shape = array.shape
-            if shape[0] != rows or (not free and shape[1:] != tail):
-                return self._explained(call)
-        return self._explained(call) if free and not self._fits(inputs) else None
 
     def lengths(self, call: Call) -> tuple[tuple[int, ...], ...]:
         """Lengths of all axes but the first: calls with the same ones can be computed together."""
@@ -245,45 +206,6 @@ class LoadedVersion:
                 self.model, self.version, backend.variant, track, backend.hardware, fell_over_from
             )
         return found
-
-    def _fits(self, inputs: Mapping[str, Array]) -> bool:
-        axes: dict[str, int] = {}
-        largest = self.signature.largest
-        for name, _, tail in self._specs:
-            shape = inputs[name].shape[1:]
-            if len(shape) != len(tail):
-                return False
-            for length, axis in zip(shape, tail, strict=True):
-                if isinstance(axis, int):
-                    if length != axis:
-                        return False
-                elif length != axes.setdefault(axis, length) or length > largest.get(axis, length):
-                    return False
-        return True
-
-    def _explained(self, call: Call) -> ServingError:
-        if call.num_rows > self.most_rows:
-            return TooLargeError(
-                f"{call.num_rows} rows were sent, {self.model} version {self.version} takes at "
-                f"most {self.most_rows} in one request; send them in parts"
-            )
-        seen = {
-            name: f"{np.asarray(array).dtype} {list(np.shape(array))}"
-            for name, array in call.inputs.items()
-        }
-        return BadRequestError(
-            f"{self.model} version {self.version} takes {_shown(self.signature.inputs)} with "
-            f"{call.num_rows} rows{_longest(self.signature)}, and got {seen}"
-        )
-
-
-def _shown(specs: tuple[TensorSpec, ...]) -> str:
-    return ", ".join(f"{spec.name}: {spec.dtype} {list(spec.shape)}" for spec in specs)
-
-
-def _longest(signature: Signature) -> str:
-    most = {axis: n for axis, n in signature.largest.items() if axis != BATCH_AXIS}
-    return f" (at most {most})" if most else ""
 
 
 @dataclass(frozen=True)

@@ -17,25 +17,32 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 from feast import FeatureStore
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
+from serving.config import EntityConfig
 from serving.errors import NotReadyError, UnknownModelError
-from serving.features.config import EntityConfig, read_use_case
 from serving.features.reads import RETRY_AFTER_S, EntityFeatures, Resolved, SharedReads
-from serving.features.recipe import ModelOrigin, Recipe, RegistryOrigins, open_recipe
-from serving.features.request import checked_columns
+from serving.features.recipe import (
+    Origins,
+    Recipe,
+    checked_columns,
+    open_recipe,
+    registry_origins,
+)
 from serving.interfaces import Track, VersionState
 from tasks.contracts.clock import ClockConfig
-from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.access.profile import profile_file
 from tasks.features.access.store import open_store
 from tasks.features.config import OnlineConfig
-from tasks.kernel.errors import FalajError, TransientError
+from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.files import file_state
 from tasks.kernel.settings import USE_CASE_FILE, Settings
+from tasks.kernel.strict_yaml import read_yaml
 
 logger = logging.getLogger(__name__)
 FOLLOW_S = 15.0
@@ -45,7 +52,6 @@ REFUSED_S = 300.0
 the interpreter for 0.1 to 0.3 s."""
 
 States = Callable[[], Sequence[VersionState]]
-Origins = Callable[[str, str], ModelOrigin]
 Key = tuple[str, str]
 """Model and version."""
 
@@ -69,12 +75,12 @@ Known = Recipe | Refusal | None
 
 
 class FeastEntityReader:
-    """Fulfils `serving.interfaces.EntityReader`. Made and used on the event loop.
+    """Turns requests that name entities into model inputs. Made and used on the event loop.
 
     Args:
         settings: where the feature repository, its stores and the model registry are.
         config: moments and bounds.
-        states: versions that this process serves, as `Engine.states` reports them.
+        states: versions that this process serves, as `ModelEngine.states` reports them.
         origins: what a version was trained with; None asks the model registry.
     """
 
@@ -90,7 +96,7 @@ class FeastEntityReader:
         origins: Origins | None = None,
     ) -> None:
         self._settings, self._config = settings, config or EntityConfig()
-        self._states, self._origins = states, origins or RegistryOrigins(settings)
+        self._states, self._origins = states, origins or registry_origins(settings)
         self._known: dict[Key, Known] = {}
         self._online, self._clock = OnlineConfig(), ClockConfig()
         self._store: FeatureStore | None = None
@@ -125,7 +131,7 @@ class FeastEntityReader:
         await self._in_thread(self._look, served)
 
     def keys_of(self, model: str) -> frozenset[str] | None:
-        """See `EntityReader`.
+        """Key columns of a model's feature service; None where it has none here.
 
         Raises:
             UnknownModelError: this process serves no such model.
@@ -138,14 +144,18 @@ class FeastEntityReader:
         self,
         model: str,
         entities: Mapping[str, Sequence[Any]],
-        signature: Signature,
         version: str | None = None,
         track: Track = "stable",
     ) -> Resolved:
-        """See `EntityReader`; `version` and `track` say which version will answer.
+        """Inputs for these entities, and what was read for them (goes to `Call.features`).
+
+        `version` and `track` say which version will answer, as in `Call`.
 
         Raises:
             UnknownModelError: this process serves no such model or version.
+            BadRequestError: a key is absent or impossible.
+            FeaturesRefusedError: features are missing or stale, and the policy is to refuse.
+            NotReadyError: the online store is away, or the version's features are not open.
             OverloadedError: as many requests wait for features as may.
         """
         key = (model, self._version(model, version, track))
@@ -157,18 +167,11 @@ class FeastEntityReader:
                 f"{model} version {key[1]} was not trained on feature views, so it takes no entity "
                 "keys; send its inputs"
             )
-        taken = [(s.name, s.columns) for s in tabular_signature(recipe.columns).inputs]
-        if [(s.name, s.columns) for s in signature.inputs] != taken:
-            raise NotReadyError(
-                f"{model} was changed while the request was read: version {recipe.version} takes "
-                "other columns than the one that answers. Nothing was read; send it again",
-                RETRY_AFTER_S,
-            )
         columns, num_rows = checked_columns(recipe, entities, self._config.max_rows)
         return await self._reads.read(recipe, columns, num_rows)
 
     def report(self, features: Any) -> Mapping[str, Any]:
-        """See `EntityReader`."""
+        """What was read, for the answer: values, view versions, ages, states. JSON-ready."""
         assert isinstance(features, EntityFeatures)
         return features.report()
 
@@ -246,7 +249,7 @@ class FeastEntityReader:
         repo = self._settings.feature_repo
         files = file_state(profile_file(repo)), file_state(repo / USE_CASE_FILE)
         if self._store is None or files != self._opened_from:
-            self._online, self._clock = read_use_case(repo)
+            self._online, self._clock = _read_use_case(repo)
             self._store = open_store(self._settings.features_home, repo)
             self._opened_from = files
             self._forget(list(self._known))
@@ -284,3 +287,22 @@ _NOT_OPENED = Refusal("the features of this version are not opened yet; try agai
 
 def _served(states: Sequence[VersionState]) -> list[VersionState]:
     return [state for state in states if state.state == "READY"]
+
+
+def _read_use_case(repo: Path) -> tuple[OnlineConfig, ClockConfig]:
+    """What a feature repository says of reads and of its clock.
+
+    Raises:
+        ConfigurationError: the file is missing or is not what it should be.
+    """
+    file = repo / USE_CASE_FILE
+    try:
+        described = read_yaml(file, USE_CASE_FILE)
+        online = (described.get("features") or {}).get("online") or {}
+        clock = described.get("clock") or {}
+        return OnlineConfig.model_validate(online), ClockConfig.model_validate(clock)
+    except (OSError, ConfigurationError, ValidationError, AttributeError) as exc:
+        raise ConfigurationError(
+            f"{file} cannot be read as a use case ({exc}); name a feature repository with "
+            "FALAJ_FEATURE_REPO. No entity request can be served"
+        ) from exc

@@ -25,8 +25,7 @@ from serving.errors import (
     OverloadedError,
     ServingError,
 )
-from serving.features.recipe import Recipe
-from serving.features.request import build_inputs
+from serving.features.recipe import Recipe, build_inputs
 from tasks.features.online.answer import LABELS, NEVER, OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
 
@@ -154,7 +153,7 @@ class SharedReads:
 
         Raises:
             OverloadedError: as many wait as may.
-            ServingError: as `serving.interfaces.EntityReader.resolve` says.
+            ServingError: as `FeastEntityReader.resolve` says.
         """
         if len(self._waiting) >= MOST_WAITING:
             self.refused["overloaded"] += 1

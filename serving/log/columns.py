@@ -47,17 +47,17 @@ Hide = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What is kept of a call that was not answered; the call itself is let go."""
+    """A call that was not answered, by which version and why.
 
-    model: str
-    request_id: str
+    Attributes:
+        at: seconds since 1970 of the refusal; `moment` is the same on `time.monotonic()`.
+    """
+
+    call: Call
     version: str
-    track: str
-    subject: str
-    num_rows: int
     error: str
-    arrived_at: float
-    latency_us: int
+    at: float
+    moment: float
 
 
 class Layout:
@@ -98,18 +98,20 @@ class Layout:
 
     def refused(self, refusals: Sequence[Refusal]) -> pa.Table:
         """One row for each refused request."""
-        moments = [round(refusal.arrived_at * 1e6) for refusal in refusals]
+        calls = [refusal.call for refusal in refusals]
+        waited = [r.moment - r.call.arrived for r in refusals]
+        moments = [round((r.at - late) * 1e6) for r, late in zip(refusals, waited, strict=True)]
         columns: Columns = {
             EVENT_TIME: pa.array(moments, pa.int64()).cast(FIXED.field(EVENT_TIME).type),
-            REQUEST_ID: pa.array([r.request_id for r in refusals], pa.string()),
-            REQUEST_ROW: pa.array(np.zeros(len(refusals), np.int32)),
-            MODEL: pa.array([r.model for r in refusals], pa.string()),
+            REQUEST_ID: pa.array([call.request_id for call in calls], pa.string()),
+            REQUEST_ROW: pa.array(np.zeros(len(calls), np.int32)),
+            MODEL: pa.array([call.model for call in calls], pa.string()),
             VERSION: pa.array([r.version or None for r in refusals], pa.string()),
-            TRACK: pa.array([r.track for r in refusals], pa.string()),
-            **self._subject(pa.array([r.subject for r in refusals], pa.string())),
+            TRACK: pa.array([call.track for call in calls], pa.string()),
+            **self._subject(pa.array([call.subject for call in calls], pa.string())),
             ERROR: pa.array([r.error for r in refusals], pa.string()),
-            LATENCY_US: pa.array([r.latency_us for r in refusals], pa.int64()),
-            BATCH_ROWS: pa.array([r.num_rows for r in refusals], pa.int32()),
+            LATENCY_US: pa.array([round(late * 1e6) for late in waited], pa.int64()),
+            BATCH_ROWS: pa.array([call.num_rows for call in calls], pa.int32()),
         }
         return _ordered(columns, len(refusals))
 

@@ -13,9 +13,11 @@ import logging.handlers
 import queue
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from serving.observability.config import LogConfig
+from serving.config import LogConfig
 
 EXTRA = ("request_id", "model", "version", "variant", "slot", "hardware", "rows", "latency_ms",
          "reason", "status")  # fmt: skip
@@ -25,7 +27,6 @@ _TOKENS = re.compile(
     r"|\b(authorization|x-api-key|api[_-]?key|token|password)(\"?\s*[:=]\s*\"?)"
     r"(?:(?:bearer|basic)\s+)?[^\s\"',;]+"
 )
-_LIBRARIES = ("uvicorn", "uvicorn.error", "uvicorn.access")
 MOST_WAITING = 4096
 """Lines that wait to be written; more are dropped and counted."""
 
@@ -51,9 +52,7 @@ class LineFormatter(logging.Formatter):
 class BoundedHandler(logging.handlers.QueueHandler):
     """Hands records to a thread; counts what it drops where that cannot keep up."""
 
-    def __init__(self, lines: queue.Queue[logging.LogRecord | None]) -> None:
-        super().__init__(lines)
-        self.num_dropped = 0
+    num_dropped = 0
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """As it is: it stays in this process, and the writing thread makes its text."""
@@ -67,55 +66,31 @@ class BoundedHandler(logging.handlers.QueueHandler):
             self.num_dropped += 1
 
 
-class Writer(logging.handlers.QueueListener):
-    """The writing thread; its end waits for a place in a full queue."""
-
-    def enqueue_sentinel(self) -> None:
-        """See the base class, which raises where the queue is full."""
-        self.queue.put(None)  # type: ignore[attr-defined]
-
-
-class Log:
-    """This process's log as JSON lines, uvicorn's too; made once, before anything is logged.
-
-    `stop` writes what waits and puts back what was configured before. Give uvicorn
-    `log_config=None`, or it configures its own again.
-    """
-
-    def __init__(self, config: LogConfig) -> None:
-        lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MOST_WAITING)
-        self._handler = BoundedHandler(lines)
-        if config.file is None:
-            self._target: logging.Handler = logging.StreamHandler(sys.stderr)
-        else:
-            config.file.parent.mkdir(parents=True, exist_ok=True)
-            self._target = logging.handlers.WatchedFileHandler(config.file, encoding="utf-8")
-        self._target.setFormatter(LineFormatter())
-        self._listener = Writer(lines, self._target)
-        root = logging.getLogger()
-        self._before = (root.handlers[:], root.level)
-        root.handlers[:] = [self._handler]
-        root.setLevel(config.level)
-        for name in _LIBRARIES:  # theirs would write lines of another form
-            library = logging.getLogger(name)
-            library.handlers.clear()
-            library.propagate = True
-            library.setLevel(logging.NOTSET)
-        self._listener.start()
-
-    def counters(self) -> dict[str, int]:
-        """For metrics."""
-        return {"dropped": self._handler.num_dropped}
-
-    def stop(self) -> None:
-        """Write what waits. A second call does nothing."""
-        root = logging.getLogger()
-        if self._handler not in root.handlers:
-            return
-        root.handlers[:], level = self._before[0], self._before[1]
+@contextmanager
+def json_lines(config: LogConfig) -> Iterator[BoundedHandler]:
+    """Write this process's log as JSON lines until the block ends, and then what waits."""
+    target: logging.Handler = logging.StreamHandler(sys.stderr)
+    if config.file is not None:
+        config.file.parent.mkdir(parents=True, exist_ok=True)
+        target = logging.handlers.WatchedFileHandler(config.file, encoding="utf-8")
+    target.setFormatter(LineFormatter())
+    lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MOST_WAITING)
+    handler, listener = BoundedHandler(lines), logging.handlers.QueueListener(lines, target)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    root.setLevel(config.level)
+    listener.start()
+    try:
+        yield handler
+    finally:
+        root.handlers[:] = before
         root.setLevel(level)
-        self._listener.stop()
-        self._target.close()
+        lines.put(None)  # waits for a place, where `stop` would raise
+        listener.stop()
+        target.close()
+        if handler.num_dropped:
+            root.warning("%d lines of the log were dropped", handler.num_dropped)
 
 
 def without_tokens(text: str) -> str:

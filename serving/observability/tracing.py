@@ -22,9 +22,9 @@ from opentelemetry.trace import SpanKind, Tracer, get_current_span, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.trace.status import Status, StatusCode
 
+from serving.config import TraceConfig
 from serving.errors import ServingError
 from serving.interfaces import Call, ServedBatch
-from serving.observability.config import TraceConfig
 from tasks.kernel.errors import ConfigurationError
 
 _PROPAGATOR = TraceContextTextMapPropagator()

@@ -8,18 +8,22 @@ import secrets
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from serving.config import ServingConfig
-from serving.errors import BadRequestError, DeadlineError, ServingError, UnsupportedBodyError
+from serving.errors import (
+    BadRequestError,
+    DeadlineError,
+    NotReadyError,
+    ServingError,
+    UnsupportedBodyError,
+)
 from serving.interfaces import (
     TRACKS,
     Answer,
     Call,
     Done,
-    Engine,
-    EntityReader,
     Guard,
     Headers,
     Observer,
@@ -30,7 +34,10 @@ from serving.protocol.answers import known_error
 from serving.protocol.messages import InferRequest, parse_request, sent_inputs
 from serving.protocol.plans import ModelPlan, Wanted
 from serving.protocol.tensors import Sent, read_columns
-from tasks.contracts.conversion import Signature
+
+if TYPE_CHECKING:
+    from serving.engine.engine import ModelEngine
+    from serving.features.reader import FeastEntityReader
 
 _INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -66,11 +73,11 @@ class Front:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ModelEngine,
         guard: Guard,
         config: ServingConfig,
         observers: Sequence[Observer] = (),
-        entities: EntityReader | None = None,
+        entities: FeastEntityReader | None = None,
     ) -> None:
         self.engine = engine
         self.guard = guard
@@ -89,7 +96,7 @@ class Front:
         """How requests to the model of a call are read now.
 
         Raises:
-            UnknownModelError, NotReadyError: as `Engine.signature`.
+            UnknownModelError, NotReadyError: as `ModelEngine.signature`.
         """
         key = (call.model, call.version, call.track)
         signature = self.engine.signature(*key)
@@ -127,7 +134,7 @@ class Front:
         """Refuse what would wait too long, before anything of it is read: that costs the least.
 
         Raises:
-            ServingError: as `Engine.refusal` says.
+            ServingError: as `ModelEngine.refusal` says.
         """
         refusal = self.engine.refusal(call.model, call.version, call.track)
         if refusal is not None:
@@ -161,19 +168,23 @@ class Front:
         """Read the features of a call that names entities, and make them its inputs.
 
         Raises:
-            ServingError: as `EntityReader.resolve`.
+            ServingError: as `FeastEntityReader.resolve`, or the model changed meanwhile.
         """
         assert self.entities is not None
         assert call.entities is not None
-        signature: Signature = self.engine.signature(call.model, call.version, call.track)
+        asked = call.model, call.version, call.track
+        signature = self.engine.signature(*asked)
         time_left = None if call.deadline is None else call.deadline - now()
         try:
             async with asyncio.timeout(time_left):
                 inputs, call.features = await self.entities.resolve(
-                    call.model, call.entities, signature, call.version, call.track
+                    call.model, call.entities, call.version, call.track
                 )
         except TimeoutError as exc:
             raise DeadlineError("time was over before the features were read") from exc
+        if self.engine.signature(*asked) != signature:
+            changed = f"{call.model} was changed while the features were read; send it again"
+            raise NotReadyError(changed, 1.0)
         call.inputs = inputs
         call.num_rows = num_rows_of(inputs)
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from serving.errors import BadRequestError, UnknownModelError
-from serving.interfaces import TRACKS, Engine, VersionState
+from serving.interfaces import TRACKS, VersionState
 from serving.protocol.tensors import DATATYPE_OF, Sent, refused
 from tasks.contracts.conversion import TensorSpec
+
+if TYPE_CHECKING:
+    from serving.engine.engine import ModelEngine
 
 SEQUENCE_REFUSED = (
     "the request has the parameter sequence_id; models here keep no state between requests"
@@ -157,7 +160,7 @@ def server_metadata(extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
     return {"name": SERVER_NAME, "version": number, "extensions": list(extensions)}
 
 
-def model_metadata(engine: Engine, model: str, version: str | None = None) -> dict[str, Any]:
+def model_metadata(engine: ModelEngine, model: str, version: str | None = None) -> dict[str, Any]:
     """Versions, platform and tensors of a model.
 
     Raises:
@@ -184,7 +187,7 @@ def tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def repository_index(engine: Engine, only_ready: bool) -> list[dict[str, str]]:
+def repository_index(engine: ModelEngine, only_ready: bool) -> list[dict[str, str]]:
     """All versions of all models, and what is with them."""
     return [
         {"name": s.name, "version": s.version, "state": s.state, "reason": s.reason}
@@ -193,7 +196,7 @@ def repository_index(engine: Engine, only_ready: bool) -> list[dict[str, str]]:
     ]
 
 
-def refuse_unknown(engine: Engine, model: str, version: str | None) -> None:
+def refuse_unknown(engine: ModelEngine, model: str, version: str | None) -> None:
     """Refuse a model or version that nothing is known of.
 
     Raises:
@@ -207,7 +210,7 @@ def refuse_unknown(engine: Engine, model: str, version: str | None) -> None:
         raise UnknownModelError(f"model {model!r} has no version {version!r} here; it has {there}")
 
 
-def admin_state(engine: Engine, model: str) -> dict[str, Any]:
+def admin_state(engine: ModelEngine, model: str) -> dict[str, Any]:
     """Tracks and versions of a model, for the admin interface.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from tasks.contracts.base import Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.conversion import (
     ImportedProgram,
     Signature,
@@ -27,7 +27,7 @@ from tasks.contracts.conversion import (
 )
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
 from tasks.contracts.evaluation import Calibration, Comparison, EvaluationReport, Quality
-from tasks.contracts.release import ModelVariant
+from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.contracts.training import (
     CandidateModel,
     CompressedModel,
@@ -230,16 +230,22 @@ def copy_flushed(source: Path, target: Path) -> None:
     flush_to_disk(target)
 
 
-def verified_program(version: RegisteredVersion) -> tuple[Path, ModelInterface]:
+def verified_program(version: RegisteredVersion) -> tuple[Path, RegisteredProgram]:
     """The program's file and what it takes, both checked by digest.
 
     Raises:
-        RegistryError: one is missing or damaged.
+        RegistryError: one is missing or damaged, or nothing says what the program takes.
     """
-    interface = _verified(version, ModelInterface)
-    program = version.folder / PROGRAM_FILE
-    _require(version, program, version.tags.get(PROGRAM_TAG, ""))
-    return program, interface
+    interface = verified_manifest(version, ModelInterface)
+    path, ref = version.folder / PROGRAM_FILE, version.ref
+    _require(version, path, version.tags.get(PROGRAM_TAG, ""))
+    file = Artifact(uri=f"registry:{path.name}", sha256=ref.program_sha256, num_bytes=size_of(path))
+    try:
+        values = {"version": ref, "program": file, **dict(interface)}
+        program = RegisteredProgram.model_validate(values)
+    except ValidationError as exc:
+        raise _unusable(version, "it names neither its columns nor its tensors") from exc
+    return path, program
 
 
 def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
@@ -248,7 +254,7 @@ def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
     Raises:
         RegistryError: one is missing or damaged.
     """
-    start = _verified(version, ModelStart)
+    start = verified_manifest(version, ModelStart)
     name = next((name for name in start.files if name.startswith(CHECKPOINT_STEM)), None)
     if name is None:
         raise RegistryError(f"{version} names no checkpoint; train with start='scratch'")
@@ -256,7 +262,12 @@ def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
     return version.folder / name, start
 
 
-def _verified(version: RegisteredVersion, kind: type[Value]) -> Value:
+def verified_manifest(version: RegisteredVersion, kind: type[Value]) -> Value:
+    """A part of `model.json`, checked by the registry's digest.
+
+    Raises:
+        RegistryError: it is missing or damaged.
+    """
     damage: list[str] = []
     value = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
     if value is None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasks.contracts.base import Artifact, ModelVersionRef, TimeWindow
-from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import (
     CalibrationSource,
@@ -300,27 +299,12 @@ def _recorded_incumbent(registry: Registry, version: RegisteredVersion) -> Regis
 
 
 def _fetch(version: RegisteredVersion, store: ArtifactStore) -> RegisteredProgram:
-    ref = version.ref
-    source, interface = verified_program(version)
-    signature = interface.signature
-    if signature is None:
-        if interface.columns is None:
-            raise RegistryError(
-                f"{version} says neither its columns nor its tensors in {version.folder}, so "
-                "nothing can call it; register it again"
-            )
-        signature = tabular_signature(interface.columns)
+    source, registered = verified_program(version)
 
     def build(folder: StagedFolder) -> RegisteredProgram:
         program = _staged(source, folder)
-        if program.sha256 != ref.program_sha256:
+        if program.sha256 != version.ref.program_sha256:
             raise RegistryError(f"{version} changed while it was copied; run again")
-        return RegisteredProgram(
-            version=ref,
-            program=program,
-            columns=interface.columns,
-            family=interface.family,
-            signature=signature,
-        )
+        return registered.model_copy(update={"program": program})
 
-    return store.build_once("programs", content_key(ref), RegisteredProgram, build)
+    return store.build_once("programs", content_key(version.ref), RegisteredProgram, build)

@@ -9,6 +9,7 @@ a swap under load loses or confuses an answer, and how soon the former version i
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +21,7 @@ import uvloop
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
-from serving.engine.config import EngineConfig, ServedModel
+from serving.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.queues import Limits
 from serving.errors import OverloadedError, ServingError
@@ -265,8 +266,7 @@ async def _offer(
             engine.submit(_call(row, 1), outcomes.take)
         submitted = due
         await asyncio.sleep(TICK_S)
-    while not engine._dispatcher.is_idle:
-        await asyncio.sleep(TICK_S)
+    await engine._dispatcher.drained(math.inf)
     await asyncio.sleep(0)
     return outcomes
 

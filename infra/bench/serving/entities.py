@@ -20,7 +20,6 @@ from infra.bench.figures import Figure, Measured, at_most
 from infra.bench.parts import Bench, newest_record
 from serving.features.reader import FeastEntityReader
 from serving.interfaces import VersionState
-from tasks.contracts.conversion import Signature, tabular_signature
 from tasks.features.online.reader import OnlineReader
 
 RATE_PER_S = 100
@@ -65,14 +64,13 @@ async def _measured(
     await reader.start()
     recipe = reader.recipe(key)
     assert recipe is not None
-    signature = tabular_signature(recipe.columns)
     own_ms: list[float] = []
     resolve_ms: list[float] = []
     draw = random.Random(7)
-    await _through_resolve(reader, key[0], signature, requests, draw)  # connections, caches
+    await _through_resolve(reader, key[0], requests, draw)  # connections, caches
     for _ in range(seconds):
         own_ms += await asyncio.to_thread(_own, recipe.reader, reader, requests, draw)
-        resolve_ms += await _through_resolve(reader, key[0], signature, requests, draw)
+        resolve_ms += await _through_resolve(reader, key[0], requests, draw)
     await reader.stop()
     return recipe.reader.backend, own_ms, resolve_ms
 
@@ -97,7 +95,6 @@ def _own(
 async def _through_resolve(
     reader: FeastEntityReader,
     model: str,
-    signature: Signature,
     requests: list[dict[str, list[Any]]],
     draw: random.Random,
 ) -> list[float]:
@@ -106,7 +103,7 @@ async def _through_resolve(
 
     async def one(request: dict[str, list[Any]]) -> None:
         started = time.perf_counter()
-        await reader.resolve(model, request, signature)
+        await reader.resolve(model, request)
         found.append(1e3 * (time.perf_counter() - started))
 
     tasks = []

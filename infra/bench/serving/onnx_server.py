@@ -16,8 +16,7 @@ import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
 from serving.assembly import Components, ServingProcess
-from serving.config import ServingConfig, checked_config
-from serving.engine.config import ServedModel
+from serving.config import ServedModel, ServingConfig, checked_config
 from serving.engine.engine import ModelEngine
 from serving.engine.versions import Backend, LoadedVersion, VersionKey
 from serving.observability.metrics import Counting
@@ -121,7 +120,6 @@ class OneFile:
             variant="onnx-fp32",
             platform="onnxruntime_onnx",
             score=lambda arrays: session.run(None, arrays)[0],
-            signature=SIGNATURE,
             probe={
                 "categorical": np.zeros((1, CATEGORICAL), np.int32),
                 "numeric": np.zeros((1, NUMERIC), np.float32),

@@ -1,12 +1,13 @@
-"""The OpenAPI document of the public listener, made of its types."""
+"""What the public listener offers besides answers, as one table, and the OpenAPI document of it."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from serving.interfaces import Action
 from serving.protocol.answers import InferAnswer
 from serving.protocol.messages import InferRequest, server_metadata
 from serving.protocol.tensors import BYTES, NUMPY_OF
@@ -56,12 +57,6 @@ class IndexRequest(msgspec.Struct):
     ready: bool = False
 
 
-class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A version; null for what the registry's alias names, or for all."""
-
-    version: str | None = None
-
-
 class LoadParameters(msgspec.Struct):
     """Which version to load or unload; all of them, or what the registry names, without."""
 
@@ -80,30 +75,45 @@ class Error(msgspec.Struct):
     error: str
 
 
-_MODEL = "/v2/models/{model}"
-_REPOSITORY = "/v2/repository/models/{model}"
-_VERSION = _MODEL + "/versions/{version}"
-_OPERATIONS: tuple[tuple[str, str, str, str, Any, Any], ...] = (
-    ("get", "/v2", "server", "Name, version and extensions of the server.", dict, None),
-    ("get", "/v2/health/live", "live", "Whether the process answers.", dict, None),
-    ("get", "/v2/health/ready", "ready", "Whether all models answer.", Ready, None),
+class Operation(NamedTuple):
+    """One page. Who may ask for it: those who may do `action`; without one, everybody."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    action: Action | None
+    gives: Any
+    takes: Any = None
+
+
+_READ: Action = "read"
+_LOAD = "/v2/repository/models/{model}"
+OPERATIONS = (
+    Operation("GET", "/v2", "server", "Name, version and extensions of the server.", "read", dict),
+    Operation("GET", "/v2/health/live", "live", "Whether the process answers.", None, dict),
+    Operation("GET", "/v2/health/ready", "ready", "Whether all models answer.", None, Ready),
     *(
-        operation
-        for path, suffix in ((_MODEL, ""), (_VERSION, "_version"))
-        for operation in (
-            ("get", path, f"metadata{suffix}", "Tensors and versions.", Metadata, None),
-            ("get", f"{path}/ready", f"model_ready{suffix}", "Whether it answers.", Ready, None),
-            ("post", f"{path}/infer", f"infer{suffix}",
-             "Answers of a model; tensors as JSON, or as binary data behind it.", InferAnswer,
-             InferRequest),
+        Operation(method, path + end, name + suffix, summary, action, gives, takes)
+        for path, suffix in (
+            ("/v2/models/{model}", ""),
+            ("/v2/models/{model}/versions/{version}", "_version"),
+        )
+        for method, end, name, summary, action, gives, takes in (
+            ("GET", "", "metadata", "Tensors and versions.", _READ, Metadata, None),
+            ("GET", "/ready", "model_ready", "Whether it answers.", _READ, Ready, None),
+            ("POST", "/infer", "infer",
+             "Answers of a model; tensors as JSON, or as binary data behind it.", None,
+             InferAnswer, InferRequest),
         )
     ),
-    ("post", "/v2/repository/index", "index", "All versions.", list, IndexRequest),
-    ("post", f"{_REPOSITORY}/load", "load", "Load a version.", dict, LoadRequest),
-    ("post", f"{_REPOSITORY}/unload", "unload", "Take it out of service.", dict, LoadRequest),
-    ("get", "/openapi.json", "openapi", "This document.", dict, None),
+    Operation("POST", "/v2/repository/index", "index", "All versions.", "admin", list,
+              IndexRequest),
+    Operation("POST", f"{_LOAD}/load", "load", "Load a version.", "admin", dict, LoadRequest),
+    Operation("POST", f"{_LOAD}/unload", "unload", "Take it out of service.", "admin", dict,
+              LoadRequest),
+    Operation("GET", "/openapi.json", "openapi", "This document.", "read", dict),
 )  # fmt: skip
-"""Method, path, name, summary, type of the answer, type of the body."""
 
 
 @cache
@@ -115,8 +125,8 @@ def document() -> dict[str, Any]:
         schemas[name]["properties"]["datatype"] = {**_TEXT, "enum": [*NUMPY_OF, BYTES]}
     schemas["InferRequest"]["properties"]["inputs"]["minItems"] = 1
     paths: dict[str, Any] = {}
-    for method, path, *operation in _OPERATIONS:
-        paths.setdefault(path, {})[method] = _described(path, *operation)
+    for one in OPERATIONS:
+        paths.setdefault(one.path, {})[one.method.lower()] = _described(one)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -131,30 +141,31 @@ def document() -> dict[str, Any]:
     }
 
 
-def _described(path: str, name: str, summary: str, answer: Any, body: Any) -> dict[str, Any]:
+def _described(one: Operation) -> dict[str, Any]:
     parameters: list[dict[str, Any]] = [
         {"name": part, "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
         for part in ("model", "version")
-        if f"{{{part}}}" in path
+        if f"{{{part}}}" in one.path
     ]
-    if body is InferRequest:
+    if one.takes is InferRequest:
         parameters += [
             {"name": header, "in": "header", "schema": _TEXT, "description": text}
             for header, text in _INFER_HEADERS.items()
         ]
-    responses = {"200": {"description": "Answered.", "content": _content(answer)}}
-    if answer is Ready:  # what is not ready answers so too
+    responses = {"200": {"description": "Answered.", "content": _content(one.gives)}}
+    if one.gives is Ready:  # what is not ready answers so too
         responses["503"] = {"description": "Not ready.", "content": _content(dict)}
     responses["default"] = {"description": _REFUSED, "content": _content(Error)}
     operation = {
-        "operationId": name,
-        "summary": summary,
+        "operationId": one.name,
+        "summary": one.summary,
         "parameters": parameters,
         "responses": responses,
         "security": [{}, {"bearer": []}],
     }
-    if body is not None:
-        operation["requestBody"] = {"required": body is InferRequest, "content": _content(body)}
+    if one.takes is not None:
+        required = one.takes is InferRequest
+        operation["requestBody"] = {"required": required, "content": _content(one.takes)}
     return operation
 
 

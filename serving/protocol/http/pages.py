@@ -11,8 +11,9 @@ import hmac
 import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -24,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from serving.errors import BadRequestError, ServingError, UnauthorizedError
-from serving.interfaces import Action, Engine, Pages
+from serving.interfaces import Action, Pages
 from serving.protocol.answers import (
     SECURITY_HEADERS,
     Response,
@@ -35,12 +36,7 @@ from serving.protocol.answers import (
 )
 from serving.protocol.front import Front
 from serving.protocol.http.framing import Head
-from serving.protocol.http.openapi import (
-    IndexRequest,
-    LoadRequest,
-    VersionRequest,
-    document,
-)
+from serving.protocol.http.openapi import OPERATIONS, IndexRequest, LoadRequest, document
 from serving.protocol.messages import (
     admin_state,
     model_metadata,
@@ -51,6 +47,9 @@ from serving.protocol.messages import (
 )
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import private_folder, write_atomically
+
+if TYPE_CHECKING:
+    from serving.engine.engine import ModelEngine
 
 TOKEN_FILE = Path("serving") / "secrets" / "admin-token"
 Admit = Callable[[Request], None]
@@ -66,167 +65,142 @@ class Tracks(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PublicPages:
-    """Health, metadata and repository of one process."""
+    """Health, metadata and repository of one process: a method for each of `OPERATIONS`."""
 
     def __init__(self, front: Front) -> None:
-        self._front = front
-        self._engine = front.engine
+        self._front, self._engine = front, front.engine
 
     def application(self) -> Starlette:
         """The pages, routed."""
-        model = "/v2/models/{model}"
-        repository = "/v2/repository/models/{model}"
         return application(
-            _route("/v2/health/live", self._live),
-            _route("/v2/health/ready", self._ready),
-            _route("/v2", self._server, self._admit("read")),
             *(
-                route
-                for path in (model, model + "/versions/{version}")
-                for route in (
-                    _route(path, self._metadata, self._admit("read")),
-                    _route(path + "/ready", self._model_ready, self._admit("read")),
-                    _route(path + "/infer", self._infer, method="POST"),
+                _route(
+                    one.method,
+                    one.path,
+                    getattr(self, one.name.removesuffix("_version")),
+                    partial(self._admit, one.action) if one.action else _everybody,
                 )
-            ),
-            _route("/v2/repository/index", self._index, self._admit("admin"), "POST"),
-            _route(repository + "/load", self._load, self._admit("admin"), "POST"),
-            _route(repository + "/unload", self._unload, self._admit("admin"), "POST"),
-            _route("/openapi.json", self._openapi, self._admit("read")),
+                for one in OPERATIONS
+            )
         )
 
-    def _admit(self, action: Action) -> Admit:
-        def admit(request: Request) -> None:
-            address = request.client.host if request.client else ""
-            model = request.path_params.get("model")
-            self._front.guard.admit(request.headers.raw, address, action, model)
+    def _admit(self, action: Action, request: Request) -> None:
+        address = request.client.host if request.client else ""
+        model = request.path_params.get("model")
+        self._front.guard.admit(request.headers.raw, address, action, model)
 
-        return admit
+    def _is_ready(self, *names: str | None) -> bool:
+        return not self._front.stopping and self._engine.is_ready(*names)
 
-    async def _live(self, request: Request) -> Any:
-        """Whether the process answers. Asked without credentials, by whatever watches it."""
+    async def live(self, request: Request) -> Any:
+        """Asked without credentials, by whatever watches the process; so is `ready`."""
         return {"live": True}
 
-    async def _ready(self, request: Request) -> Any:
-        """Whether all models answer. Asked without credentials too."""
-        ready = not self._front.stopping and self._engine.is_ready()
+    async def ready(self, request: Request) -> Any:
+        """503 where a model does not answer."""
+        ready = self._is_ready()
         return json_response({"ready": ready}, 200 if ready else 503)
 
-    async def _server(self, request: Request) -> Any:
+    async def server(self, request: Request) -> Any:
+        """Of the server itself."""
         return server_metadata()
 
-    async def _metadata(self, request: Request) -> Any:
+    async def metadata(self, request: Request) -> Any:
+        """Of a model, or a version."""
         return model_metadata(self._engine, *_names(request))
 
-    async def _model_ready(self, request: Request) -> Any:
+    async def model_ready(self, request: Request) -> Any:
         """Whether a model, or a version, answers; where not, why."""
         name, version = _names(request)
         refuse_unknown(self._engine, name, version)
-        ready = not self._front.stopping and self._engine.is_ready(name, version)
-        state: dict[str, Any] = {"name": name, "ready": ready}
-        if not ready:
-            states = [s for s in self._engine.states() if s.name == name]
-            reasons = [s.reason for s in states if version in (None, s.version) and s.reason]
-            state["reason"] = "; ".join(reasons)
-        return json_response(state, 200 if ready else 503)
+        if self._is_ready(name, version):
+            return {"name": name, "ready": True}
+        states = [s for s in self._engine.states() if s.name == name]
+        reasons = [s.reason for s in states if version in (None, s.version) and s.reason]
+        return json_response({"name": name, "ready": False, "reason": "; ".join(reasons)}, 503)
 
-    async def _infer(self, request: Request) -> Any:
+    async def infer(self, request: Request) -> Any:
         """Refuse a name that is none; requests for answers are routed before."""
         raise BadRequestError(f"model {_names(request)[0]!r} is no name that can be asked")
 
-    async def _index(self, request: Request) -> Any:
+    async def index(self, request: Request) -> Any:
+        """All versions, or those that are ready."""
         return repository_index(self._engine, (await decoded(request, IndexRequest)).ready)
 
-    async def _load(self, request: Request) -> Any:
+    async def load(self, request: Request) -> Any:
         """Load what the registry names, or a version."""
         name, version = _names(request)[0], (await decoded(request, LoadRequest)).parameters.version
         return {"name": name, **version_state(await self._engine.load(name, version))}
 
-    async def _unload(self, request: Request) -> Any:
-        version = (await decoded(request, LoadRequest)).parameters.version
-        return await _unloaded(self._engine, _names(request)[0], version)
+    async def unload(self, request: Request) -> Any:
+        """Take a version, or all, out of service."""
+        name, version = _names(request)[0], (await decoded(request, LoadRequest)).parameters.version
+        refuse_unknown(self._engine, name, version)
+        await self._engine.unload(name, version)
+        return {"name": name, "unloaded": True}
 
-    async def _openapi(self, request: Request) -> Any:
+    async def openapi(self, request: Request) -> Any:
+        """The description of all pages."""
         return document()
 
 
-class AdminPages:
-    """What the release flow and people change in a running process."""
+def admin_pages(engine: ModelEngine, token: str, extra: Pages) -> Starlette:
+    """What the release flow and people change in a running process.
 
-    def __init__(self, front: Front, token: str, extra: Pages) -> None:
-        self._engine = front.engine
-        self._token = token.encode()
-        self._extra = extra
+    Args:
+        token: opens all pages.
+        extra: more of them.
+    """
 
-    def application(self) -> Starlette:
-        """The pages, routed."""
-        model = "/admin/models/{model}"
-        return application(
-            _route("/admin/models", self._models, self._admit),
-            _route(model, self._model, self._admit),
-            _route(model + "/slots", self._set_tracks, self._admit, "POST"),
-            _route(model + "/load", self._load, self._admit, "POST"),
-            _route(model + "/unload", self._unload, self._admit, "POST"),
-            *(_route(path, self._shown, self._admit) for path in self._extra),
-            for_browsers=True,
-        )
-
-    def _admit(self, request: Request) -> None:
+    def admit(request: Request) -> None:
         kind, _, presented = request.headers.get("authorization", "").partition(" ")
-        token = presented.strip().encode("latin-1")
+        found = presented.strip().encode("latin-1")
         if kind.lower() == "basic" and request.method in ("GET", "HEAD"):
-            token = _password(token)
+            found = _password(found)
         elif kind.lower() != "bearer":
-            token = b""
-        if not hmac.compare_digest(token, self._token):
+            found = b""
+        if not hmac.compare_digest(found, token.encode()):
             raise UnauthorizedError(
                 f"the admin interface takes `Authorization: Bearer` with the token of {TOKEN_FILE} "
                 "in the state folder; a browser that looks at a page gives it as the password"
             )
 
-    async def _shown(self, request: Request) -> Any:
-        content_type, body = self._extra[request.url.path]()
+    async def shown(request: Request) -> Any:
+        content_type, body = extra[request.url.path]()
         # Such a page may have scripts, and has its own policy for them.
         headers = {"content-security-policy": "frame-ancestors 'none'"}
         return Page(body, 200, headers | {"content-type": content_type})
 
-    async def _models(self, request: Request) -> Any:
-        return repository_index(self._engine, only_ready=False)
+    async def models(request: Request) -> Any:
+        return repository_index(engine, only_ready=False)
 
-    async def _model(self, request: Request) -> Any:
-        return admin_state(self._engine, _names(request)[0])
+    async def model(request: Request) -> Any:
+        return admin_state(engine, _names(request)[0])
 
-    async def _set_tracks(self, request: Request) -> Any:
-        """Set which version each track means, all at once."""
+    async def set_tracks(request: Request) -> Any:
         name, _ = _names(request)
         wanted = msgspec.structs.asdict(await decoded(request, Tracks))
         tracks = {t: version for t, version in wanted.items() if version is not msgspec.UNSET}
         if not tracks:
             raise BadRequestError('name a track at least, as {"stable": "3", "candidate": null}')
-        await self._engine.set_tracks(name, tracks)  # type: ignore[arg-type]
-        return admin_state(self._engine, name)
+        await engine.set_tracks(name, tracks)  # type: ignore[arg-type]
+        return admin_state(engine, name)
 
-    async def _load(self, request: Request) -> Any:
-        version = (await decoded(request, VersionRequest)).version
-        return version_state(await self._engine.load(_names(request)[0], version))
+    return application(
+        _route("GET", "/admin/models", models, admit),
+        _route("GET", "/admin/models/{model}", model, admit),
+        _route("POST", "/admin/models/{model}/slots", set_tracks, admit),
+        *(_route("GET", path, shown, admit) for path in extra),
+        for_browsers=True,
+    )
 
-    async def _unload(self, request: Request) -> Any:
-        version = (await decoded(request, VersionRequest)).version
-        return await _unloaded(self._engine, _names(request)[0], version)
 
-
-async def _unloaded(engine: Engine, name: str, version: str | None) -> dict[str, Any]:
-    """Take a version, or all, out of service."""
-    refuse_unknown(engine, name, version)
-    await engine.unload(name, version)
-    return {"name": name, "unloaded": True}
+def _everybody(request: Request) -> None:
+    """Nobody is asked who they are."""
 
 
 def _route(
-    path: str,
-    answer: Callable[[Request], Awaitable[Any]],
-    admit: Admit = lambda request: None,
-    method: str = "GET",
+    method: str, path: str, answer: Callable[[Request], Awaitable[Any]], admit: Admit
 ) -> Route:
     """A page whose answer is a response, or plain data."""
 

@@ -88,11 +88,16 @@ def signature_of(model: str, version: str) -> Signature:
     return SIGNATURE
 
 
+def fields(*keys: str, is_whole: bool = True) -> tuple[dict[str, set[str]], bool]:
+    """What may be hidden: columns of the model, `subject`, and these keys."""
+    columns = {name for spec in SIGNATURE.inputs for name in spec.columns}
+    return {MODEL: columns | set(keys)}, is_whole
+
+
 @contextmanager
 def open_log(home: Path, **changes: Any) -> Iterator[PredictionLog]:
     """A log that writes below a state folder, until the block ends."""
-    log = PredictionLog(PredictionLogConfig(**changes), home, signature_of)
-    log.check_names({MODEL: SIGNATURE}, {})
+    log = PredictionLog(PredictionLogConfig(**changes), home, signature_of, fields)
     log.start()
     try:
         yield log

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.engine.config import EngineConfig, HardwareConfig, ServedModel
+from serving.config import EngineConfig, HardwareConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.queues import Limits
 from serving.engine.versions import Backend, Circuit, LoadedVersion, VersionKey
@@ -107,7 +107,6 @@ class Shelf:
             variant=f"{hardware}-fp32",
             platform="onnxruntime_onnx",
             score=score(int(key.version), behaviour, signature),
-            signature=signature,
             probe={"x": np.full((1, 2), PROBE, np.float32)},
             circuit=Circuit(0.02, 0.2),
         )

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from serving.config import EntityConfig
 from serving.errors import NotReadyError, UnknownModelError
-from serving.features.config import EntityConfig
 from serving.features.reader import FeastEntityReader
 from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.conversion import tabular_signature
 from tasks.features.access.store import apply_definitions, open_store
 from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
 
@@ -33,8 +32,7 @@ def reader_of(serving: Serving, origin: ModelOrigin | None = None) -> FeastEntit
 
 
 async def asked(reader: FeastEntityReader, serving: Serving) -> dict[str, Any]:
-    signature = tabular_signature(serving.snapshot.columns)
-    _, features = await reader.resolve(MODEL, request_of(serving.rows()[:1]), signature)
+    _, features = await reader.resolve(MODEL, request_of(serving.rows()[:1]))
     return dict(reader.report(features))
 
 
@@ -88,19 +86,16 @@ async def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
     with pytest.raises(NotReadyError, match="not opened yet"):
         reader.keys_of(MODEL)
     assert (await asked(reader, on_sqlite))["trained_version"] == "2", "opened when it is needed"
-    signature, request = (
-        tabular_signature(on_sqlite.snapshot.columns),
-        request_of(on_sqlite.rows()),
-    )
-    _, features = await reader.resolve(MODEL, request, signature, track="candidate")
+    request = request_of(on_sqlite.rows())
+    _, features = await reader.resolve(MODEL, request, track="candidate")
     assert features.recipe.version == "1"
     served[0] = VersionState(MODEL, "1", "READY")
-    _, features = await reader.resolve(MODEL, request, signature, track="candidate")
+    _, features = await reader.resolve(MODEL, request, track="candidate")
     assert features.recipe.version == "2", "which the engine lets answer for an empty track"
     with pytest.raises(NotReadyError, match="track shadow"):
-        await reader.resolve(MODEL, request, signature, track="shadow")
+        await reader.resolve(MODEL, request, track="shadow")
     with pytest.raises(UnknownModelError, match="version '9'"):
-        await reader.resolve(MODEL, request, signature, version="9")
+        await reader.resolve(MODEL, request, version="9")
     served.clear()
     await reader.follow()
     assert reader.counters()["freshness"] == {}

@@ -12,17 +12,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from serving.config import EntityConfig
 from serving.errors import (
     BadRequestError,
     FeaturesRefusedError,
-    NotReadyError,
     OverloadedError,
     TooLargeError,
 )
-from serving.features.config import EntityConfig
 from serving.features.reader import FeastEntityReader
 from tasks.contracts.clock import ClockConfig
-from tasks.contracts.conversion import tabular_signature
 from tasks.features.config import OnlineConfig, ViewPolicy
 from tests.support.serving.entity_stores import (
     MODEL,
@@ -62,8 +60,7 @@ def resolve(
     """Inputs and report."""
 
     async def question(reader: FeastEntityReader) -> Any:
-        signature = tabular_signature(serving.snapshot.columns)
-        inputs, features = await reader.resolve(MODEL, entities, signature)
+        inputs, features = await reader.resolve(MODEL, entities)
         return dict(inputs), dict(reader.report(features))
 
     return ask(serving, question, **config)
@@ -164,17 +161,16 @@ def test_a_wrong_request_is_refused_with_a_sentence(
 
 def test_many_at_once_share_reads_and_each_gets_its_own_rows(serving: Serving) -> None:
     rows = serving.rows()
-    signature = tabular_signature(serving.snapshot.columns)
 
     async def question(reader: FeastEntityReader) -> Any:
         asked = [request_of(rows[n % 5 : n % 5 + 1 + n % 3]) for n in range(60)]
         bad = {**asked[0], "distance": ["far"] * len(asked[0]["distance"])}
         together = await asyncio.gather(
-            *(reader.resolve(MODEL, one, signature) for one in asked),
-            reader.resolve(MODEL, bad, signature),
+            *(reader.resolve(MODEL, one) for one in asked),
+            reader.resolve(MODEL, bad),
             return_exceptions=True,
         )
-        alone = [await reader.resolve(MODEL, one, signature) for one in asked[:15]]
+        alone = [await reader.resolve(MODEL, one) for one in asked[:15]]
         return together, alone, reader.counters()
 
     together, alone, counters = ask(serving, question)
@@ -196,11 +192,10 @@ def test_what_is_over_the_bounds_is_refused_at_once(
     request = request_of(serving.rows()[:3])
     with pytest.raises(TooLargeError, match="names 3 entities, expected at most 2"):
         resolve(serving, request, max_rows=2)
-    signature = tabular_signature(serving.snapshot.columns)
 
     async def question(reader: FeastEntityReader) -> Any:
         return await asyncio.gather(
-            *(reader.resolve(MODEL, request, signature) for _ in range(8)), return_exceptions=True
+            *(reader.resolve(MODEL, request) for _ in range(8)), return_exceptions=True
         )
 
     came = ask(serving, question)
@@ -211,29 +206,16 @@ def test_what_is_over_the_bounds_is_refused_at_once(
 
 def test_who_gives_up_does_not_disturb_the_others(serving: Serving) -> None:
     request = request_of(serving.rows()[:1])
-    signature = tabular_signature(serving.snapshot.columns)
 
     async def question(reader: FeastEntityReader) -> Any:
-        asked = [asyncio.ensure_future(reader.resolve(MODEL, request, signature)) for _ in range(6)]
+        asked = [asyncio.ensure_future(reader.resolve(MODEL, request)) for _ in range(6)]
         await asyncio.sleep(0)
         for task in asked[::2]:
             task.cancel()
         came = await asyncio.gather(*asked, return_exceptions=True)
-        await reader.resolve(MODEL, request, signature)
+        await reader.resolve(MODEL, request)
         return came, reader.counters()["waiting"]
 
     came, waiting = ask(serving, question)
     assert [isinstance(one, asyncio.CancelledError) for one in came] == [True, False] * 3
     assert waiting == 0
-
-
-def test_a_signature_of_another_version_is_not_fed(serving: Serving) -> None:
-    columns = serving.snapshot.columns
-    other = columns.model_copy(update={"numeric": columns.numeric[:-1]})
-
-    async def question(reader: FeastEntityReader) -> Any:
-        request = request_of(serving.rows()[:1])
-        return await reader.resolve(MODEL, request, tabular_signature(other))
-
-    with pytest.raises(NotReadyError, match="takes other columns than the one that answers"):
-        ask(serving, question)

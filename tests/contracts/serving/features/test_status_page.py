@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from serving.config import ObservabilityConfig
 from serving.errors import BadRequestError, OverloadedError
 from serving.interfaces import Pages, VersionState
-from serving.observability.config import ObservabilityConfig
 from serving.observability.metrics import Source
-from serving.observability.observers import Observability
+from serving.observability.status import Observability
 from tests.support.services.browser import browser, needs_browser
 from tests.support.serving.builders import MODEL, STATES, batch, call
 

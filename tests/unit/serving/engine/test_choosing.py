@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.engine.config import HardwareConfig
+from serving.config import HardwareConfig
 from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import GoalResult

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.engine.config import ServedModel
+from serving.config import ServedModel
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import (
     BadRequestError,
@@ -20,7 +20,6 @@ from serving.errors import (
     NotReadyError,
     OverloadedError,
     ServingError,
-    TooLargeError,
     UnknownModelError,
 )
 from serving.interfaces import Call, ServedBatch
@@ -73,34 +72,10 @@ async def test_sequences_of_one_length_are_computed_together() -> None:
         calls = [
             desk.ask(inputs={"x": np.ones((1, length), np.float32)}) for length in (3, 5, 3, 5, 3)
         ]
-        long = desk.ask(inputs={"x": np.ones((1, 10), np.float32)})
-        none = desk.ask(inputs={"x": np.ones((0, 4), np.float32)}, rows=0)
         await desk.settled()
         assert shelf.behaviours["1", "cpu"].sizes == [3, 2]
         sums = [desk.answer(call).outputs["sums"].tolist() for call in calls]
         assert sums == [[[1000.0 + n, -1000.0 - n]] for n in (3, 5, 3, 5, 3)]
-        assert "at most {'seq': 9}" in str(desk.error(long))
-        assert desk.answer(none).outputs["sums"].shape == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "rows", "kind", "words"),
-    [
-        ({"y": np.zeros((1, 2), np.float32)}, 1, BadRequestError, "takes x: float32"),
-        ({"x": np.zeros((1, 3), np.float32)}, 1, BadRequestError, r"float32 \[1, 3\]"),
-        ({"x": np.zeros((1, 2), np.float64)}, 1, BadRequestError, "float64"),
-        ({"x": np.zeros((2, 2), np.float32)}, 1, BadRequestError, "with 1 rows"),
-        ({"x": np.zeros((1001, 2), np.float32)}, 1001, TooLargeError, "at most 1000"),
-    ],
-)
-async def test_inputs_that_the_version_does_not_take_are_refused(
-    inputs: dict[str, Any], rows: int, kind: type[Exception], words: str
-) -> None:
-    async with serving(Shelf()) as desk:
-        call = desk.ask(inputs=inputs, rows=rows)
-        await desk.settled()
-        with pytest.raises(kind, match=words):
-            raise desk.error(call)
 
 
 async def test_one_bad_call_does_not_take_its_neighbours_down() -> None:

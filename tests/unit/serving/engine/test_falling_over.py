@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from serving.engine.config import HardwareConfig
+from serving.config import HardwareConfig
 from serving.engine.versions import Circuit, Times
 from serving.errors import BackendError, NotReadyError
 from tests.support.serving.standins import TWO_KINDS, Shelf, asked, serving, until, version_of

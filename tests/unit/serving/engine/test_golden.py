@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serving.engine.golden import gap, golden_batch
-from serving.engine.golden_rows import answer_golden_rows
+from serving.engine.golden import answer_golden_rows, gap, golden_batch
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serving.engine.config import ServedModel
+from serving.config import ServedModel
 from serving.engine.versions import Backend
 from serving.errors import OverloadedError
 from tests.support.serving.standins import Desk, Shelf, serving, until

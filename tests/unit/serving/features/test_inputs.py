@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import BadRequestError
-from serving.features.request import build_inputs
+from serving.features.recipe import build_inputs
 from tasks.contracts.data import DatasetSchema
 
 SCHEMA = DatasetSchema(

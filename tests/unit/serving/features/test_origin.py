@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.features.recipe import RegistryOrigins
+from serving.features.recipe import registry_origins
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import Registry
@@ -21,7 +21,7 @@ def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(
     monkeypatch.setattr("tasks.registry.pictures.draw_pictures", draw_nothing)
     world = World.at(tmp_path)
     ref, _ = world.register()
-    origins = RegistryOrigins(Settings(home=tmp_path, feature_repo=tmp_path))
+    origins = registry_origins(Settings(home=tmp_path, feature_repo=tmp_path))
     origin = origins(ref.name, str(ref.version))
     assert origin.feature_service == "flight_delay_v1"
     assert origin.feature_views == {"carrier_stats": "0" * 32}
@@ -30,5 +30,5 @@ def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(
         origins(ref.name, "9")
     registered = Registry(world.location).version(ref.name, ref.version)
     (registered.folder / MANIFEST_FILE).write_text("{}")
-    with pytest.raises(RegistryError, match="not what the registry's digest"):
+    with pytest.raises(RegistryError, match="has SHA-256"):
         origins(ref.name, str(ref.version))

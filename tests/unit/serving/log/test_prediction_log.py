@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,9 @@ from tests.support.data.builders import COLUMNS, frame
 from tests.support.serving.served_rows import (
     MODEL,
     NOW,
-    SIGNATURE,
     batch_of,
     call,
+    fields,
     open_log,
     rows_of,
     served,
@@ -142,10 +143,10 @@ def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
 
 def test_failures_name_the_version_that_was_to_answer(tmp_path: Path) -> None:
     stable = {"stable": "7"}
+    config = PredictionLogConfig()
     log = PredictionLog(
-        PredictionLogConfig(), tmp_path, signature_of, lambda model, track: stable.get(track)
+        config, tmp_path, signature_of, fields, lambda model, track: stable.get(track)
     )
-    log.check_names({MODEL: SIGNATURE}, {})
     log.start()
     for number in range(20):  # more than refusals may be
         log.refused(call(1, f"r{number}"), BackendError("it fell"))
@@ -169,10 +170,8 @@ def test_hidden_fields_are_nowhere_in_the_files(tmp_path: Path, name: str) -> No
     by_entity = ServedBatch(
         (entity,), plain.inputs, plain.outputs, plain.served, 1.0, 2.0, NOW.timestamp()
     )
-    log = PredictionLog(
-        PredictionLogConfig(**{name: ("subject", "carrier", "tailnum")}), tmp_path, signature_of
-    )
-    log.check_names({MODEL: SIGNATURE}, {MODEL: ["tailnum"]})
+    config = PredictionLogConfig(**{name: ("subject", "carrier", "tailnum")})
+    log = PredictionLog(config, tmp_path, signature_of, partial(fields, "tailnum"))
     log.start()
     log.served(plain)
     log.served(by_entity)
@@ -197,10 +196,32 @@ def test_hidden_fields_are_nowhere_in_the_files(tmp_path: Path, name: str) -> No
         assert mask_key_file(tmp_path).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_misspelt_field_to_hide_is_refused_at_start(tmp_path: Path) -> None:
-    log = PredictionLog(PredictionLogConfig(masked=("carier",)), tmp_path, signature_of)
+def test_a_misspelt_field_to_hide_ends_the_start_once_all_are_known(tmp_path: Path) -> None:
+    known = partial(fields, "tailnum", is_whole=False)
+    config = PredictionLogConfig(masked=("carier",))
+    log = PredictionLog(config, tmp_path, signature_of, lambda: known())
+    log.check()  # the feature registry is away: it may be a key
+    log.start()
+    log.served(batch_of(FRAME.head(2), ["a", "b"]))
+    known = partial(fields, "tailnum")
     with pytest.raises(ConfigurationError, match=r"log.masked names 'carier'.*expected of carrier"):
-        log.check_names({MODEL: SIGNATURE}, {MODEL: ["tailnum"]})
+        log.check()
+    log.served(batch_of(FRAME.head(1), ["c"]))
+    log.stop()
+    assert log.counters()["dropped_rows"] == {"unchecked": 3}
+
+
+def test_a_hidden_key_is_no_misspelt_name_while_keys_cannot_be_read(tmp_path: Path) -> None:
+    known = partial(fields, is_whole=False)
+    config = PredictionLogConfig(masked=("tailnum",))
+    log = PredictionLog(config, tmp_path, signature_of, lambda: known())
+    log.start()
+    log.served(batch_of(FRAME.head(2), ["a", "b"]))
+    known = partial(fields, "tailnum")
+    log.served(batch_of(FRAME.head(3), ["c", "d", "e"]))
+    log.stop()
+    counters = log.counters()
+    assert (counters["dropped_rows"]["unchecked"], counters["logged_rows"]) == (2, 3)
 
 
 def test_a_batch_that_cannot_be_logged_costs_only_itself(tmp_path: Path) -> None:

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.handlers
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.observability.config import LogConfig
-from serving.observability.logs import Log, without_tokens
+from serving.config import LogConfig
+from serving.observability.logs import json_lines, without_tokens
 
 logger = logging.getLogger("serving.trial")
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[tuple[Log, Path]]:
+def test_a_line_says_when_what_and_of_which_request(tmp_path: Path) -> None:
     file = tmp_path / "logs" / "serving.jsonl"
-    made = Log(LogConfig(file=file, level="INFO"))
-    yield made, file
-    made.stop()
-
-
-def lines(log: tuple[Log, Path]) -> list[dict[str, Any]]:
-    log[0].stop()
-    return [json.loads(line) for line in log[1].read_text().splitlines()]
-
-
-def test_a_line_says_when_what_and_of_which_request(log: tuple[Log, Path]) -> None:
     told = {"request_id": "r-7", "model": "flight-delay", "version": "3", "subject": "ann"}
-    logger.warning("a track moved to %s", "4", extra=told)
-    logger.debug("not important enough")
-    try:
-        raise ValueError("broken with\ntwo lines")
-    except ValueError:
-        logger.exception("it failed")
-    first, second = lines(log)
+    with json_lines(LogConfig(file=file, level="INFO")):
+        logger.warning("a track moved to %s", "4", extra=told)
+        logger.debug("not important enough")
+        try:
+            raise ValueError("broken with\ntwo lines")
+        except ValueError:
+            logger.exception("it failed")
+    first, second = map(json.loads, file.read_text().splitlines())
     assert first["message"] == "a track moved to 4"
     assert first["level"] == "warning"
     assert first["logger"] == "serving.trial"
@@ -46,11 +35,6 @@ def test_a_line_says_when_what_and_of_which_request(log: tuple[Log, Path]) -> No
     assert first["time"].endswith("+00:00")
     assert "subject" not in first
     assert "two lines" in second["error"]
-
-
-def test_uvicorns_lines_are_of_the_same_form(log: tuple[Log, Path]) -> None:
-    logging.getLogger("uvicorn.error").info("Started server process")
-    assert [line["logger"] for line in lines(log)] == ["uvicorn.error"]
 
 
 @pytest.mark.parametrize(
@@ -75,21 +59,20 @@ def test_lines_that_cannot_be_written_in_time_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.observability.logs.MOST_WAITING", 5)
-    made = Log(LogConfig(file=tmp_path / "log"))
     held, first = threading.Event(), threading.Event()
-    write = made._target.emit
+    write = logging.handlers.WatchedFileHandler.emit
 
-    def slow(record: logging.LogRecord) -> None:
+    def slow(handler: Any, record: logging.LogRecord) -> None:
         first.set()
         held.wait(20)
-        write(record)
+        write(handler, record)
 
-    monkeypatch.setattr(made._target, "emit", slow)
-    logger.info("taken up")
-    assert first.wait(20)
-    for number in range(20):
-        logger.info("line %d", number)
-    assert made.counters() == {"dropped": 15}
-    held.set()
-    made.stop()
+    monkeypatch.setattr(logging.handlers.WatchedFileHandler, "emit", slow)
+    with json_lines(LogConfig(file=tmp_path / "log")) as handler:
+        logger.info("taken up")
+        assert first.wait(20)
+        for number in range(20):
+            logger.info("line %d", number)
+        assert handler.num_dropped == 15
+        held.set()
     assert len((tmp_path / "log").read_text().splitlines()) == 6

@@ -18,8 +18,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from serving.config import TraceConfig
 from serving.errors import OverloadedError
-from serving.observability.config import TraceConfig
 from serving.observability.tracing import Tracing
 from tests.support.serving.builders import MODEL, TRACE, batch, call
 
