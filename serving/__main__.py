@@ -30,9 +30,9 @@ import uvloop
 
 from serving.assembly import (
     ComponentsOf,
-    ServingProcess,
     is_locked,
     read_addresses,
+    serve,
 )
 from serving.config import (
     SERVING_FILE,
@@ -120,12 +120,9 @@ def _serve(config: ServingConfig, home: Path, components_of: ComponentsOf) -> in
     _allow_files(config.http.max_connections)
     sys.setswitchinterval(SWITCH_S)
 
-    async def run() -> None:
-        await ServingProcess(config, home, components_of).run()
-
     with _logging(config.observability.logs):
         try:
-            uvloop.run(run())
+            uvloop.run(serve(config, home, components_of))
         finally:
             # What stayed for the time of serving is free to go: else libraries list it as leaked.
             gc.unfreeze()

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,8 @@ from serving.protocol.http.listener import (
     public_listener,
 )
 from serving.protocol.http.pages import admin_pages, admin_token
-from serving.security.assembly import OpenGuard
+from serving.security.guard import OpenGuard
+from serving.security.tls import RenewingTls
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import is_held, locked, private_folder, write_atomically
 
@@ -72,7 +72,7 @@ class Components:
     guard: Guard | None = None
     entities: FeastEntityReader | None = None
     pages: Pages = field(default_factory=dict)
-    tls: ssl.SSLContext | None = None
+    tls: RenewingTls | None = None
     grpc_credentials: grpc.ServerCredentials | None = None
     start: Hook = _nothing
     stops: Sequence[Hook] = ()
@@ -82,132 +82,125 @@ ComponentsOf = Callable[[ServingConfig, Path], Components]
 """Makes the components of a process, from its configuration and state folder, on the event loop."""
 
 
-class ServingProcess:
-    """One serving process on a state folder."""
+async def serve(config: ServingConfig, home: Path, components_of: ComponentsOf) -> None:
+    """Serve from a state folder until SIGTERM or SIGINT comes, and what is in flight is answered.
 
-    def __init__(self, config: ServingConfig, home: Path, components_of: ComponentsOf) -> None:
-        self._config = config
-        self._home = home
-        self._components_of = components_of
-        self._stop = asyncio.Event()
-
-    def stop(self) -> None:
-        """Answer what is in flight, then end `run`."""
-        self._stop.set()
-
-    async def run(self) -> None:
-        """Serve until `stop` is called, or SIGTERM or SIGINT comes.
-
-        Raises:
-            ConfigurationError: another process serves from this state folder, a port is taken, or
-                a component cannot be made. Nothing was started.
-        """
-        private_folder(self._home / SERVING_FOLDER)
-        with _only_one(self._home), contextlib.ExitStack() as sockets:
-            # Of a process that was killed: its number may be another program's by now.
-            (self._home / ADDRESS_FILE).unlink(missing_ok=True)
-            await self._run(sockets)
-
-    async def _run(self, sockets: contextlib.ExitStack) -> None:
-        config = self._config
+    Raises:
+        ConfigurationError: another process serves from this state folder, a port is taken, or
+            a component cannot be made. Nothing was started.
+    """
+    private_folder(home / SERVING_FOLDER)
+    with _only_one(home), contextlib.ExitStack() as sockets:
+        # Of a process that was killed: its number may be another program's by now.
+        (home / ADDRESS_FILE).unlink(missing_ok=True)
         http = sockets.enter_context(bound_socket(config.host, config.http.port, "HTTP"))
         admin = sockets.enter_context(
             bound_socket(_LOOPBACK, config.admin.port, "The admin interface")
         )
-        token = admin_token(self._home)
-        made = self._components_of(config, self._home)
-        is_clear = made.tls is not None and made.grpc_credentials is None
-        if is_clear and config.grpc.enabled and not config.on_loopback:
-            raise ConfigurationError(
-                "HTTP has TLS here and gRPC has not, so it may be on loopback only; set "
-                "grpc.enabled: false, or put Envoy before this server. Nothing was started"
-            )
+        token = admin_token(home)
+        made = components_of(config, home)
         guard = made.guard or OpenGuard(config)
         front = Front(made.engine, guard, config, made.observers, made.entities)
-        rpc, rpc_port = None, None
-        if config.grpc.enabled:
-            from serving.protocol.grpc.service import (
-                grpc_server,  # gRPC is imported after `only_tls_1_3`
-            )
-
-            rpc, rpc_port = grpc_server(front, config.host, config.grpc.port, made.grpc_credentials)
+        rpc, rpc_port = _grpc(config, front, made)
         public = public_listener(front, made.tls)
         inner = admin_listener(front, admin_pages(made.engine, token, made.pages))
+        scheme = "http" if made.tls is None else "https"
+        addresses = {
+            "http": f"{scheme}://{_address(config.host, http.getsockname()[1])}",
+            "grpc": None if rpc_port is None else _address(config.host, rpc_port),
+            "admin": f"http://{_address(_LOOPBACK, admin.getsockname()[1])}",
+        }
         try:
             await made.start()
-            scheme = "http" if made.tls is None else "https"
-            addresses = {
-                "http": f"{scheme}://{_address(config.host, http.getsockname()[1])}",
-                "grpc": None if rpc_port is None else _address(config.host, rpc_port),
-                "admin": f"http://{_address(_LOOPBACK, admin.getsockname()[1])}",
-            }
             listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
-            await self._serve(front, listeners, rpc, addresses)
+            await _answer(home, front, listeners, rpc, addresses)
         finally:
-            await _end(made.stops)
+            # Each, whatever others do.
+            _raise_first([await _outcome(stop) for stop in made.stops])
 
-    async def _serve(
-        self,
-        front: Front,
-        listeners: Sequence[tuple[Listener, Awaitable[None]]],
-        rpc: grpc.aio.Server | None,
-        addresses: Mapping[str, str | None],
-    ) -> None:
-        tasks = [asyncio.ensure_future(serve) for _, serve in listeners]
-        stopped = asyncio.ensure_future(self._stop.wait())
-        try:
-            if rpc is not None:
-                await rpc.start()
-            while not all(listener.started for listener, _ in listeners):
-                await asyncio.sleep(0.01)
-            _spare_what_stays()
-            with self._announced(addresses), self._signals():
-                self._say(addresses, front)
-                await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-                front.stopping = True
-            _log.info("ending: what is in flight is answered within %g s", self._config.stop_s)
-        finally:
+
+def _grpc(
+    config: ServingConfig, front: Front, made: Components
+) -> tuple[grpc.aio.Server | None, int | None]:
+    """The gRPC server and its port; none where it is off.
+
+    Raises:
+        ConfigurationError: it would speak in clear to others than this machine.
+    """
+    if not config.grpc.enabled:
+        return None, None
+    if made.tls is not None and made.grpc_credentials is None and not config.on_loopback:
+        raise ConfigurationError(
+            "HTTP has TLS here and gRPC has not, so it may be on loopback only; set "
+            "grpc.enabled: false, or put Envoy before this server. Nothing was started"
+        )
+    from serving.protocol.grpc.service import grpc_server  # imports gRPC: after `only_tls_1_3`
+
+    return grpc_server(front, config.host, config.grpc.port, made.grpc_credentials)
+
+
+async def _answer(
+    home: Path,
+    front: Front,
+    listeners: Sequence[tuple[Listener, Awaitable[None]]],
+    rpc: grpc.aio.Server | None,
+    addresses: Mapping[str, str | None],
+) -> None:
+    """Listen until a signal comes; then answer what is in flight."""
+    ends = [asyncio.ensure_future(listening) for _, listening in listeners]
+    try:
+        if rpc is not None:
+            await rpc.start()
+        while not all(listener.started for listener, _ in listeners):
+            await asyncio.sleep(0.01)
+        _spare_what_stays()
+        with _announced(home, addresses), _signals() as signalled:
+            _report(addresses, front)
+            stopped = asyncio.ensure_future(signalled.wait())
+            await asyncio.wait([stopped, *ends], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
-            for listener, _ in listeners:
-                listener.stop()
-            ends = list(tasks)
-            if rpc is not None:
-                ends.append(asyncio.ensure_future(rpc.stop(self._config.stop_s)))
-            outcomes = await asyncio.gather(*ends, return_exceptions=True)
-        _raise_first(outcomes)
+            front.stopping = True
+        _log.info("ending: what is in flight is answered within %g s", front.config.stop_s)
+    finally:
+        for listener, _ in listeners:
+            listener.stop()
+        if rpc is not None:
+            ends.append(asyncio.ensure_future(rpc.stop(front.config.stop_s)))
+        outcomes = await asyncio.gather(*ends, return_exceptions=True)
+    _raise_first(outcomes)
 
-    def _say(self, addresses: Mapping[str, str | None], front: Front) -> None:
-        named = [f"{name} {address}" for name, address in addresses.items() if address]
-        _log.info("serving: %s", ", ".join(named))
-        if not front.engine.is_ready():
-            reasons = [f"{s.name}: {s.reason}" for s in front.engine.states() if s.reason]
-            _log.warning(
-                "not ready: %s. It is looked for every %g s",
-                "; ".join(reasons) or "no model is loaded",
-                self._config.poll_s,
-            )
 
-    @contextlib.contextmanager
-    def _announced(self, addresses: Mapping[str, str | None]) -> Iterator[None]:
-        file = self._home / ADDRESS_FILE
-        write_atomically(file, json.dumps({"pid": os.getpid(), **addresses}) + "\n")
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
+def _report(addresses: Mapping[str, str | None], front: Front) -> None:
+    named = [f"{name} {address}" for name, address in addresses.items() if address]
+    _log.info("serving: %s", ", ".join(named))
+    if not front.engine.is_ready():
+        reasons = [f"{s.name}: {s.reason}" for s in front.engine.states() if s.reason]
+        missing = "; ".join(reasons) or "no model is loaded"
+        _log.warning("not ready: %s. It is looked for every %g s", missing, front.config.poll_s)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
+
+@contextlib.contextmanager
+def _announced(home: Path, addresses: Mapping[str, str | None]) -> Iterator[None]:
+    file = home / ADDRESS_FILE
+    write_atomically(file, json.dumps({"pid": os.getpid(), **addresses}) + "\n")
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set; a second one must not cut off what is in flight."""
+    loop, seen = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, seen.set)
+    try:
+        yield seen
+    finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-                # A second signal must not cut off what is in flight.
-                signal.signal(number, signal.SIG_IGN)
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _spare_what_stays() -> None:
@@ -225,18 +218,15 @@ def _only_one(home: Path) -> Iterator[None]:
     """Holds the lock of a state folder, which ends with the process, however that ends."""
 
     def held() -> ConfigurationError:
+        found = read_addresses(home)
+        who = f" (process {found['pid']}, {found['http']})" if found else ""
         return ConfigurationError(
-            f"another process serves from {home}{_described_process(home)}; end it first "
-            "(python -m serving stop), or name another state folder. Nothing was started"
+            f"another process serves from {home}{who}; end it first (python -m serving stop), or "
+            "name another state folder. Nothing was started"
         )
 
     with locked(home / _LOCK_FILE, wait_s=0, held=held):
         yield
-
-
-def _described_process(home: Path) -> str:
-    found = read_addresses(home)
-    return f" (process {found['pid']}, {found['http']})" if found else ""
 
 
 def read_addresses(home: Path) -> dict[str, str | int | None] | None:
@@ -257,9 +247,8 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _end(stops: Sequence[Hook]) -> None:
-    """Run each, whatever others do."""
-    _raise_first([(await asyncio.gather(stop(), return_exceptions=True))[0] for stop in stops])
+async def _outcome(stop: Hook) -> object:
+    return (await asyncio.gather(stop(), return_exceptions=True))[0]
 
 
 def _raise_first(outcomes: Sequence[object]) -> None:

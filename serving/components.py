@@ -19,6 +19,7 @@ from pathlib import Path
 from serving.assembly import Components, ComponentsOf
 from serving.config import ServingConfig
 from serving.engine.engine import GAUGES, LABELS, ModelEngine
+from serving.engine.loading import RegistryCatalogue
 from serving.engine.queues import Limits
 from serving.errors import ServingError
 from serving.features.reader import FeastEntityReader
@@ -26,7 +27,7 @@ from serving.interfaces import TRACKS, Observer, Track
 from serving.log.prediction_log import PredictionLog
 from serving.observability.metrics import Source
 from serving.observability.status import Observability
-from serving.security.assembly import secured
+from serving.security.guard import secured
 from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
@@ -67,17 +68,16 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
     Raises:
         ConfigurationError: a file of security is not fit.
     """
-    engine = ModelEngine.of_registry(
-        config.engine, config.models, RegistryLocation.of(settings), home,
-        Limits(poll_s=config.poll_s),
-    )  # fmt: skip
+    location = RegistryLocation.of(settings)
+    catalogue = RegistryCatalogue(location, home, config.engine, config.models)
+    limits = Limits(poll_s=config.poll_s)
+    engine = ModelEngine(config.engine, config.models, catalogue, limits=limits)
     entities = FeastEntityReader(settings, config.entities, states=engine.states)
     log = PredictionLog(
         config.log, home, engine.signature, partial(_fields_in, engine, entities),
         partial(_version_in, engine),
     )  # fmt: skip
     security = secured(config.security, home, config.host)
-    tls = None if security is None else security.tls
     observability = Observability(
         config.observability,
         states=engine.states,
@@ -97,13 +97,6 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         await entities.start()
         log.check()
         await observability.start()
-        if tls is not None:
-            tls.follow()
-
-    async def stop_log() -> None:
-        await asyncio.to_thread(log.stop)
-        if tls is not None:
-            tls.stop()
 
     return Components(
         engine,
@@ -111,10 +104,15 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         guard=None if security is None else security.guard,
         entities=entities,
         pages=observability.pages,
-        tls=None if tls is None else tls.context,
+        tls=None if security is None else security.tls,
         grpc_credentials=None if security is None else security.grpc,
         start=start,
-        stops=(partial(engine.stop, config.stop_s), entities.stop, observability.stop, stop_log),
+        stops=(
+            partial(engine.stop, config.stop_s),
+            entities.stop,
+            observability.stop,
+            partial(asyncio.to_thread, log.stop),
+        ),
     )
 
 

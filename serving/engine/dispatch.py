@@ -77,6 +77,7 @@ class Dispatcher:
         self._waiting: list[RequestQueue] = []
         self._scheduled = self._sweeping = self._ended = False
         self._flushed_at = 0.0
+        self._healing: set[asyncio.Task[None]] = set()
         self._running: Counter[str] = Counter()
         self._most_running = {one.name: one.workers for one in config.hardware}
         self._batch_rows = config.batch_rows
@@ -314,7 +315,7 @@ class Dispatcher:
         batch.timer.cancel()
         backend.busy = False
         if batch.abandoned:
-            self._probe_later(version, backend)
+            self._start_healing(version, backend)
         else:
             self._running[backend.hardware] -= 1
             if batch.error is None:
@@ -323,7 +324,7 @@ class Dispatcher:
                 self.outcomes.deliver_singly(batch)
             else:
                 self._fall_over(batch, batch.error)
-                self._probe_later(version, backend)
+                self._start_healing(version, backend)
             self._wake()
         self._release(version)
 
@@ -377,33 +378,37 @@ class Dispatcher:
         wait_s = max(LEAST_RETRY_S, again - now)
         self._empty(queue, lambda call: NotReadyError(text, wait_s))
 
-    def _probe_later(self, version: LoadedVersion, backend: Backend) -> None:
-        delay = max(0.0, backend.circuit.retry_at - time.monotonic())
-        self._loop.call_later(delay + 0.001, self._probe, version, backend)
+    async def _heal(self, version: LoadedVersion, backend: Backend) -> None:
+        """Ask a backend that failed whether it is well, at longer and longer times, until it is."""
+        circuit = backend.circuit
+        while True:
+            await asyncio.sleep(max(0.0, circuit.retry_at - time.monotonic()))
+            if self._ended or version.closed:
+                return
+            answer: asyncio.Future[bool] = self._loop.create_future()
 
-    def _probe(self, version: LoadedVersion, backend: Backend) -> None:
-        if self._ended or version.closed or not backend.circuit.probe_due(time.monotonic()):
-            return
+            def ask(answer: asyncio.Future[bool] = answer) -> None:
+                self._call_soon(answer.set_result, backend.is_well())
 
-        def ask() -> None:
-            self._call_soon(self._probed, version, backend, backend.is_well())
+            self._occupy(version, backend, ask)
+            is_well = await answer
+            backend.busy = False
+            self._running[backend.hardware] -= 1
+            if is_well:
+                circuit.healed()
+                which = (version.model, version.version, backend.hardware)
+                logger.warning("%s version %s answers on %s again", *which)
+            else:
+                circuit.failed(circuit.reason, time.monotonic())
+            self._wake()
+            self._release(version)
+            if is_well:
+                return
 
-        self._occupy(version, backend, ask)
-
-    def _probed(self, version: LoadedVersion, backend: Backend, well: bool) -> None:
-        backend.busy = False
-        self._running[backend.hardware] -= 1
-        if well:
-            backend.circuit.healed()
-            logger.warning(
-                "%s version %s answers on %s again",
-                *(version.model, version.version, backend.hardware),
-            )
-        else:
-            backend.circuit.failed(backend.circuit.reason, time.monotonic())
-            self._probe_later(version, backend)
-        self._wake()
-        self._release(version)
+    def _start_healing(self, version: LoadedVersion, backend: Backend) -> None:
+        task = self._loop.create_task(self._heal(version, backend))
+        self._healing.add(task)
+        task.add_done_callback(self._healing.discard)
 
     # Around
 

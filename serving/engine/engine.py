@@ -8,22 +8,19 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from serving.config import EngineConfig, ServedModel
 from serving.engine.dispatch import Dispatcher
-from serving.engine.loading import Catalogue, RegistryCatalogue
+from serving.engine.loading import Catalogue
 from serving.engine.queues import Limits, sentence_of
 from serving.engine.tracks import ServedVersions
 from serving.engine.versions import Failure, LoadedVersion, VersionKey
 from serving.errors import NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Call, Done, Observer, Track, VersionState
 from tasks.contracts.conversion import Signature
-from tasks.registry.connection import RegistryLocation
 
 logger = logging.getLogger(__name__)
-GOLDEN_FOLDER = Path("serving") / "golden"
 Found = TypeVar("Found")
 
 
@@ -60,28 +57,6 @@ class ModelEngine:
         self._loader: ThreadPoolExecutor
         self._stopping = False
 
-    @classmethod
-    def of_registry(
-        cls,
-        config: EngineConfig,
-        models: Sequence[ServedModel],
-        location: RegistryLocation,
-        home: Path,
-        limits: Limits | None = None,
-    ) -> ModelEngine:
-        """An engine that serves registered versions.
-
-        Args:
-            config: hardware, and how much is held.
-            models: that are loaded at the start and followed.
-            location: of the registry.
-            home: state folder; golden batches are kept under `serving/golden`.
-            limits: as above.
-        """
-        by_name = {model.name: model for model in models}
-        catalogue = RegistryCatalogue(location, home / GOLDEN_FOLDER, config, by_name)
-        return cls(config, models, catalogue, limits=limits)
-
     # Life
 
     async def start(self) -> None:
@@ -99,8 +74,6 @@ class ModelEngine:
             self.served(name)
         await self.look()
         self._following = self._loop.create_task(self._follow())
-        gc.collect()
-        gc.freeze()
 
     async def stop(self, drain_s: float = 10.0) -> None:
         """Answer what is queued, refuse what comes, end all threads.
@@ -372,7 +345,7 @@ class ModelEngine:
         self._ask_again = False
         for model in self._configured.values():
             try:
-                key = await asyncio.to_thread(self._catalogue.by_alias, model.name, model.alias)
+                key = await self._asked(self._catalogue.by_alias, model.name, model.alias)
             except ServingError as exc:
                 self._ask_again = True
                 self.served(model.name).notes["alias"] = str(exc)

@@ -8,7 +8,7 @@ is missing for the others is reported, never passed over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,9 @@ from tasks.registry.mlflow_registry import PROGRAM_TAG, VARIANTS_TAG, Registered
 from tasks.registry.model_folder import RegisteredVariant, read_version, verified_program
 
 logger = logging.getLogger(__name__)
+
+
+GOLDEN_FOLDER = Path("serving") / "golden"
 
 
 class Catalogue(Protocol):
@@ -65,22 +68,22 @@ class RegistryCatalogue:
 
     Args:
         location: of the registry; a database that does not exist is not created.
-        golden: folder that keeps golden batches.
+        home: state folder; golden batches are kept under `serving/golden`.
         config: hardware.
-        models: how versions of a model are checked, by its name.
+        models: how versions of a model are checked.
     """
 
     def __init__(
         self,
         location: RegistryLocation,
-        golden: Path,
+        home: Path,
         config: EngineConfig,
-        models: Mapping[str, ServedModel],
+        models: Sequence[ServedModel],
     ) -> None:
         self._location = location
-        self._golden = golden
+        self._golden = home / GOLDEN_FOLDER
         self._config = config
-        self._models = models
+        self._models = {model.name: model for model in models}
         self._opened: Registry | None = None
         self._seen: tuple[object, ...] | None = None
 

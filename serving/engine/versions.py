@@ -17,7 +17,7 @@ from tasks.contracts.conversion import Signature
 
 @dataclass(eq=False, slots=True)
 class Circuit:
-    """Closed: batches pass. Open: none does. Half open: one probe is under way.
+    """Closed: batches pass. Open: none does, and the backend is asked at times whether it is well.
 
     Times are of `time.monotonic()`.
     """
@@ -27,29 +27,17 @@ class Circuit:
     reason: str = ""
     """Of the last failure; empty where closed."""
     closed: bool = True
-    probing: bool = False
     retry_at: float = 0.0
     _next_s: float = 0.0
 
     def failed(self, reason: str, now: float) -> None:
         """Open it, longer each time until something succeeds."""
-        if self.closed:
-            self._next_s = self.open_s
-        else:
-            self._next_s = min(self._next_s * 2, self.most_open_s)
-        self.closed, self.probing, self.reason = False, False, reason
-        self.retry_at = now + self._next_s
-
-    def probe_due(self, now: float) -> bool:
-        """Whether a probe should be sent; whoever gets True sends it."""
-        if self.closed or self.probing or now < self.retry_at:
-            return False
-        self.probing = True
-        return True
+        self._next_s = self.open_s if self.closed else min(self._next_s * 2, self.most_open_s)
+        self.closed, self.reason, self.retry_at = False, reason, now + self._next_s
 
     def healed(self) -> None:
-        """The probe was answered."""
-        self.closed, self.probing, self.reason = True, False, ""
+        """The backend answers."""
+        self.closed, self.reason = True, ""
 
 
 Score = Callable[[dict[str, Array]], NDArray[Any]]

@@ -66,6 +66,14 @@ class BoundedHandler(logging.handlers.QueueHandler):
             self.num_dropped += 1
 
 
+class Writer(logging.handlers.QueueListener):
+    """The writing thread; its end waits for a place in a full queue."""
+
+    def enqueue_sentinel(self) -> None:
+        """See the base class, which raises where the queue is full."""
+        self.queue.put(None)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def json_lines(config: LogConfig) -> Iterator[BoundedHandler]:
     """Write this process's log as JSON lines until the block ends, and then what waits."""
@@ -75,7 +83,7 @@ def json_lines(config: LogConfig) -> Iterator[BoundedHandler]:
         target = logging.handlers.WatchedFileHandler(config.file, encoding="utf-8")
     target.setFormatter(LineFormatter())
     lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MOST_WAITING)
-    handler, listener = BoundedHandler(lines), logging.handlers.QueueListener(lines, target)
+    handler, listener = BoundedHandler(lines), Writer(lines, target)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers[:] = [handler]
@@ -86,7 +94,6 @@ def json_lines(config: LogConfig) -> Iterator[BoundedHandler]:
     finally:
         root.handlers[:] = before
         root.setLevel(level)
-        lines.put(None)  # waits for a place, where `stop` would raise
         listener.stop()
         target.close()
         if handler.num_dropped:

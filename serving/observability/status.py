@@ -64,24 +64,70 @@ class Point:
     sources: dict[str, Mapping[str, Any]]
 
 
-class Status:
-    """Makes the status of one process. On the event loop's thread.
+class Observability:
+    """Counters, metrics, traces and status page of one process. On the event loop's thread.
 
     Args:
-        counting: what was answered and refused.
-        states: versions of the process.
-        sources: counters of other components.
+        config: what goes where.
+        states: versions of the process, as `ModelEngine.states` reports them.
+        sources: counters of further components: engine, log, entity reader.
     """
 
     def __init__(
         self,
-        counting: Counting,
+        config: ObservabilityConfig,
+        *,
         states: Callable[[], Sequence[VersionState]],
-        sources: Iterable[Source],
+        sources: Iterable[Source] = (),
     ) -> None:
-        self._counting, self._states, self._sources = counting, states, tuple(sources)
+        self._states, self._sources = states, tuple(sources)
+        self.counting = Counting(lambda model: any(state.name == model for state in states()))
+        self._tracing = Tracing(config.traces)
+        self._metrics = Metrics(self.counting, states, self._sources)
+        self._task: asyncio.Task[None] | None = None
         self._points: deque[Point] = deque(maxlen=round(RECENT_S / STEP_S))
         self.note()
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """All that want to know what is served."""
+        return self.counting, self._tracing
+
+    @property
+    def pages(self) -> Pages:
+        """For the admin listener."""
+        return {
+            "/metrics": self._metrics.page,
+            "/status": self._page,
+            "/status.json": self._json,
+        }
+
+    async def start(self) -> None:
+        """Start keeping points of the status and sending spans."""
+        self._tracing.start()
+        self._task = asyncio.create_task(self._keep(), name="observability")
+
+    async def stop(self) -> None:
+        """Send the spans that wait, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self._tracing.stop)
+
+    def _page(self) -> tuple[str, bytes]:
+        return "text/html; charset=utf-8", status_page(self.read()).encode()
+
+    def _json(self) -> tuple[str, bytes]:
+        return "application/json", json.dumps(self.read(), allow_nan=False).encode()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            try:
+                self.note()
+            except Exception:  # showing a process must never be what ends it
+                logger.exception("the status was not noted")
 
     def note(self) -> None:
         """Keep the counters as they are, to compare later ones with."""
@@ -91,10 +137,10 @@ class Status:
         """Everything the page shows, JSON-ready."""
         window = _Window(self._points[0], self._now())
         states = list(self._states())
-        names = {key[0] for key in self._counting.series} | {state.name for state in states}
+        names = {key[0] for key in self.counting.series} | {state.name for state in states}
         models = [_model(n, [s for s in states if s.name == n], window) for n in sorted(names)]
         refusals, freshness = window.refusals(), window.freshness()
-        started_at = self._counting.started_at
+        started_at = self.counting.started_at
         return {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "refresh_s": REFRESH_S,
@@ -118,8 +164,8 @@ class Status:
     def _now(self) -> Point:
         return Point(
             moment=time.monotonic(),
-            latency={k: s.latency.counts[:] for k, s in self._counting.series.items()},
-            refused=dict(self._counting.refused_calls),
+            latency={k: s.latency.counts[:] for k, s in self.counting.series.items()},
+            refused=dict(self.counting.refused_calls),
             sources={source.name: source.read() for source in self._sources},
         )
 
@@ -269,68 +315,3 @@ def _text(name: str) -> str:
 @cache
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-class Observability:
-    """Counters, metrics, traces and status page of one process.
-
-    Args:
-        config: what goes where.
-        states: versions of the process, as `Engine.states` reports them.
-        sources: counters of further components: engine, log, entity reader.
-    """
-
-    def __init__(
-        self,
-        config: ObservabilityConfig,
-        *,
-        states: Callable[[], Sequence[VersionState]],
-        sources: Iterable[Source] = (),
-    ) -> None:
-        sources = tuple(sources)
-        self.counting = Counting(lambda model: any(state.name == model for state in states()))
-        self.status = Status(self.counting, states, sources)
-        self._tracing = Tracing(config.traces)
-        self._metrics = Metrics(self.counting, states, sources)
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def observers(self) -> tuple[Observer, ...]:
-        """All that want to know what is served."""
-        return self.counting, self._tracing
-
-    @property
-    def pages(self) -> Pages:
-        """For the admin listener."""
-        return {
-            "/metrics": self._metrics.page,
-            "/status": self._page,
-            "/status.json": self._json,
-        }
-
-    async def start(self) -> None:
-        """Start keeping points of the status and sending spans."""
-        self._tracing.start()
-        self._task = asyncio.create_task(self._keep(), name="observability")
-
-    async def stop(self) -> None:
-        """Send the spans that wait, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        await asyncio.to_thread(self._tracing.stop)
-
-    def _page(self) -> tuple[str, bytes]:
-        return "text/html; charset=utf-8", status_page(self.status.read()).encode()
-
-    def _json(self) -> tuple[str, bytes]:
-        return "application/json", json.dumps(self.status.read(), allow_nan=False).encode()
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(STEP_S)
-            try:
-                self.status.note()
-            except Exception:  # showing a process must never be what ends it
-                logger.exception("the status was not noted")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _INFER = re.compile(r"/v2/models/([^/]{1,300})(?:/versions/([^/]{1,300}))?/infer")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_KNOWN = 1024
 
 
@@ -118,27 +118,27 @@ class Front:
         """
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedBodyError("the body is compressed; send it as it is")
-        call.track = self._track(headers.get(b"x-falaj-slot"))
-        self.refuse_early(call)
+        self.begin(call, headers)
         request, binary = parse_request(body, headers.get(b"inference-header-content-length"))
         call.deadline = call.arrived + self._time_of(headers.get(b"x-falaj-timeout-ms"), request)
-        trace = headers.get(b"traceparent")
-        if trace is not None:
-            call.trace = sane_trace(trace.decode("latin-1"))
         plan = self.plan(call)
         names = [tensor.name for tensor in request.inputs]
         self.fill(call, plan, names, sent_inputs(request, binary))
         return plan.wanted(request), request.id
 
-    def refuse_early(self, call: Call) -> None:
-        """Refuse what would wait too long, before anything of it is read: that costs the least.
+    def begin(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
+        """Note track and trace, and refuse what would wait too long before any of it is read.
 
         Raises:
-            ServingError: as `ModelEngine.refusal` says.
+            ServingError: there is no such track, or as `ModelEngine.refusal` says.
         """
+        call.track = self._track(headers.get(b"x-falaj-slot"))
         refusal = self.engine.refusal(call.model, call.version, call.track)
         if refusal is not None:
             raise refusal
+        trace = headers.get(b"traceparent")
+        if trace is not None and _TRACEPARENT.fullmatch(trace):
+            call.trace = trace.decode()
 
     def fill(
         self, call: Call, plan: ModelPlan, names: Sequence[str], inputs: Iterable[Sent]
@@ -264,7 +264,12 @@ class Front:
     def _track(self, sent: bytes | None) -> Track:
         if sent is None or not self.config.http.track_header:
             return "stable"
-        return track_named(sent.decode("latin-1"))
+        text = sent.decode("latin-1")
+        for track in TRACKS:
+            if text == track:
+                return track
+        tracks = ", ".join(TRACKS)
+        raise BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {tracks}")
 
     def _time_of(self, header: bytes | None, request: InferRequest) -> float:
         """Seconds that a request gets."""
@@ -281,23 +286,6 @@ class Front:
 def capped(asked_s: float | None, most_s: float) -> float:
     """Time that a request gets; 0 and None leave it to the server."""
     return min(asked_s, most_s) if asked_s else most_s
-
-
-def track_named(text: str) -> Track:
-    """A track by its name.
-
-    Raises:
-        BadRequestError: there is no such track.
-    """
-    for track in TRACKS:
-        if text == track:
-            return track
-    raise BadRequestError(f"x-falaj-slot is {text[:40]!r}; expected one of {', '.join(TRACKS)}")
-
-
-def sane_trace(text: str) -> str:
-    """A W3C `traceparent`; empty where it is none."""
-    return text if _TRACEPARENT.fullmatch(text) else ""
 
 
 def now() -> float:

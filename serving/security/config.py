@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Self, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,6 +19,7 @@ from pydantic import (
 )
 
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.strict_yaml import read_yaml
 
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
@@ -207,11 +207,9 @@ def read_security(file: Path) -> SecurityConfig:
         ConfigurationError: it cannot be read, or says what cannot be.
     """
     try:
-        found = SecurityConfig.model_validate(yaml.safe_load(file.read_text()) or {})
-    except OSError as exc:
+        found = SecurityConfig.model_validate(read_yaml(file, str(file)))
+    except FileNotFoundError as exc:
         raise ConfigurationError(f"{file} cannot be read: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"{file} is no YAML: {exc}. Nothing was started") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{file}: {faults_of(exc)}. Nothing was started") from exc
     return _seen_from(found, file.resolve().parent)

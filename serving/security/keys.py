@@ -27,8 +27,6 @@ from tasks.kernel.files import file_state, locked, write_atomically
 LOGGER = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
-LOOK_AGAIN_S = 1.0
-"""A revoked key is refused after this at the latest."""
 _KEY = re.compile(r"falaj_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
@@ -132,17 +130,9 @@ class KeyRing:
         self._on_change = on_change
         self._seen = file_state(file)
         self._keys = {key.id: key for key in read_keys(file)}
-        self._looked = float("-inf")
 
-    def look(self, now: float) -> None:
-        """Read the file again where it has changed, at most once in `LOOK_AGAIN_S`.
-
-        Args:
-            now: seconds that only grow.
-        """
-        if now - self._looked < LOOK_AGAIN_S:
-            return
-        self._looked = now
+    def look(self) -> None:
+        """Read the file again where it has changed."""
         seen = file_state(self._file)
         if seen != self._seen:
             self._keys = self._read_or_refuse_all()

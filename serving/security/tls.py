@@ -6,7 +6,6 @@ import logging
 import os
 import ssl
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,15 +97,15 @@ def _grpc_files(config: TlsConfig) -> grpc.ServerCertificateConfiguration:
 class RenewingTls:
     """A context that follows its files, so that a renewed certificate needs no restart.
 
-    New connections see the new certificate. A changed `client_ca` adds authorities; taking one
-    away needs a restart, since OpenSSL forgets none.
+    Whoever listens with it calls `look` from time to time. New connections see the new certificate.
+    A changed `client_ca` adds authorities; taking one away needs a restart, since OpenSSL forgets
+    none.
     """
 
     def __init__(self, config: TlsConfig) -> None:
         self.context = server_context(config)
         self._config = config
         self._files = _files_of(config)
-        self._stopped = threading.Event()
 
     def look(self) -> bool:
         """Read the files again where they have changed; True where that was so.
@@ -127,18 +126,6 @@ class RenewingTls:
             return False
         self._files = files
         return True
-
-    def follow(self, every_s: float = 5.0) -> None:
-        """Look from time to time, in a thread, until `stop`."""
-        threading.Thread(target=self._run, args=(every_s,), daemon=True, name="tls-files").start()
-
-    def stop(self) -> None:
-        """End what `follow` began."""
-        self._stopped.set()
-
-    def _run(self, every_s: float) -> None:
-        while not self._stopped.wait(every_s):
-            self.look()
 
 
 def _files_of(config: TlsConfig) -> tuple[object, ...]:

@@ -23,6 +23,7 @@ from infra.bench.parts import Bench
 from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
 from serving.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
+from serving.engine.loading import RegistryCatalogue
 from serving.engine.queues import Limits
 from serving.errors import OverloadedError, ServingError
 from serving.interfaces import Answer, Array, Call
@@ -95,7 +96,8 @@ async def _started(world: BenchHome, batch_rows: int = 256, most_waiting: int = 
         (ServedModel(name=MODEL, on_move="offer"),),
     )
     limits = Limits(poll_s=600.0, requests=most_waiting)
-    engine = ModelEngine.of_registry(config, models, world.location, world.home, limits)
+    catalogue = RegistryCatalogue(world.location, world.home, config, models)
+    engine = ModelEngine(config, models, catalogue, limits=limits)
     await engine.start()
     return engine
 

@@ -15,14 +15,14 @@ import onnxruntime
 import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.assembly import Components, ServingProcess
+from serving.assembly import Components, serve
 from serving.config import ServedModel, ServingConfig, checked_config
 from serving.engine.engine import ModelEngine
 from serving.engine.versions import Backend, LoadedVersion, VersionKey
 from serving.observability.metrics import Counting
 from serving.security.config import read_security
 from serving.security.guard import SecurityGuard
-from serving.security.tls import only_tls_1_3, server_context
+from serving.security.tls import RenewingTls, only_tls_1_3
 from tasks.contracts.conversion import MOST_ROWS, Signature
 
 MODEL = "tabular"
@@ -147,13 +147,12 @@ def main(file: str, home: str, port: str, security: str = "") -> None:
             engine,
             observers=(counting,),
             guard=SecurityGuard(clients) if clients else None,
-            tls=server_context(clients.tls) if clients and clients.tls else None,
+            tls=RenewingTls(clients.tls) if clients and clients.tls else None,
             start=engine.start,
             stops=(engine.stop,),
         )
 
-    process = ServingProcess(checked_config(off, "the bench"), Path(home), components_of)
-    uvloop.run(process.run())
+    uvloop.run(serve(checked_config(off, "the bench"), Path(home), components_of))
 
 
 if __name__ == "__main__":

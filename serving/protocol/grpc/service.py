@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from open_inference.grpc import protocol
@@ -15,11 +16,10 @@ from open_inference.grpc.service import GRPCInferenceServiceServicer
 
 from serving.config import MAX_HEADER_BYTES
 from serving.errors import BadRequestError, ServingError
-from serving.interfaces import GRPC_MODEL_HEADER, Action, Call
+from serving.interfaces import GRPC_MODEL_HEADER, Answer, Call
 from serving.protocol.answers import encode_json, known_error, served_headers
-from serving.protocol.front import Front, capped, now, sane_trace, track_named
+from serving.protocol.front import Front, capped, now
 from serving.protocol.grpc.arriving import Arriving, abort, metadata_of
-from serving.protocol.grpc.messages import fill_answer, sent_inputs, wanted_output
 from serving.protocol.messages import (
     EXTENSIONS,
     SEQUENCE_REFUSED,
@@ -27,7 +27,8 @@ from serving.protocol.messages import (
     refuse_unknown,
     server_metadata,
 )
-from serving.protocol.plans import Wanted
+from serving.protocol.plans import ModelPlan, Wanted
+from serving.protocol.tensors import BYTES, DATATYPE_OF, Sent, refused
 from tasks.kernel.errors import ConfigurationError
 
 SERVICE = "inference.GRPCInferenceService"
@@ -77,19 +78,19 @@ class InferenceService(GRPCInferenceServiceServicer):
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether a model, or a version, answers."""
         name, version = request.name, request.version or None
-        self._admit(context, "read", name)
+        _admit(self._front, context, name)
         refuse_unknown(self._engine, name, version)
         ready = not self._front.stopping and self._engine.is_ready(name, version)
         return protocol.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Name, version and extensions of the server."""
-        self._admit(context, "read", None)
+        _admit(self._front, context)
         return protocol.ServerMetadataResponse(**server_metadata(EXTENSIONS[:1]))
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Tensors and versions of a model."""
-        self._admit(context, "read", request.name)
+        _admit(self._front, context, request.name)
         metadata = model_metadata(self._engine, request.name, request.version or None)
         return protocol.ModelMetadataResponse(**metadata)
 
@@ -99,7 +100,7 @@ class InferenceService(GRPCInferenceServiceServicer):
         request_id = self._request_id(metadata)
         call = Call(request.model_name, {}, 0, request_id, request.model_version or None)
         try:
-            wanted = await self._read(request, context, call, metadata)
+            wanted = await self._read(request, context, call)
             answer = await self._front.computed(call)
         except asyncio.CancelledError:
             call.is_gone = True
@@ -118,15 +119,13 @@ class InferenceService(GRPCInferenceServiceServicer):
         context.set_trailing_metadata(metadata_of(trailing))
         return response
 
-    async def _read(self, request: Any, context: Any, call: Call, metadata: Any) -> Wanted:
+    async def _read(self, request: Any, context: Any, call: Call) -> Wanted:
         """Fill a call with what is asked for; what is not taken is reported to observers."""
-        front = self._front
+        front, headers = self._front, _headers(context)
         try:
-            call.subject = self._admit(context, "infer", call.model)
-            if "x-falaj-slot" in metadata and front.config.http.track_header:
-                call.track = track_named(metadata["x-falaj-slot"])
-            call.trace = sane_trace(str(metadata.get("traceparent", "")))
-            front.refuse_early(call)
+            found = dict(headers)
+            front.admit(call, headers, found, _address(context.peer()))
+            front.begin(call, found)
             if "sequence_id" in request.parameters:
                 raise BadRequestError(SEQUENCE_REFUSED)
             call.deadline = now() + self._time_of(request, context)
@@ -152,20 +151,9 @@ class InferenceService(GRPCInferenceServiceServicer):
                 self._front.report_refused(call, error)
             await abort(context, error, call.request_id)
 
-    async def admit_reader(self, context: Any) -> None:
-        """End the call of a client that may not read."""
-        try:
-            self._admit(context, "read", None)
-        except ServingError as error:
-            await abort(context, error, "")
-
     def _request_id(self, metadata: Mapping[str, Any]) -> str:
         sent = metadata.get("x-request-id")
         return self._front.ids.accepted(sent.encode() if isinstance(sent, str) else None)
-
-    def _admit(self, context: Any, action: Action, model: str | None) -> str:
-        address = _address(context.peer())
-        return self._front.guard.admit(_headers(context), address, action, model).subject
 
     def _time_of(self, request: Any, context: Any) -> float:
         left = context.time_remaining()
@@ -179,8 +167,21 @@ class InferenceService(GRPCInferenceServiceServicer):
         return capped(asked / 1e6 if asked > 0 else None, most)
 
 
-Admit = Callable[[Any], Awaitable[None]]
-"""Ends a call whose client may not read."""
+def _admit(front: Front, context: Any, model: str | None = None) -> None:
+    """Let a client read of the server, or of a model.
+
+    Raises:
+        ServingError: as `Guard.admit`.
+    """
+    front.guard.admit(_headers(context), _address(context.peer()), "read", model)
+
+
+async def _admit_stream(front: Front, context: Any) -> None:
+    """End the call of a client that may not read."""
+    try:
+        _admit(front, context)
+    except ServingError as error:
+        await abort(context, error, "")
 
 
 class HealthService(health_pb2_grpc.HealthServicer):
@@ -190,9 +191,8 @@ class HealthService(health_pb2_grpc.HealthServicer):
     calls together are bounded, and strangers could take their places.
     """
 
-    def __init__(self, front: Front, admit: Admit) -> None:
+    def __init__(self, front: Front) -> None:
         self._front = front
-        self._admit = admit
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
         """Whether it is healthy now."""
@@ -203,7 +203,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """The same, and each change, until the process ends."""
-        await self._admit(context)
+        await _admit_stream(self._front, context)
         sent = None
         while True:
             stopping, answer = self._front.stopping, self._answer(request.service)
@@ -225,15 +225,15 @@ class HealthService(health_pb2_grpc.HealthServicer):
 class Reflection(reflection.aio.ReflectionServicer):
     """Services and messages, for those who may read what the server says of itself."""
 
-    def __init__(self, admit: Admit) -> None:
+    def __init__(self, front: Front) -> None:
         super().__init__([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME])
-        self._admit = admit
+        self._front = front
 
     async def ServerReflectionInfo(  # noqa: N802
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[Any]:
         """Answers to questions of one client."""
-        await self._admit(context)
+        await _admit_stream(self._front, context)
         async for answer in super().ServerReflectionInfo(request_iterator, context):
             yield answer
 
@@ -271,9 +271,8 @@ def grpc_server(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
     )
-    admit = service.admit_reader
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(front, admit), server)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(admit), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(front), server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection(front), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:
@@ -317,3 +316,71 @@ def _address(peer: str) -> str:
             host = peer.removeprefix(kind).rpartition(":")[0]
             return host.replace("%5B", "").replace("%5D", "").strip("[]")
     return ""
+
+
+_FIELD = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+
+
+def sent_inputs(request: Any) -> Iterator[Sent]:
+    """Inputs of a `ModelInferRequest`, with their data.
+
+    Raises:
+        BadRequestError: some are raw and others typed, or a typed one lies in another's field.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise BadRequestError(
+            f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents"
+        )
+    for number, tensor in enumerate(request.inputs):
+        sent = Sent(tensor.name, tensor.datatype, list(tensor.shape))
+        if not raw:
+            yield sent._replace(items=_contents(tensor))
+        elif tensor.HasField("contents"):
+            raise refused(tensor.name, "has both contents and raw_input_contents; send one")
+        else:
+            yield sent._replace(raw=memoryview(raw[number]))
+
+
+def _contents(tensor: Any) -> Any:
+    field = _FIELD.get(tensor.datatype)
+    if field is None:
+        known = ", ".join(_FIELD)
+        raise refused(
+            tensor.name, f"has datatype {tensor.datatype[:40]!r}; expected one of {known}"
+        )
+    for odd, _ in tensor.contents.ListFields():
+        if odd.name != field:
+            raise refused(tensor.name, f"of {tensor.datatype} has {odd.name}; expected {field}")
+    return getattr(tensor.contents, field)
+
+
+def wanted_output(request: Any, plan: ModelPlan) -> Wanted:
+    """How the output is sent: as raw contents where the inputs are.
+
+    Raises:
+        BadRequestError: the model does not give what is asked for.
+    """
+    if request.outputs:
+        plan.check_outputs(list(dict.fromkeys(output.name for output in request.outputs)))
+    return Wanted(plan.output, bool(request.raw_input_contents))
+
+
+def fill_answer(response: Any, answer: Answer, wanted: Wanted) -> None:
+    """Put the output into a `ModelInferResponse`."""
+    array = answer.outputs[wanted.name]
+    datatype = DATATYPE_OF[array.dtype]
+    tensor = response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
+    if wanted.binary:
+        response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
+    else:
+        getattr(tensor.contents, _FIELD[datatype]).extend(array.ravel().tolist())

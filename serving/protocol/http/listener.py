@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from contextlib import suppress
 from email.utils import formatdate
 
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp
 from serving.protocol.front import Front, now
 from serving.protocol.http.connection import Connection, Connections
 from serving.protocol.http.pages import PublicPages
+from serving.security.tls import RenewingTls
 from tasks.kernel.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Listener(Connections):
     """
 
     def __init__(
-        self, front: Front, pages: ASGIApp, answers_models: bool, tls: ssl.SSLContext | None = None
+        self, front: Front, pages: ASGIApp, answers_models: bool, tls: RenewingTls | None = None
     ) -> None:
         super().__init__(front, pages, answers_models)
         self.started = False
@@ -50,7 +50,7 @@ class Listener(Connections):
         server = await loop.create_server(
             lambda: Connection(self),
             sock=sock,
-            ssl=self._tls,
+            ssl=self._tls.context if self._tls else None,
             backlog=_BACKLOG,
             ssl_handshake_timeout=timeout_s,
         )
@@ -60,6 +60,8 @@ class Listener(Connections):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), SWEEP_S)
                 self._sweep()
+                if self._tls is not None:
+                    self._tls.look()
             await asyncio.sleep(LAST_WAIT_S)
         finally:
             server.close()
@@ -87,7 +89,7 @@ class Listener(Connections):
                 connection.transport.abort()
 
 
-def public_listener(front: Front, tls: ssl.SSLContext | None = None) -> Listener:
+def public_listener(front: Front, tls: RenewingTls | None = None) -> Listener:
     """The listener that clients and the gateway come to."""
     return Listener(front, PublicPages(front).application(), True, tls)
 

@@ -42,35 +42,24 @@ def test_tritons_http_client_understands_all_of_the_protocol(told: dict[str, Any
     http = told["http"]
     assert http["live"]
     assert http["ready"]
-    assert http["model_ready"]
-    assert http["server"]["name"] == "falaj"
     assert http["metadata"]["outputs"] == [{"name": "score", "datatype": "FP32", "shape": [-1]}]
     assert http["index"] == [{"name": "sums", "version": "1", "state": "READY", "reason": ""}]
-    assert http["json"] == http["binary"] == [7.5, 22.0]
-    assert http["json id"] == "id-json"
+    for form in ("json", "binary"):
+        assert http[form] == [[7.5, 22.0], f"id-{form}"]
     assert http["async"] == [[7.5, 22.0]] * 20
     assert http["unloaded"] is False
-    assert http["refusal"] == [
-        "400",
-        "the request lacks 'numeric'; the model takes 'categorical', 'numeric'",
-    ]
+    assert http["refusal"][0] == "400"
+    assert "lacks 'numeric'" in http["refusal"][1]
 
 
 def test_tritons_grpc_client_understands_all_of_the_protocol(told: dict[str, Any]) -> None:
     grpc = told["grpc"]
     assert grpc["live"]
     assert grpc["ready"]
-    assert grpc["model_ready"]
-    assert grpc["server"]["name"] == "falaj"
-    assert grpc["metadata"]["inputs"][0] == {
-        "name": "categorical",
-        "datatype": "INT32",
-        "shape": ["-1", "2"],
-    }
-    assert grpc["raw"] == [7.5, 22.0]
-    assert grpc["id"] == "id-grpc"
-    assert grpc["entities"] == [8.0, 19.0]
-    assert json.loads(grpc["features"]) == {"rows": 2}
+    shapes = {one["name"]: one["shape"] for one in grpc["metadata"]["inputs"]}
+    assert shapes["categorical"] == ["-1", "2"]
+    assert grpc["raw"] == [[7.5, 22.0], "id-grpc"]
+    assert grpc["entities"] == [[8.0, 19.0], {"rows": 2}]
     assert grpc["absent input"][0] == "StatusCode.INVALID_ARGUMENT"
     assert grpc["unknown model"][0] == "StatusCode.NOT_FOUND"
     assert grpc["empty track"][0] == "StatusCode.UNAVAILABLE"
@@ -80,22 +69,17 @@ def test_what_a_fuzzer_makes_of_the_openapi_document_never_gets_a_500(
     server: Process, tmp_path: Path
 ) -> None:
     assert PYTHON is not None
-    command = [
-        str(PYTHON.parent / "schemathesis"),
-        "run",
-        f"{server.addresses['http']}/openapi.json",
-        "--checks",
-        "not_a_server_error,status_code_conformance,content_type_conformance,"
+    options = {
+        "--checks": "not_a_server_error,status_code_conformance,content_type_conformance,"
         "response_schema_conformance,unsupported_method",
-        "--exclude-path-regex",
-        "repository/models|health/ready",  # unloading would end what the rest asks
-        "--max-examples",
-        "4",
-        "--seed",
-        "7",
-        "--no-color",
-        "--continue-on-failure",
-    ]
+        "--exclude-path-regex": "repository/models|health/ready",  # no unloading
+        "--max-examples": "4",
+        "--seed": "7",
+    }
+    words = [word for option in options.items() for word in option]
+    address = f"{server.addresses['http']}/openapi.json"
+    program = str(PYTHON.parent / "schemathesis")
+    command = [program, "run", address, *words, "--no-color", "--continue-on-failure"]
     env = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -24,7 +24,7 @@ from serving.errors import ForbiddenError, UnauthorizedError
 from serving.interfaces import Action, Principal
 from serving.protocol.front import Front
 from serving.protocol.grpc.service import SERVICE, grpc_server
-from serving.security.assembly import OpenGuard
+from serving.security.guard import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, serving
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from serving.config import EngineConfig, HardwareConfig, ServedModel
-from serving.engine.engine import GOLDEN_FOLDER, ModelEngine
+from serving.engine.engine import ModelEngine
+from serving.engine.loading import GOLDEN_FOLDER, RegistryCatalogue
 from serving.engine.queues import Limits
 from serving.errors import NotComputedError, NotReadyError, ServingError, UnknownModelError
 from serving.interfaces import Answer, Array, Call
@@ -69,10 +70,10 @@ def ref(world: ServedHome, number: int, name: str = FLIGHTS) -> ModelVersionRef:
 async def serving(
     world: ServedHome, *models: ServedModel, **config: Any
 ) -> AsyncIterator[ModelEngine]:
-    engine = ModelEngine.of_registry(
-        EngineConfig(**config), models or (ServedModel(name=FLIGHTS),), world.location, world.home,
-        Limits(poll_s=0.05, retry_s=0.01, most_retry_s=0.05),
-    )  # fmt: skip
+    asked, served = EngineConfig(**config), models or (ServedModel(name=FLIGHTS),)
+    catalogue = RegistryCatalogue(world.location, world.home, asked, served)
+    limits = Limits(poll_s=0.05, retry_s=0.01, most_retry_s=0.05)
+    engine = ModelEngine(asked, served, catalogue, limits=limits)
     await engine.start()
     try:
         yield engine

@@ -1,16 +1,76 @@
-"""Real listeners on the loopback device for what a platform tells people: HTTP and SMTP."""
+"""Real listeners on the loopback device, whose answers a test gives: HTTP and SMTP."""
 
 from __future__ import annotations
 
 import json
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from email import message_from_bytes
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, whole."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Answer = tuple[int, str, bytes]
+"""Status, content type and body."""
+
+
+def json_answer(value: Any, status: int = 200) -> Answer:
+    return status, "application/json", json.dumps(value).encode()
+
+
+@contextmanager
+def http_listener(answer: Callable[[Asked], Answer]) -> Iterator[str]:
+    """Answers GET and POST by a function, each in a thread; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked = Asked(self.command, self.path, self.headers, self._body())
+            status, kind, body = answer(asked)
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.send_header("connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def _body(self) -> bytes:
+            if "transfer-encoding" not in self.headers:
+                return self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = b""
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return body
+
+        def log_message(self, *said: object) -> None:
+            return
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with _serving(Server(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
@@ -18,19 +78,13 @@ def webhook_listener(path: str = "alert") -> Iterator[tuple[str, list[dict[str, 
     """Takes JSON by POST; yields its address and the list that what came is put in."""
     came: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == f"/{path}"
-            length = int(self.headers["Content-Length"])
-            came.append(json.loads(self.rfile.read(length)))
-            self.send_response(204)
-            self.end_headers()
+    def answer(asked: Asked) -> Answer:
+        assert asked.path == f"/{path}"
+        came.append(json.loads(asked.body))
+        return 200, "text/plain", b""
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with _serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
-        yield f"http://127.0.0.1:{port}/{path}", came
+    with http_listener(answer) as url:
+        yield f"{url}/{path}", came
 
 
 @contextmanager

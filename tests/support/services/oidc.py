@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 AUDIENCE = "feast"
 KEY_ID = "key-1"
@@ -63,33 +63,19 @@ def issuer() -> Iterator[Issuer]:
     public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
     keys = {"keys": [{**public, "kid": KEY_ID, "use": "sig", "alg": "RS256"}]}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            here = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
-            documents = {
-                "/.well-known/openid-configuration": {
-                    "issuer": here,
-                    "jwks_uri": f"{here}/keys",
-                    "token_endpoint": f"{here}/token",
-                    "authorization_endpoint": f"{here}/authorize",
-                },
-                "/keys": keys,
-            }
-            document = documents.get(self.path)
-            self.send_response(200 if document else 404)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(document).encode())
+    def answer(asked: Asked) -> Answer:
+        here = f"http://{asked.headers['host']}"
+        documents = {
+            "/.well-known/openid-configuration": {
+                "issuer": here,
+                "jwks_uri": f"{here}/keys",
+                "token_endpoint": f"{here}/token",
+                "authorization_endpoint": f"{here}/authorize",
+            },
+            "/keys": keys,
+        }
+        document = documents.get(asked.path)
+        return json_answer(document, 200 if document else 404)
 
-        def log_message(self, *arguments: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield Issuer(f"http://127.0.0.1:{server.server_port}", key)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with http_listener(answer) as url:
+        yield Issuer(url, key)

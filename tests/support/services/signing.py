@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -16,6 +14,7 @@ from jwt.utils import base64url_encode
 
 from infra.bench.serving.gateway import AUDIENCE as AUDIENCE
 from infra.bench.serving.gateway import Signer
+from tests.support.services.listeners import Answer, Asked, http_listener
 
 
 def signed_with_public_key(claims: dict[str, Any], key: Any, kid: str) -> str:
@@ -31,24 +30,9 @@ def signed_with_public_key(claims: dict[str, Any], key: Any, kid: str) -> str:
 def published(signer: Signer) -> Iterator[str]:
     """Serve a signer's keys; yields their address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            signer.asked += 1
-            body = signer.keys().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(asked: Asked) -> Answer:
+        signer.asked += 1
+        return 200, "application/json", signer.keys().encode()
 
-        def log_message(self, *arguments: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/keys"
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_listener(answer) as url:
+        yield f"{url}/keys"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 TOKEN = "a-token-for-tests-alone"
 
@@ -58,54 +58,23 @@ def admin_server(home: Path) -> Iterator[AdminServer]:
     """A running server whose address and token lie in a state folder."""
     kept = AdminServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(200, kept.state())
+    def answer(asked: Asked) -> Answer:
+        if asked.headers["authorization"] != f"Bearer {TOKEN}":
+            return json_answer({"error": "the token is another one"}, 401)
+        if kept.is_empty:
+            return json_answer({"error": "no model 'flight-delay'"}, 404)
+        if kept.is_down:
+            return json_answer({"error": "version 2 is not as recorded"}, 503)
+        if asked.method == "GET":
+            assert asked.path == "/admin/models/flight-delay"
+            return json_answer(kept.state())
+        assert asked.path == "/admin/models/flight-delay/slots"
+        status, body = kept.change(json.loads(asked.body))
+        return json_answer(body, status)
 
-        def do_POST(self) -> None:
-            assert self.path == "/admin/models/flight-delay/slots"
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if self._admits():
-                self._say(*kept.change(body))
-
-        def _answer(self, status: int, body: Any) -> None:
-            assert self.path == "/admin/models/flight-delay"
-            if self._admits():
-                self._say(status, body)
-
-        def _admits(self) -> bool:
-            if self.headers["authorization"] != f"Bearer {TOKEN}":
-                self._say(401, {"error": "the token is another one"})
-                return False
-            if kept.is_empty:
-                self._say(404, {"error": "no model 'flight-delay'"})
-                return False
-            if kept.is_down:
-                self._say(503, {"error": "version 2 is not as recorded"})
-                return False
-            return True
-
-        def _say(self, status: int, body: Any) -> None:
-            text = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    with http_listener(answer) as url:
         secrets = home / "serving" / "secrets"
         secrets.mkdir(parents=True)
         (secrets / "admin-token").write_text(TOKEN + "\n")
-        address = {"pid": 1, "admin": f"http://127.0.0.1:{server.server_address[1]}"}
-        (home / "serving" / "server.json").write_text(json.dumps(address))
-        try:
-            yield kept
-        finally:
-            server.shutdown()
-            thread.join()
+        (home / "serving" / "server.json").write_text(json.dumps({"pid": 1, "admin": url}))
+        yield kept

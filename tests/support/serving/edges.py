@@ -5,11 +5,9 @@ from __future__ import annotations
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +22,7 @@ from serving.security.certificates import Pair, ensure_authority, ensure_certifi
 from serving.security.config import Rate, read_security
 from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
+from tests.support.services.listeners import Answer, Asked, http_listener
 from tests.support.services.servers import free_port
 from tests.support.services.signing import AUDIENCE, Signer, published
 from tests.support.serving.upstream import Upstream
@@ -116,7 +115,12 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
     with ExitStack() as stack:
         keys_url = stack.enter_context(published(signer))
         collected: list[bytes] = []
-        collector = stack.enter_context(_collector(collected))
+
+        def collect(asked: Asked) -> Answer:
+            collected.append(asked.body)
+            return 200, "text/plain", b""
+
+        collector = stack.enter_context(http_listener(collect)) + "/v1/traces"
         authority = ensure_authority(folder / "clients", "clients")
         pair = ensure_certificate(folder / "clients", "batch", authority, ["batch"], "client")
         ports = {name: free_port() for name in ("listen", "http", "grpc")}
@@ -188,36 +192,3 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         stack.callback(found.stop)
         found.start()
         yield found
-
-
-@contextmanager
-def _collector(into: list[bytes]) -> Iterator[str]:
-    """Takes spans by OTLP over HTTP."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            while size := int(self.rfile.readline(), 16):  # Envoy sends it in chunks
-                into.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *arguments: object) -> None:
-            return
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        block_on_close = False
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/traces"
-        finally:
-            server.shutdown()
-            thread.join()

@@ -155,11 +155,3 @@ def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -
     finally:
         process.kill()
         process.wait()
-
-
-def wait_until(true: Any, what: str) -> None:
-    """Poll until a thing is so."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.02)

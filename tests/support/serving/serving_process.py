@@ -16,7 +16,7 @@ from serving.config import ServingConfig
 from serving.errors import BadRequestError, FeaturesRefusedError
 from serving.interfaces import num_rows_of
 from tasks.kernel.settings import Settings
-from tests.support.serving.inline_engine import InlineEngine, sums
+from tests.support.serving.inline_engine import InlineEngine
 
 
 class TableReader:
@@ -28,7 +28,7 @@ class TableReader:
     def keys_of(self, model: str) -> frozenset[str] | None:
         return frozenset({"tailnum", "day"})
 
-    async def resolve(self, model, entities, signature, version=None, track="stable"):  # type: ignore[no-untyped-def]
+    async def resolve(self, model, entities, version=None, track="stable"):  # type: ignore[no-untyped-def]
         import numpy as np
 
         if set(entities) != {"tailnum", "day"}:
@@ -48,9 +48,9 @@ class TableReader:
 def components_of(settings: Settings) -> ComponentsOf:
     def made(config: ServingConfig, home: Path) -> Components:
         stable: str | None = None if "FALAJ_TEST_EMPTY" in os.environ else "1"
-        engine = InlineEngine(sums, version=stable)
+        engine = InlineEngine(version=stable)
         engine.delay_s = float(os.environ.get("FALAJ_TEST_DELAY_S", "0"))
-        pages = {"/metrics": lambda: ("text/plain", b"calls %d\n" % len(engine.answered))}
+        pages = {"/metrics": lambda: ("text/plain", b"calls %d\n" % engine.num_answered)}
         return Components(engine, entities=TableReader(), pages=pages)
 
     return made

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.assembly import ADDRESS_FILE, Components, ServingProcess, read_addresses
+from serving.assembly import ADDRESS_FILE, Components, read_addresses, serve
 from serving.config import ServingConfig, checked_config
 from tasks.kernel.errors import ConfigurationError
 
@@ -29,5 +29,5 @@ def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
         raise ConfigurationError("a part cannot be made")
 
     with pytest.raises(ConfigurationError, match="cannot be made"):
-        asyncio.run(ServingProcess(config, tmp_path, components_of).run())
+        asyncio.run(serve(config, tmp_path, components_of))
     assert found == [None]

@@ -127,7 +127,7 @@ def test_stale_features_follow_their_policy(
 
     def policies(online: OnlineConfig) -> None:
         monkeypatch.setattr(
-            "serving.features.reader.read_use_case", lambda repo: (online, ClockConfig())
+            "serving.features.reader._read_use_case", lambda repo: (online, ClockConfig())
         )
 
     policies(OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5))

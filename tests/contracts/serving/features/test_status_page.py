@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from serving.interfaces import Pages, VersionState
 from serving.observability.metrics import Source
 from serving.observability.status import Observability
 from tests.support.services.browser import browser, needs_browser
+from tests.support.services.listeners import Answer, Asked, http_listener
 from tests.support.serving.builders import MODEL, STATES, batch, call
 
 ODD = "<img src=x onerror=alert(1)>"
@@ -27,28 +26,12 @@ ODD = "<img src=x onerror=alert(1)>"
 def served(pages: Pages) -> Iterator[str]:
     """The pages on a listener of their own; what is not there is a 404."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = pages.get(self.path)
-            kind, body = page() if page else ("text/plain", b"no such page")
-            self.send_response(200 if page else 404)
-            self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(asked: Asked) -> Answer:
+        page = pages.get(asked.path)
+        return (200, *page()) if page else (404, "text/plain", b"no such page")
 
-        def log_message(self, *said: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_listener(answer) as url:
+        yield url
 
 
 def observability(
@@ -123,8 +106,7 @@ def test_trouble_is_told_in_sentences() -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_the_page_is_whole_in_every_width_and_light(
     tmp_path: Path, width: int, scheme: str
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from serving.config import ServedModel
 from serving.engine.versions import LoadedVersion, VersionKey
 from serving.errors import (
-    BadRequestError,
     ClientGoneError,
     DeadlineError,
     NotReadyError,
@@ -76,19 +75,6 @@ async def test_sequences_of_one_length_are_computed_together() -> None:
         assert shelf.behaviours["1", "cpu"].sizes == [3, 2]
         sums = [desk.answer(call).outputs["sums"].tolist() for call in calls]
         assert sums == [[[1000.0 + n, -1000.0 - n]] for n in (3, 5, 3, 5, 3)]
-
-
-async def test_one_bad_call_does_not_take_its_neighbours_down() -> None:
-    async with serving(Shelf()) as desk:
-        good, bad, other = desk.ask(1.0), desk.ask(666.0), desk.ask(2.0)
-        await desk.settled()
-        assert isinstance(desk.error(bad), BadRequestError)
-        assert "index out of bounds" in str(desk.error(bad))
-        assert [desk.answer(c).outputs["score"][0] for c in (good, other)] == [1002, 1004]
-        alone = desk.ask(666.0)
-        await desk.settled()
-        assert isinstance(desk.error(alone), BadRequestError)
-        assert desk.engine.is_ready("m")
 
 
 async def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_come() -> None:
@@ -287,21 +273,6 @@ async def test_a_version_that_cannot_be_loaded_changes_no_track() -> None:
         (state,) = [s for s in desk.engine.states() if s.version == "2"]
         assert (state.state, state.reason) == ("UNAVAILABLE", "golden batch differs")
         assert version_of(desk.answer(await asked(desk))) == "1"
-
-
-async def test_without_models_it_starts_and_loads_what_it_is_told_to() -> None:
-    async with serving(Shelf(), models=()) as desk:
-        assert desk.engine.states() == []
-        assert desk.engine.is_ready()
-        missing = await asked(desk)
-        assert isinstance(desk.error(missing), UnknownModelError)
-        state = await desk.engine.load("m")
-        assert (state.state, state.tracks) == ("READY", ("stable",))
-        assert version_of(desk.answer(await asked(desk))) == "1"
-        await desk.engine.unload("m")
-        assert not desk.engine.is_ready("m")
-        gone = await asked(desk)
-        assert "it was unloaded" in str(desk.error(gone))
 
 
 async def test_no_more_versions_are_loaded_than_allowed() -> None:

@@ -7,27 +7,11 @@ import asyncio
 import pytest
 
 from serving.config import HardwareConfig
-from serving.engine.versions import Circuit, Times
+from serving.engine.versions import Times
 from serving.errors import BackendError, NotReadyError
 from tests.support.serving.standins import TWO_KINDS, Shelf, asked, serving, until, version_of
 
 pytestmark = pytest.mark.anyio
-
-
-def test_a_circuit_is_probed_after_a_growing_while() -> None:
-    circuit = Circuit(open_s=1.0, most_open_s=3.0)
-    circuit.failed("gone", 10.0)
-    assert (circuit.closed, circuit.probe_due(10.9)) == (False, False)
-    assert circuit.probe_due(11.0)
-    assert (circuit.closed, circuit.probe_due(11.1)) == (False, False)  # one at a time
-    circuit.failed("gone", 11.2)
-    assert (circuit.probe_due(13.1), circuit.probe_due(13.2)) == (False, True)
-    circuit.failed("gone", 13.2)
-    assert circuit.retry_at == pytest.approx(16.2)
-    circuit.healed()
-    assert (circuit.closed, circuit.reason) == (True, "")
-    circuit.failed("gone", 20.0)
-    assert circuit.retry_at == 21.0
 
 
 def test_times_are_learned_and_larger_batches_are_guessed_from_smaller_ones() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.schema import FIXED, log_root, mask_key_file, model_folder
 from tests.support.data.builders import COLUMNS, frame
+from tests.support.host.processes import wait_until
 from tests.support.serving.served_rows import (
     MODEL,
     NOW,
@@ -37,13 +36,6 @@ from tests.support.serving.served_rows import (
 from tests.support.suite.examples import examples
 
 FRAME = frame(400)
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"not within a minute: {what}"
-        time.sleep(0.05)
 
 
 def test_a_batch_of_single_rows_is_logged_as_it_was_served(tmp_path: Path) -> None:
@@ -246,7 +238,7 @@ def test_nothing_is_written_where_the_log_is_off(tmp_path: Path) -> None:
 def test_rows_are_on_the_disk_before_the_log_is_stopped(tmp_path: Path) -> None:
     with open_log(tmp_path, flush_s=0.2) as log:
         log.served(batch_of(FRAME.head(3), ["a", "b", "c"]))
-        wait_for(lambda: log.counters()["logged_rows"] == 3, "three rows are written")
+        wait_until(lambda: log.counters()["logged_rows"] == 3, "three rows are written")
         assert len(rows_of(tmp_path)) == 3
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from serving.config import TraceConfig
 from serving.errors import OverloadedError
 from serving.observability.tracing import Tracing
+from tests.support.services.listeners import Answer, Asked, http_listener
 from tests.support.serving.builders import MODEL, TRACE, batch, call
 
 
@@ -37,31 +36,17 @@ class Collector:
 def collector() -> Iterator[Collector]:
     received: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            request = ExportTraceServiceRequest.FromString(body)
-            for resource in request.resource_spans:
-                for scope in resource.scope_spans:
-                    received.extend(scope.spans)
-            answer = ExportTraceServiceResponse().SerializeToString()
-            self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(asked: Asked) -> Answer:
+        is_packed = asked.headers.get("content-encoding") == "gzip"
+        request = ExportTraceServiceRequest.FromString(
+            gzip.decompress(asked.body) if is_packed else asked.body
+        )
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        received.extend(span for scope in scopes for span in scope.spans)
+        return 200, "application/x-protobuf", ExportTraceServiceResponse().SerializeToString()
 
-        def log_message(self, *said: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield Collector(f"http://127.0.0.1:{server.server_port}/v1/traces", received)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_listener(answer) as url:
+        yield Collector(f"{url}/v1/traces", received)
 
 
 def traced(config: TraceConfig) -> Tracing:

@@ -15,7 +15,7 @@ from serving.interfaces import Answer, Array, Served
 from serving.protocol.answers import encode_answer
 from serving.protocol.messages import parse_request, sent_inputs
 from serving.protocol.plans import ModelPlan, Wanted
-from serving.protocol.tensors import DATATYPE_OF, NUMPY_OF, exact, read_columns
+from serving.protocol.tensors import DATATYPE_OF, NUMPY_OF, exact
 from tasks.contracts.conversion import Signature
 
 SERVED = Served("m", "1", "onnx-fp32", "stable", "cpu")
@@ -72,15 +72,6 @@ def changed(which: int, **fields: Any) -> dict[str, Any]:
     told = good()
     told["inputs"][which] |= fields
     return told
-
-
-def test_flat_and_nested_data_are_the_same() -> None:
-    flat = arrays(PLAN, good())
-    nested = arrays(PLAN, changed(1, data=[[0.1, None, -3]]))
-    for name, array in flat.items():
-        np.testing.assert_array_equal(array, nested[name])
-        assert array.dtype == PLAN.inputs[name].dtype
-    np.testing.assert_array_equal(flat["numbers"], np.array([[0.1, np.nan, -3]], np.float32))
 
 
 TAKEN = (
@@ -146,17 +137,6 @@ def test_a_request_that_the_model_does_not_take_is_refused(told: Any) -> None:
         arrays(PLAN, fine)
     with pytest.raises(BadRequestError):
         arrays(PLAN, told)
-
-
-def test_a_text_of_an_entity_request_is_bounded() -> None:
-    def columns(length: int) -> dict[str, list[Any]]:
-        column = {"name": "key", "datatype": "BYTES", "shape": [1], "data": ["x" * length]}
-        request, binary = parse_request(json.dumps({"inputs": [column]}).encode(), None)
-        return read_columns(sent_inputs(request, binary))
-
-    assert len(columns(4096)["key"][0]) == 4096
-    with pytest.raises(BadRequestError):
-        columns(4097)
 
 
 def test_named_axes_agree_and_keep_their_bounds() -> None:

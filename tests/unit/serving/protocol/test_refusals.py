@@ -11,7 +11,7 @@ from open_inference.grpc.protocol import ModelInferRequest
 from serving.errors import BadRequestError
 from serving.interfaces import Array
 from serving.protocol.answers import MOST_MESSAGE, bounded
-from serving.protocol.grpc.messages import sent_inputs
+from serving.protocol.grpc.service import sent_inputs
 from serving.protocol.plans import ModelPlan
 from serving.protocol.tensors import Sent, read_columns
 from tests.support.serving.inline_engine import SIGNATURE

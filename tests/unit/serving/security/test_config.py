@@ -10,7 +10,6 @@ from cryptography import x509
 from pydantic import ValidationError
 
 from falaj.__main__ import main
-from serving.security.assembly import secured
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import (
     SecurityConfig,
@@ -20,6 +19,7 @@ from serving.security.config import (
     check_exposure,
     read_security,
 )
+from serving.security.guard import secured
 from serving.security.keys import create_key, read_keys
 from serving.security.tls import RenewingTls, grpc_credentials, server_context
 from tasks.kernel.errors import ConfigurationError
@@ -205,7 +205,7 @@ def served_by(context: ssl.SSLContext, authority: Pair) -> bytes | None:
         (b"anonymous: \xff", "is no YAML"),
         (b"password: hunter2", "password: Extra inputs are not permitted. Nothing was started"),
         (b"limits: {client: {per_s: .inf}}", "limits.client.per_s"),
-        (b"5", "valid dictionary"),
+        (b"5", "expected names with values"),
     ],
 )
 def test_a_file_of_clients_that_is_wrong_says_where_and_not_what(

@@ -78,14 +78,6 @@ def refused(guard: Guard, token: str) -> str:
     return str(found.value)
 
 
-def test_a_token_names_subject_roles_and_end(
-    make: Callable[..., SecurityGuard], signer: Signer
-) -> None:
-    found = make().admit(bearer(signer.token("infer:m", sub="ann")), ADDRESS, "infer", "m")
-    assert (found.subject, found.tenant) == ("ann", "")
-    assert found.roles == {"m": frozenset({"infer"})}
-
-
 def test_roles_are_read_from_inside_an_object_and_stand_for_grants(
     make: Callable[..., SecurityGuard], signer: Signer
 ) -> None:
@@ -422,10 +414,3 @@ def test_a_token_is_refused_after_its_end_though_it_was_remembered(
     clock.now += 4
     wait_until(lambda: datetime.now(UTC).timestamp() > end, "the token ended")
     assert "expired" in refused(guard, token)
-
-
-def test_anonymous_clients_have_what_they_were_granted() -> None:
-    guard = SecurityGuard(SecurityConfig(anonymous=("infer:m",)))
-    assert guard.admit([], ADDRESS, "infer", "m").subject == "anonymous"
-    with pytest.raises(ForbiddenError):
-        guard.admit([], ADDRESS, "admin", None)

@@ -16,13 +16,12 @@ import pytest
 from serving.config import ServingConfig, checked_config
 from serving.errors import ForbiddenError, OverloadedError, ServingError, TooManyRequestsError
 from serving.interfaces import Action, Answer, Call, Done, Headers, Principal, Served
-from serving.protocol.front import Front, now
-from serving.protocol.http.connection import Connection
+from serving.protocol.front import Front
 from serving.protocol.http.listener import bound_socket, public_listener
-from serving.security.assembly import OpenGuard
 from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
-from serving.security.tls import server_context
+from serving.security.guard import OpenGuard
+from serving.security.tls import RenewingTls
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import raw, request
 
@@ -80,12 +79,6 @@ class StrictGuard:
 def front_of(engine: HeldEngine, guard: Any = None, **http: Any) -> Front:
     config: ServingConfig = checked_config({"http": http, "stop_s": 2}, "the test")
     return Front(engine, guard or OpenGuard(config), config, (Noting(),))
-
-
-@pytest.fixture
-def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head may have 1024 bytes."""
-    monkeypatch.setattr("serving.protocol.http.framing.MAX_HEADER_BYTES", 1024)
 
 
 class Client:
@@ -347,19 +340,6 @@ def test_an_open_guard_lets_no_page_of_another_site_ask(
         guard.admit(list(headers.items()), "127.0.0.1", "read", None)
 
 
-async def test_a_page_is_shown_once_the_body_is_there_and_none_without_one() -> None:
-    async with listening(front_of(HeldEngine(), request_timeout_s=0.2)) as connect:
-        never, late = await connect(), await connect()
-        never.send(PAGE_HEAD, b"Content-Length: 10\r\n\r\n")
-        late.send(PAGE_HEAD, b"Content-Length: 4\r\n\r\n")
-        await asyncio.sleep(0.05)
-        late.send(b"body", PAGE, b"NO HTTP AT ALL\r\n\r\n")
-        assert await late.statuses(3) == [200, 200, 400]
-        assert await late.has_ended()
-        assert await never.statuses(1) == [408]
-        assert await never.has_ended()
-
-
 CHUNKED = (
     b"POST /v2/models/sums/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 )
@@ -375,21 +355,6 @@ async def test_headers_behind_a_body_are_bounded(line: bytes) -> None:
                 client.send(line)
                 await client.writer.drain()
         assert await client.statuses(1) == [431]
-
-
-@pytest.mark.usefixtures("small_heads")
-async def test_a_chunked_body_is_taken_whole_and_headers_behind_it_change_nothing() -> None:
-    body = json.dumps(request()).encode() + b" " * 100_000
-    chunks = b"%x\r\n" % 50_000 + body[:50_000] + b"\r\n%x\r\n" % (len(body) - 50_000)
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
-        for trailer in (b"", b"x-falaj-slot: shadow\r\nContent-Encoding: gzip\r\n"):
-            whole = CHUNKED + b"\r\n" + chunks + body[50_000:] + b"\r\n0\r\n" + trailer + b"\r\n"
-            for start in range(0, len(whole), 7001):
-                client.send(whole[start : start + 7001])
-                await client.writer.drain()
-            assert (await client.held()).track == "stable"
-            assert (await client.answered())[0] == 200
 
 
 @pytest.mark.parametrize("track", ["candidate", "shadow"])
@@ -417,7 +382,7 @@ async def test_a_request_that_cannot_be_read_is_told_of_its_own_track(track: str
 async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None:
     authority = ensure_authority(tmp_path, "authority")
     pair = ensure_certificate(tmp_path, "server", authority, ("localhost",), "server")
-    server = server_context(TlsConfig(certificate=pair.certificate, key=pair.key))
+    server = RenewingTls(TlsConfig(certificate=pair.certificate, key=pair.key))
     trusting = ssl.create_default_context(cafile=str(authority.certificate))
     front = front_of(HeldEngine(), max_body_bytes=90_000)
     async with listening(front, (server, trusting)) as connect:
@@ -428,33 +393,3 @@ async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None
         client.send(raw(b"x" * 100_000))
         assert await client.statuses(1) == [413]
         assert await client.has_ended()
-
-
-class Unread(asyncio.Transport):
-    """A transport whose client reads nothing, so that it cannot close by itself."""
-
-    def __init__(self) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1)})
-        self.ends: list[str] = []
-
-    def is_closing(self) -> bool:
-        return bool(self.ends)
-
-    def close(self) -> None:
-        self.ends.append("close")
-
-    def abort(self) -> None:
-        self.ends.append("abort")
-
-
-async def test_a_closed_connection_whose_answers_nobody_reads_is_cut_off() -> None:
-    listener, transport = public_listener(front_of(HeldEngine())), Unread()
-    limits = listener.front.config.http
-    connection = Connection(listener)
-    connection.connection_made(transport)
-    begun = now()
-    connection.sweep(begun + limits.keep_alive_s + 1)
-    connection.sweep(begun + limits.keep_alive_s + 2)
-    assert transport.ends == ["close"]
-    connection.sweep(begun + limits.keep_alive_s + limits.request_timeout_s + 2)
-    assert transport.ends == ["close", "abort"]

@@ -21,8 +21,8 @@ from serving.errors import ServingError
 from serving.protocol.front import Front
 from serving.protocol.http.framing import Head, read_chunks, read_head
 from serving.protocol.http.listener import admin_listener, bound_socket, public_listener
-from serving.protocol.http.pages import AdminPages
-from serving.security.assembly import OpenGuard
+from serving.protocol.http.pages import admin_pages
+from serving.security.guard import OpenGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.odd_requests import HIDDEN, ODD, PATH, UPGRADES, Odd
 from tests.support.suite.examples import examples
@@ -38,7 +38,7 @@ def listener_of(is_admin: bool) -> Any:
     engine = InlineEngine(lambda inputs: pytest.fail("a model was asked"))
     front = Front(engine, OpenGuard(config), config)
     if is_admin:
-        return admin_listener(front, AdminPages(front, TOKEN, {}).application())
+        return admin_listener(front, admin_pages(front.engine, TOKEN, {}))
     return public_listener(front)
 
 
@@ -100,7 +100,7 @@ def test_the_pieces_in_which_it_comes_change_nothing(cuts: list[int]) -> None:
 
 def test_the_admin_listener_too_answers_no_body() -> None:
     token = b"Authorization: Bearer " + TOKEN.encode()
-    path = b"/admin/models/sums/load"
+    path = b"/admin/models/sums/slots"
     found = statuses([[case.at(path, token)] for case in ODD], is_admin=True)
     assert names_of(ODD, found, lambda case, got: len(got) <= case.num_requests + 1) == {}
     upgrades = statuses([[case.at(path, token)] for case in UPGRADES[:3]], is_admin=True)
