@@ -40,9 +40,8 @@ from tasks.features.access.profile import profile_file
 from tasks.features.access.store import open_store
 from tasks.features.config import OnlineConfig
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
-from tasks.kernel.files import file_state
+from tasks.kernel.files import file_state, read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
-from tasks.kernel.strict_yaml import read_yaml
 
 logger = logging.getLogger(__name__)
 FOLLOW_S = 15.0

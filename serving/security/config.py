@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.strict_yaml import read_yaml
+from tasks.kernel.files import read_yaml
 
 Grant = Annotated[str, Field(pattern=r"^(infer|read|admin):(\*|[A-Za-z0-9._-]+)$")]
 """An action and the model on which it is allowed, as `infer:flight-delay` or `read:*`."""
