@@ -119,6 +119,7 @@ class PoolItem(Item):
         if pool is None:
             made = WorkPoolCreate(name=self.name, type=self.pool_type, **wanted)
             await client.create_work_pool(made)
+            _, queues = await self._there(client)  # Prefect makes one by itself
         else:
             await client.update_work_pool(self.name, WorkPoolUpdate(**wanted, **resumed))
         for name, fields in of_queues.items():

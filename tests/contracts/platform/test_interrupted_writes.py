@@ -1,4 +1,4 @@
-"""Online stores under writers that are killed or run at once, with readers that go on all the time.
+"""Online stores under a writer that is killed, with readers that go on all the time.
 
 `FALAJ_KILLS=50` makes a longer drill of it.
 """
@@ -103,13 +103,11 @@ class Writer:
 
 
 @pytest.fixture(scope="module")
-def writers() -> Iterator[tuple[Writer, Writer]]:
-    both = Writer(), Writer()
-    for writer in both:
-        writer.hear("ready")
-    yield both
-    for writer in both:
-        writer.close()
+def writer() -> Iterator[Writer]:
+    writer = Writer()
+    writer.hear("ready")
+    yield writer
+    writer.close()
 
 
 class Readers:
@@ -183,9 +181,9 @@ def all_versions(target: tuple[str, str]) -> set[int]:
 @pytest.mark.slow
 @proves(Promise.INTERRUPT, "no reader saw half an entity; the next write completes")
 def test_readers_see_whole_entities_whenever_the_writer_is_killed(
-    target: tuple[str, str], writers: tuple[Writer, Writer]
+    target: tuple[str, str], writer: Writer
 ) -> None:
-    draw, writer = random.Random(os.environ.get("FALAJ_KILLS_SEED", "0")), writers[0]
+    draw = random.Random(os.environ.get("FALAJ_KILLS_SEED", "0"))
     first = 1
     with Readers(target) as readers:
         for _ in range(KILLS):
@@ -202,18 +200,3 @@ def test_readers_see_whole_entities_whenever_the_writer_is_killed(
     final = 10 * first + 100_000
     assert write_version(target[0], versioned_config(*target), final) == NUM_KEYS
     assert all_versions(target) == {final}
-
-
-@pytest.mark.slow
-def test_two_writers_of_one_view_leave_the_newest_values(
-    target: tuple[str, str], writers: tuple[Writer, Writer]
-) -> None:
-    """One counts up, the other down, both twice; the newest version is somewhere in the middle."""
-    with Readers(target) as readers:
-        writers[0].begin(target, 1, 6, 2)
-        writers[1].begin(target, 6, 1, 2)
-        ends = [writer.hear_the_end() for writer in writers]
-    assert ends == [(6, 0), (1, 0)]
-    assert readers.faults == []
-    assert all_versions(target) == {6}
-    assert write_version(target[0], versioned_config(*target), 5) == 0

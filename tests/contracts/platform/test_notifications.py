@@ -131,12 +131,13 @@ def test_refusals_and_stale_features_are_told_gate_by_gate_and_view_by_view(inbo
 @pytest.mark.parametrize(
     ("event", "name", "more", "words"),
     [
-        ("promotion.rejected", "promotion-rejected", {"approver": "Ana"}, "was rejected by Ana"),
-        ("promotion.rejected", "promotion-rejected", {}, "nobody answered in time"),
-        ("promotion.waiting", "approval-waiting", {}, "rejected by itself at 2026-11-24 12:00 UTC"),
+        ("falaj.promotion.rejected", "promotion-rejected", {"approver": "Ana"}, "rejected by Ana"),
+        ("falaj.promotion.rejected", "promotion-rejected", {}, "nobody answered in time"),
+        ("falaj.promotion.waiting", "approval-waiting", {}, "by itself at 2026-11-24 12:00 UTC"),
+        ("prefect.work-pool.not-ready", "worker-offline", {}, "no worker serves work pool delay"),
     ],
 )
-def test_what_became_of_a_candidate_is_told(
+def test_what_became_of_a_candidate_or_of_a_worker_is_told(
     inbox: Inbox, event: str, name: str, more: dict[str, str], words: str
 ) -> None:
     payload = {
@@ -144,8 +145,12 @@ def test_what_became_of_a_candidate_is_told(
         "reason": "rejected", "champion": None, "summary": "11 of 11 gates are open.",
         "deadline": "2026-11-24 12:00 UTC", **more,
     }  # fmt: skip
-    emit(f"falaj.{event}", MODEL, payload)
-    assert "python -m falaj models approve delay 4" in inbox.wait(name, words)
+    resource = MODEL
+    if name == "worker-offline":
+        resource = {**MODEL, "prefect.resource.id": f"prefect.work-pool.{uuid4()}",
+                    "prefect.work-pool.type": "process"}  # fmt: skip
+    emit(event, resource, payload)
+    inbox.wait(name, words)
 
 
 @pytest.mark.slow
@@ -161,17 +166,6 @@ def test_drift_is_told_where_it_asks_for_something_and_not_where_it_does_not(inb
     assert "Nothing, as a rule" in retrain
     assert "Nothing, as a rule" not in fault
     assert len(inbox.of("drift")) == 2
-
-
-@pytest.mark.slow
-def test_a_work_pool_without_a_worker_is_told(inbox: Inbox) -> None:
-    labels = {
-        "prefect.resource.id": f"prefect.work-pool.{uuid4()}",
-        "prefect.resource.name": "gpu",
-        "prefect.work-pool.type": "process",
-    }
-    emit("prefect.work-pool.not-ready", labels, {})
-    inbox.wait("worker-offline", "no worker serves work pool gpu")
 
 
 @pytest.mark.slow

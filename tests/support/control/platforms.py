@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import yaml
 
 from flows.config import read_pipeline_config
@@ -72,17 +71,16 @@ class ControlledPlatform:
         """Deploy once more, as a person does."""
         command = [sys.executable, "-m", "falaj", "deploy", "--repo", REPO]
         command += ["--file", str(self.folder / "prefect.yaml")]
-        return self._run(command)
-
-    def decide(self, result_id: str) -> subprocess.Popen[str]:
-        """Begin to answer a result, in a process of its own."""
-        call = f"from flows.decision import decision_flow; decision_flow({result_id!r})"
-        return self._start([sys.executable, "-c", call])
-
-    def sweep(self) -> str:
-        """Let the controller look for what is left."""
-        call = "from flows.decision import retraining_sweep_flow; retraining_sweep_flow()"
-        return self._run([sys.executable, "-c", call])
+        environment = self.api.command_environment(**self.environment)
+        return subprocess.run(
+            command,
+            cwd=PROJECT_ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        ).stdout
 
     def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:
         """Store a result, as a drift check does, and emit no event."""
@@ -121,29 +119,10 @@ class ControlledPlatform:
 
     def operation(self, query: str) -> list[Any]:
         """Rows of the controller's database."""
-        if self.url.startswith("postgresql"):
-            with psycopg.connect(self.url) as server:
-                return server.execute(query).fetchall()  # type: ignore[call-overload]
         with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=60)) as file:
             rows = file.execute(query).fetchall()
             file.commit()
             return rows
-
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            cwd=PROJECT_ROOT,
-            env=self.api.command_environment(**self.environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def _run(self, command: list[str]) -> str:
-        with self._start(command) as process:
-            said, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, said
-        return said
 
 
 @contextmanager

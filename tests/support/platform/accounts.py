@@ -101,9 +101,7 @@ class Account:
 
     def slots(self) -> int:
         """Concurrency slots that are taken."""
-        ((taken,),) = self._prefect(
-            "SELECT coalesce(sum(active_slots), 0) FROM concurrency_limit_v2"
-        )
+        ((taken,),) = self._prefect(SLOTS)
         return int(str(taken))
 
     def leases(self) -> list[str]:

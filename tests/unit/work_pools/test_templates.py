@@ -25,7 +25,6 @@ from prefect_kubernetes.worker import KubernetesWorker, KubernetesWorkerJobConfi
 
 from infra.deploying.file import POOLS_FOLDER as FOLDER
 from infra.deploying.file import read_pools_file
-from tasks.training.elastic.config import ElasticConfig
 
 KUBERNETES = [f"kubernetes/{name}.json" for name in ("coordinator", "cpu", "gpu", "hosts")]
 TEMPLATES = [*KUBERNETES, "process/cpu.json", "process/gpu.json"]
@@ -118,12 +117,6 @@ def test_kubernetes_takes_the_job(name: str, version: str) -> None:
         assert not list(placeholders(job))
 
 
-def test_prefects_own_template_counts_its_pods_where_kubernetes_refuses_it() -> None:
-    """The worker asks for them there, so ours have them twice; until this fails."""
-    own = KubernetesWorker.get_default_base_job_template()
-    assert set(pod_of(own["job_configuration"]["job_manifest"])) >= MISPLACED
-
-
 @pytest.mark.parametrize("name", KUBERNETES)
 def test_a_pod_is_shut_in_and_prefect_alone_repeats_it(name: str) -> None:
     job = job_of(name)
@@ -196,20 +189,6 @@ def test_the_start_of_a_pod_serves_and_runs_as_its_index_says(
         check=True,
     )
     assert told.read_text().splitlines() == expected
-
-
-def test_the_settings_that_the_support_file_names_are_taken() -> None:
-    ElasticConfig.model_validate(
-        {
-            "enabled": True,
-            "discovery": "kubernetes",
-            "place": "ml/falaj.io/hosts=delay",
-            "ssh_port": 2222,
-            "ssh_key_file": "/etc/falaj/ssh/id",
-            "ssh_known_hosts_file": "/etc/falaj/ssh/known_hosts",
-            "interface": "eth0",
-        }
-    )
 
 
 @pytest.mark.parametrize("version", [OLDEST_CLUSTER, NEWEST_CLUSTER])
