@@ -23,7 +23,7 @@ from tasks.kernel.settings import Settings
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
     from tasks.features.access.audit import AuditLine, AuditTrail
-    from tasks.features.checks.equality import ViewParity
+    from tasks.features.checks.report import ViewParity
 
 app = App(name="features")
 
@@ -142,7 +142,7 @@ def rebuild(*view: str, pushed: bool = False, context: Here) -> list[str]:
         FeatureStoreError: nothing is online yet.
     """
     from infra.orchestration.embedded import only_run
-    from tasks.features.online.repair import rebuild_views
+    from tasks.features.online.materialization import rebuild_views
     from tasks.features.tables.build import current_tables
 
     settings = context.settings
@@ -170,7 +170,7 @@ def forget(
         ConfigurationError: a view, key or feature is not there, or a run is under way.
     """
     from infra.orchestration.embedded import only_run
-    from tasks.features.online.repair import forget_values
+    from tasks.features.online.materialization import forget_values
 
     settings = context.settings
     if unclear := [text for text in key or [] if "=" not in text]:

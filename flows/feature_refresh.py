@@ -12,7 +12,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.monitoring.task import monitor_features
 from tasks.evaluation.task import check_test_window
-from tasks.features.checks.equality import ParityReport
+from tasks.features.checks.report import ParityReport
 from tasks.features.task import (
     build_feature_tables,
     build_training_set,

@@ -45,7 +45,7 @@ from serving.config import (
 from serving.observability.logs import json_lines
 from serving.security.config import SECURITY_FILE, SecurityConfig
 from serving.security.tls import only_tls_1_3
-from tasks.features.access.feast_import import import_feast
+from tasks.features.access.profile import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.scratch import temporary_files
 from tasks.kernel.settings import Settings

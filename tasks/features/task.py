@@ -21,7 +21,7 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
-from tasks.features.checks.equality import ParityReport
+from tasks.features.checks.report import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings
@@ -258,7 +258,7 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     Raises:
         FeatureStoreError: the published tables are not the ones that are online. Not retried.
     """
-    from tasks.features.access.feast_import import import_feast
+    from tasks.features.access.profile import import_feast
 
     import_feast()
     from tasks.features.checks.parity import check_parity

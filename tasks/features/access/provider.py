@@ -6,8 +6,9 @@ both act through the provider, so both are audited alike.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +18,13 @@ import pandas as pd
 import pyarrow as pa
 from feast.entity import Entity
 from feast.feature_view import FeatureView
-from feast.infra.offline_stores.offline_store import RetrievalJob, RetrievalMetadata
+from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.infra.passthrough_provider import PassthroughProvider
 from feast.infra.registry.base_registry import BaseRegistry
 from feast.on_demand_feature_view import OnDemandFeatureView
 from feast.permissions.security_manager import get_security_manager
 from feast.repo_config import RepoConfig
-from feast.saved_dataset import SavedDataset, SavedDatasetStorage
+from feast.saved_dataset import SavedDataset
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.audit import AuditTrail, flow_run_id, process_identity
@@ -95,8 +96,7 @@ class AuditedProvider(PassthroughProvider):
         Raises:
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
-        with self._pushed(feature_view, "online", len(df)):
-            check_pushed(feature_view, df)
+        with self._pushed(feature_view, "online", df):
             super().ingest_df(feature_view, df, field_mapping)
 
     async def ingest_df_async(
@@ -110,8 +110,7 @@ class AuditedProvider(PassthroughProvider):
         Raises:
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
-        with self._pushed(feature_view, "online", len(df)):
-            check_pushed(feature_view, df)
+        with self._pushed(feature_view, "online", df):
             await super().ingest_df_async(feature_view, df, field_mapping)
 
     def ingest_df_to_offline_store(self, feature_view: FeatureView, table: pa.Table) -> None:
@@ -120,8 +119,7 @@ class AuditedProvider(PassthroughProvider):
         Raises:
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
-        with self._pushed(feature_view, "offline", table.num_rows):
-            check_pushed(feature_view, table)
+        with self._pushed(feature_view, "offline", table):
             super().ingest_df_to_offline_store(feature_view, table)
 
     def get_historical_features(
@@ -140,17 +138,18 @@ class AuditedProvider(PassthroughProvider):
         )
         subject = {"views": sorted({view.name for view in feature_views})}
         facts = {**described_frame(entity_df), "registry_version": registry_version(registry)}
-        return AuditedJob(job, self.trail, audit_facts(config, subject, **facts))
+        return _audited(job, self.trail, audit_facts(config, subject, **facts))
 
     def retrieve_saved_dataset(self, config: RepoConfig, dataset: SavedDataset) -> RetrievalJob:
         """Prepare the read of a saved dataset, audited like any other historical read."""
         job = super().retrieve_saved_dataset(config, dataset)
-        return AuditedJob(job, self.trail, audit_facts(config, {"saved_dataset": dataset.name}))
+        return _audited(job, self.trail, audit_facts(config, {"saved_dataset": dataset.name}))
 
-    def _pushed(
-        self, view: FeatureView, to: str, num_rows: int
-    ) -> AbstractContextManager[dict[str, Any]]:
-        return self.recorded("push", {"views": [view.name]}, to=to, rows=num_rows)
+    @contextmanager
+    def _pushed(self, view: FeatureView, to: str, rows: pd.DataFrame | pa.Table) -> Iterator[None]:
+        with self.recorded("push", {"views": [view.name]}, to=to, rows=len(rows)):
+            check_pushed(view, rows)
+            yield
 
     def recorded(
         self, action: str, subject: dict[str, Any], **facts: Any
@@ -161,73 +160,33 @@ class AuditedProvider(PassthroughProvider):
         return self.trail.recorded(action, **described)
 
 
-class AuditedJob(RetrievalJob):
-    """A historical read that leaves a line when it is executed; all else is the job's own."""
+def _audited(job: RetrievalJob, trail: AuditTrail, facts: dict[str, Any]) -> RetrievalJob:
+    """The job, each of whose ways out leaves a line with the rows that came, where it says so."""
+    plain = copy.copy(job)  # its ways out call each other, which is one read
 
-    def __init__(self, job: RetrievalJob, trail: AuditTrail, facts: dict[str, Any]) -> None:
-        self._job = job
-        self._trail = trail
-        self._facts = facts
+    def recorded(name: str) -> Callable[..., Any]:
+        def read(*arguments: Any, **options: Any) -> Any:
+            with trail.recorded("historical-read", **facts) as said:
+                result = getattr(plain, name)(*arguments, **options)
+                if isinstance(result, pa.Table | pd.DataFrame):
+                    said["rows"] = len(result)
+                return result
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_job":  # asked for before it is set, as copying does
-            raise AttributeError(name)
-        return getattr(self._job, name)
+        return read
 
-    @property
-    def full_feature_names(self) -> bool:
-        """Whether features are named `<view>__<feature>`."""
-        return bool(self._job.full_feature_names)
-
-    @property
-    def on_demand_feature_views(self) -> list[OnDemandFeatureView]:
-        """Views that Feast computes from the result."""
-        return list(self._job.on_demand_feature_views)
-
-    @property
-    def metadata(self) -> RetrievalMetadata | None:
-        """What was asked for."""
-        return self._job.metadata
-
-    def write_parquet(self, *args: Any, **kwargs: Any) -> Any:
-        """Stream the result into a file, where the store can."""
-        with self._read():
-            return self._job.write_parquet(*args, **kwargs)
+    for name in ("_to_df_internal", "_to_arrow_internal", "write_parquet", "persist"):
+        if hasattr(job, name):
+            setattr(job, name, recorded(name))
 
     @contextmanager
-    def open_batches(self, *args: Any, **kwargs: Any) -> Iterator[pa.RecordBatchReader]:
-        """Read the result in batches, where the store can."""
-        with self._read(), self._job.open_batches(*args, **kwargs) as reader:
-            yield reader
+    def open_batches(*arguments: Any, **options: Any) -> Iterator[pa.RecordBatchReader]:
+        with trail.recorded("historical-read", **facts):
+            with plain.open_batches(*arguments, **options) as reader:
+                yield reader
 
-    def persist(
-        self,
-        storage: SavedDatasetStorage,
-        allow_overwrite: bool = False,
-        timeout: int | None = None,
-    ) -> None:
-        """Keep the result as a saved dataset."""
-        with self._read():
-            self._job.persist(storage, allow_overwrite, timeout)
-
-    def to_sql(self) -> str:
-        """The query, for a store that has one."""
-        return str(self._job.to_sql())
-
-    def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
-        with self._read() as facts:
-            frame: pd.DataFrame = self._job._to_df_internal(timeout)
-            facts["rows"] = len(frame)
-            return frame
-
-    def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
-        with self._read() as facts:
-            table = self._job._to_arrow_internal(timeout)
-            facts["rows"] = table.num_rows
-            return table
-
-    def _read(self) -> AbstractContextManager[dict[str, Any]]:
-        return self._trail.recorded("historical-read", **self._facts)
+    if hasattr(job, "open_batches"):
+        job.open_batches = open_batches
+    return job
 
 
 def audit_trail(config: RepoConfig) -> AuditTrail:

@@ -24,7 +24,7 @@ from feast import FeatureService, FeatureStore, FeatureView
 from feast.errors import FeastObjectNotFoundException, FeatureServiceNotFoundException
 from feast.feature_view_projection import FeatureViewProjection
 
-from tasks.kernel.errors import ConfigurationError, FeatureStoreError
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import content_key
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 DEFINITION_TAG = "falaj.definition"
 VERSION_TAG = "falaj.version"
 _VERSIONED_NAME = re.compile(r"(?P<name>.+)\.v(?P<number>\d+)")
-_PIN = re.compile(r"@v\d+")
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,6 @@ class ServiceVersion:
 def versioned_name(service: str, number: int) -> str:
     """Name of the Feast service that is this version."""
     return f"{service}.v{number}"
-
-
-def without_pins(name: str) -> str:
-    """`weather@v2__temp` as `weather__temp`: what a reader calls it, whatever its version."""
-    return _PIN.sub("", name)
 
 
 def view_definition(view: FeatureView) -> dict[str, object]:
@@ -169,28 +163,6 @@ def published_version(feast: FeatureStore, name: str) -> ServiceVersion | None:
         return None
     number = int(service.tags.get(VERSION_TAG, 0))
     return next((v for v in service_versions(feast, name) if v.number == number), None)
-
-
-def drop_service_version(feast: FeatureStore, name: str, number: int) -> None:
-    """Forget one version of a service; a snapshot that pins it keeps its own copy.
-
-    Raises:
-        FeatureStoreError: it is not there, or readers get it now.
-    """
-    versions = {version.number: version for version in service_versions(feast, name)}
-    published = published_version(feast, name)
-    if number not in versions:
-        held = ", ".join(map(str, versions)) or "none"
-        raise FeatureStoreError(
-            f"feature service {name} has no version {number}; there are: {held}. Nothing was "
-            "dropped"
-        )
-    if published and published.number == number:
-        raise FeatureStoreError(
-            f"version {number} of feature service {name} is the one that readers get; publish "
-            "another one first. Nothing was dropped"
-        )
-    feast.delete_feature_service(versions[number].registered_name)
 
 
 def is_kept(feast: FeatureStore, registered: object) -> bool:

@@ -26,15 +26,17 @@ Entities are drawn, seeded, from the keys that have a row before the watermark, 
 are online without one: of these both sides must have nothing. Compared are all features of the view
 they were drawn from, through the feature service that readers get. Values are compared in the type
 that the view declares; times in whole seconds, as Feast keeps them online.
-
-Draw the entities of a parity check, each with the moment at which it is to be asked.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +51,18 @@ from numpy.typing import NDArray
 
 from tasks.contracts.data import FeatureTables
 from tasks.features.access.store import find_service, open_store
-from tasks.features.checks.equality import (
-    ParityDifference,
-    ParityReport,
-    ViewParity,
-    as_text,
-    equal_values,
-    retrieved_column,
-)
+from tasks.features.checks.report import ParityDifference, ParityReport, ViewParity
 from tasks.features.config import FeatureConfig, OnlineConfig
 from tasks.features.offline.duck import duckdb_session, first_line, is_damage, parquet, sql_name
 from tasks.features.online.answer import Freshness, OnlineAnswer
-from tasks.features.online.plan import KeyGroup, PlannedFeature, PlannedView
+from tasks.features.online.plan import FLOATS, KeyGroup, PlannedFeature, PlannedView
 from tasks.features.online.reader import OnlineReader
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tasks.kernel.settings import ArtifactStore
+
+logger = logging.getLogger(__name__)
 
 ENTITIES_PER_VIEW = 500
 """All where there are fewer."""
@@ -230,8 +227,6 @@ def _stored_keys(group: KeyGroup) -> list[str]:
 def _key_names(group: KeyGroup) -> list[str]:
     return [f"k{number}" for number in range(len(_stored_keys(group)))]
 
-
-logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
 """A check is in no hurry; a server's time-out would only make it fail on a busy machine."""
@@ -442,3 +437,81 @@ def _evidence(view: ViewParity, examples: list[ParityDifference]) -> str:
         f"nothing to compare: all {view.num_values} {about} are null on both sides; "
         f"{view.num_stale} entities were too old and {view.num_overtaken} overtaken"
     )
+
+
+def retrieved_column(
+    retrieved: pa.Table, view: PlannedView, feature: PlannedFeature
+) -> pa.ChunkedArray:
+    """Column of a retrieval, with full names, that holds a feature.
+
+    Raises:
+        FeatureStoreError: retrieval gave no such column.
+    """
+    projection = view.definition.projection
+    pinned = f"{projection.name_to_use()}__{feature.name}"
+    plain = f"{projection.name_alias or projection.name}__{feature.name}"
+    for name in (pinned, plain):
+        if name in retrieved.column_names:
+            return retrieved.column(name)
+    raise FeatureStoreError(
+        f"retrieval gave no column {pinned}; it has {', '.join(retrieved.column_names)}. Nothing "
+        "was compared"
+    )
+
+
+def equal_values(
+    online: NDArray[Any] | Sequence[Any], offline: pa.ChunkedArray, kind: ValueType
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """For each row whether both values are the same, and whether both are null.
+
+    Floats are the same when their bits are, in the type that the view declares; NaN counts as null.
+    Nothing else is rounded, but moments are compared in whole seconds, as Feast keeps them online.
+    """
+    if kind in FLOATS:
+        ours = np.ascontiguousarray(online, dtype=FLOATS[kind])
+        numbers = offline.cast(pa.from_numpy_dtype(ours.dtype), safe=False)
+        theirs = numbers.to_numpy(zero_copy_only=False).astype(ours.dtype)
+        both_null = np.isnan(ours) & np.isnan(theirs)
+        bits = f"u{ours.itemsize}"
+        return (ours.view(bits) == theirs.view(bits)) | both_null, both_null
+    pairs = [
+        (_comparable(ours), _comparable(theirs))
+        for ours, theirs in zip(online, offline.to_pylist(), strict=True)
+    ]
+    same = np.array([_is_same(ours, theirs) for ours, theirs in pairs], bool)
+    null = np.array([ours is None and theirs is None for ours, theirs in pairs], bool)
+    return same, null
+
+
+def as_text(value: Any) -> str | None:
+    """A value for people; None for null."""
+    plain = _comparable(value)
+    if plain is None:
+        return None
+    return repr(plain) if isinstance(plain, float) else str(plain)
+
+
+def _comparable(value: Any) -> Any:
+    """One form for what both sides write differently."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or value != value:  # NaN
+        return None
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return aware.astimezone(UTC).replace(microsecond=0)
+    if isinstance(value, uuid.UUID | Decimal):
+        return str(value)
+    return [_comparable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, set) and isinstance(theirs, list):
+        return bool(ours == set(theirs))
+    if isinstance(ours, dict) and isinstance(theirs, list):  # how Arrow gives a map
+        return bool(ours == {pair[0]: pair[1] for pair in theirs})
+    if isinstance(ours, dict | list) and isinstance(theirs, str):  # JSON is text offline
+        try:
+            return bool(ours == json.loads(theirs))
+        except json.JSONDecodeError:
+            return False
+    return bool(ours == theirs and isinstance(ours, bool) == isinstance(theirs, bool))

@@ -29,7 +29,7 @@ from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.features.access.profile import read_profile
 from tasks.features.access.store import GuardedFeatureStore, open_store, quiet
 from tasks.features.access.versions import newest_version
-from tasks.features.checks.equality import SnapshotVerification
+from tasks.features.checks.report import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config
 from tasks.features.offline.duck import parquet
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities

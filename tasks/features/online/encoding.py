@@ -41,8 +41,6 @@ class EncodedColumn:
     """Serialized values of one feature, one for each row; empty bytes for a missing value."""
 
     cells: pa.LargeBinaryArray
-    source: pa.Array
-    value_type: ValueType
     converted_by_feast: bool
 
 
@@ -121,10 +119,10 @@ def encode_column(column: pa.Array, value_type: ValueType) -> EncodedColumn:
     native = _LAYOUTS.get(value_type)
     cells = native(column, value_type) if native else None
     if cells is not None:
-        return EncodedColumn(cells, column, value_type, converted_by_feast=False)
+        return EncodedColumn(cells, converted_by_feast=False)
     messages = python_values_to_proto_values(column.to_numpy(zero_copy_only=False), value_type)
     slow = pa.array([message.SerializeToString() for message in messages], BINARY)
-    return EncodedColumn(slow, column, value_type, converted_by_feast=True)
+    return EncodedColumn(slow, converted_by_feast=True)
 
 
 def encode_entity_keys(

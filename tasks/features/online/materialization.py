@@ -1,5 +1,7 @@
 """Materialize feature views: bring the online store up to the end of a window, under guards.
 
+And by hand what no materialization mends: write views again from their tables, or forget values.
+
 A model reads the version of a service that it was trained on until its successor is promoted, days
 after the definitions changed. Feast materializes the newest version of a view alone, so those of
 earlier services are written here.
@@ -8,6 +10,7 @@ earlier services are written here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,12 +20,18 @@ from feast.feature_store import tqdm
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.features.access.provider import AuditedProvider
 from tasks.features.access.store import apply_definitions, open_store, quiet
-from tasks.features.access.versions import publish_services, service_versions, view_digest
+from tasks.features.access.versions import (
+    publish_services,
+    service_versions,
+    view_digest,
+    view_versions,
+)
 from tasks.features.config import MaterializationConfig
-from tasks.features.offline.duck import duckdb_session, names, parquet
-from tasks.features.online.store_token import new_token, read_token, write_token
-from tasks.features.online.vector_engine import VectorComputeEngine
+from tasks.features.online.newer_wins import NewerWinsOnlineStore
+from tasks.features.online.plan import KeyGroup
+from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pinned_views
 from tasks.features.tables.ledger import (
@@ -30,15 +39,16 @@ from tasks.features.tables.ledger import (
     definitions_digest,
     is_filled,
     load_ledger,
+    new_token,
     online_views,
+    read_token,
     write_ledger,
+    write_token,
 )
-from tasks.kernel.errors import FeatureStoreError, WindowError
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, WindowError
 from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
-
-BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def materialize(
@@ -81,8 +91,9 @@ def materialize(
     until = _reach(tables, window, ledger, mark)
     grew = same and ledger is not None and all(v.watermark <= changed for v in ledger.views)
     _engine(feast).takes_back = not grew
+    known = {view.name: view.num_entities for view in (ledger.views if same and ledger else ())}
     written = tuple(
-        _materialize_view(feast, view, since, until)
+        _materialize_view(feast, view, since, until, known.get(view.name, 0))
         for view in sorted(feast.list_feature_views(), key=lambda v: v.name)
         if view.online
     )
@@ -136,23 +147,19 @@ def _holds_these_views(ledger: Ledger, feast: FeatureStore, repo: Path) -> bool:
 
 
 def _materialize_view(
-    feast: FeatureStore,
-    view: FeatureView,
-    since: datetime,
-    until: datetime,
+    feast: FeatureStore, view: FeatureView, since: datetime, until: datetime, known: int
 ) -> MaterializedView:
+    """Write one view; `known` entities were online before, where the store cannot count them."""
     start = since if view.ttl else BEGINNING
-    last = until - timedelta(microseconds=1)  # Feast's end is inside, a window's is not
-    with quiet():
-        feast.materialize(start, last, feature_views=[view.name])
-    in_window, in_all = _count_keys(feast, view, start, last)
+    with quiet():  # Feast's end is inside, a window's is not
+        feast.materialize(start, until - timedelta(microseconds=1), feature_views=[view.name])
     write = _engine(feast).writes[view.name]
     count = getattr(feast._get_provider().online_store, "count_entities", None)
-    online = count(feast.config, view) if count else max(in_all, write.num_rows)
-    if min(online, write.num_rows) < in_window:
+    online = count(feast.config, view) if count else max(known, write.num_rows)
+    if online < write.num_rows:
         raise FeatureStoreError(
-            f"feature view {view.name}: {write.num_rows:,} entities were written, {online:,} are "
-            f"online, expected {in_window:,} up to {until:%Y-%m-%dT%H:%MZ}. The watermark was not "
+            f"feature view {view.name}: of {write.num_rows:,} entities up to "
+            f"{until:%Y-%m-%dT%H:%MZ}, {online:,} are online, expected all. The watermark was not "
             "moved; run again"
         )
     logger.info("materialized %s: %s entities", view.name, f"{online:,}")
@@ -180,32 +187,6 @@ def _engine(feast: FeatureStore) -> VectorComputeEngine:
     engine = feast._get_provider().batch_engine
     assert isinstance(engine, VectorComputeEngine)  # the profile is refused otherwise
     return engine
-
-
-def _count_keys(
-    feast: FeatureStore, view: FeatureView, start: datetime, last: datetime
-) -> tuple[int, int]:
-    """Entities with a row from `start` to `last`, and with any up to `last`, both included.
-
-    None are counted where the table is not on this machine: the engine's own count must do then.
-    """
-    offline, source = feast.config.offline_store, view.batch_source
-    named = {view_name: name for name, view_name in source.field_mapping.items()}
-    keys = [named.get(column.name, column.name) for column in view.entity_columns]
-    folder = Path(getattr(offline, "tables_path", "")) / source.path
-    if not hasattr(offline, "spill_path") or not folder.exists():
-        return 0, 0
-    with duckdb_session(
-        Path(offline.spill_path), memory_limit_mb=offline.memory_limit_mb, threads=offline.threads
-    ) as con:
-        moment = f"{names([source.timestamp_field])}::TIMESTAMPTZ"
-        row = con.execute(
-            "SELECT count(*) FILTER (newest >= ?::TIMESTAMPTZ), count(*) FROM "
-            f"(SELECT {names(keys)}, max({moment}) AS newest FROM {parquet(folder)} "
-            f"WHERE {moment} <= ?::TIMESTAMPTZ GROUP BY {names(keys)})",
-            [start, last],
-        ).fetchall()[0]
-    return int(row[0]), int(row[1])
 
 
 def write_earlier_versions(
@@ -274,3 +255,155 @@ def _lost_columns(feast: FeatureStore, view: FeatureView) -> list[str]:
     read = [*(f.name for f in view.features), *(c.name for c in view.entity_columns)]
     times = [t for t in (source.timestamp_field, source.created_timestamp_column) if t]
     return sorted({*(columns.get(name, name) for name in read), *times} - present)
+
+
+def rebuild_views(
+    tables: FeatureTables,
+    names: Sequence[str],
+    home: Path,
+    repo: Path,
+    store: ArtifactStore,
+    *,
+    pushed: bool,
+) -> dict[str, int]:
+    """Make views hold online, in their newest version, what their tables hold up to the watermark.
+
+    Readers go on meanwhile: tables are written first, and only what they could not replace is then
+    removed, and written again.
+
+    Args:
+        tables: the published ones.
+        names: views; none for all that are online.
+        pushed: also remove what was pushed.
+
+    Returns:
+        View to the number of entities written.
+
+    Raises:
+        ConfigurationError: there is no such view, or the online store keeps no origins.
+        FeatureStoreError: nothing is online yet.
+    """
+    ledger = load_ledger(home)
+    if ledger is None:
+        raise FeatureStoreError(
+            "nothing is known of what is online; run the feature refresh, which then writes all of "
+            "history. Nothing was written"
+        )
+    feast = open_store(home, repo, features_folder(tables, store))
+    provider = _provider(feast)
+    watermarks = {view.name: view.watermark for view in ledger.views}
+    views = _chosen(feast, names)
+    with provider.recorded("rebuild", {"views": sorted(views)}, pushed=pushed), quiet():
+        for name, view in views.items():
+            last = watermarks.get(name, max(watermarks.values())) - timedelta(microseconds=1)
+            feast.materialize(BEGINNING, last, feature_views=[name])
+            extent = "not of the table" if pushed else "unknown"
+            if provider.online_store.remove_values(feast.config, view, extent):
+                feast.materialize(BEGINNING, last, feature_views=[name])
+    return {name: provider.batch_engine.writes[name].num_rows for name in views}
+
+
+def forget_values(
+    names: Sequence[str],
+    key: Mapping[str, str],
+    features: Sequence[str],
+    home: Path,
+    repo: Path,
+) -> dict[str, int]:
+    """Remove values online, of all versions of the views.
+
+    Args:
+        names: views; none for all of the entity's kind.
+        key: join key to value of one entity; empty for all entities.
+        features: names; none for all.
+
+    Returns:
+        View to the number of entities of which something was removed.
+
+    Raises:
+        ConfigurationError: no view is meant, a view has other keys or no such feature, or the
+            online store keeps no origins.
+        DataContractError: the key has a value that cannot be one.
+    """
+    feast = open_store(home, repo)
+    provider = _provider(feast)
+    views = _meant(feast, names, key, features)
+    subject = {"views": sorted(views), "features": sorted(features)}
+    found: dict[str, int] = {}
+    with provider.recorded("forget", subject, entities="one" if key else "all"):
+        for name, view in views.items():
+            version = feast.config.entity_key_serialization_version
+            keys = [_packed(view, key, version)] if key else None
+            found[name] = max(
+                provider.online_store.remove_values(
+                    feast.config, each, keys=keys, features=features or None
+                )
+                for each in _versions(feast, view)
+            )
+    return found
+
+
+def _provider(feast: FeatureStore) -> AuditedProvider:
+    provider = feast._get_provider()
+    assert isinstance(provider, AuditedProvider)  # the profile is refused otherwise
+    if not isinstance(provider.online_store, NewerWinsOnlineStore):
+        raise ConfigurationError(
+            f"the online store is a {type(provider.online_store).__name__}, which does not know "
+            "what wrote a value; use one of this project for it. Nothing was changed"
+        )
+    return provider
+
+
+def _chosen(feast: FeatureStore, names: Sequence[str]) -> dict[str, FeatureView]:
+    views = {view.name: view for view in feast.list_feature_views() if view.online}
+    if unknown := sorted(set(names) - views.keys()):
+        raise ConfigurationError(
+            f"feature view {', '.join(unknown)} is not online; there are: "
+            f"{', '.join(sorted(views)) or 'none'}. Nothing was changed"
+        )
+    return {name: views[name] for name in names or sorted(views)}
+
+
+def _meant(
+    feast: FeatureStore, names: Sequence[str], key: Mapping[str, str], features: Sequence[str]
+) -> dict[str, FeatureView]:
+    if not names and not key:
+        raise ConfigurationError("name a feature view, or an entity by --key. Nothing was changed")
+    views = _chosen(feast, names)
+    if not names:
+        views = {n: view for n, view in views.items() if set(view.join_keys) == key.keys()}
+    for name, view in views.items():
+        if key and set(view.join_keys) != key.keys():
+            raise ConfigurationError(
+                f"feature view {name} has the key {', '.join(sorted(view.join_keys)) or 'none'}, "
+                f"not {', '.join(sorted(key))}. Nothing was changed"
+            )
+        known = [feature.name for feature in view.features]
+        if lacking := sorted(set(features) - set(known)):
+            raise ConfigurationError(
+                f"feature view {name} has no feature {', '.join(lacking)}; it has "
+                f"{', '.join(known)}. Nothing was changed"
+            )
+    if not views:
+        raise ConfigurationError(
+            f"no feature view has the key {', '.join(sorted(key))}. Nothing was changed"
+        )
+    return views
+
+
+def _packed(view: FeatureView, key: Mapping[str, str], version: int) -> bytes:
+    kinds = {column.name: column.dtype.to_value_type() for column in view.entity_columns}
+    names = tuple(sorted(kinds))
+    group = KeyGroup(names, names, tuple(kinds[name] for name in names), views=(), cells=())
+    values = tuple(key[name] for name in names)
+    return group.encoder(version)(values if len(values) > 1 else values[0])
+
+
+def _versions(feast: FeatureStore, view: FeatureView) -> list[FeatureView]:
+    """The view at all numbers under which values may be online."""
+    found = [
+        feast.registry.get_feature_view_by_version(view.name, feast.project, number)
+        for number in view_versions(feast, view.name)
+        if number != (view.current_version_number or 0)
+    ]
+    return [view, *(version for version in found if isinstance(version, FeatureView))]

@@ -32,7 +32,6 @@ from feast.infra.key_encoding_utils import serialize_entity_key
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
-from feast.value_type import ValueType
 
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG
 from tasks.features.online.encoding import BINARY, NO_TIME, EncodedColumn, EncodedRows
@@ -172,8 +171,9 @@ def _wrong_moment(rows: pd.DataFrame | pa.Table, name: str, latest: datetime) ->
     return f"reaches {newest.isoformat()}" if newest > latest else None
 
 
-Extent = Literal["all", "unknown", "not of the table"]
-"""Values to remove: every one, those without an origin, or those and the pushed ones."""
+Extent = Literal["all", "unknown", "not of the table", "left behind"]
+"""Values to remove: every one, those without an origin, those and the pushed ones, or those that an
+earlier materialization wrote into the window of a later one."""
 
 FeastRow = tuple[EntityKey, dict[str, Value], datetime, datetime | None]
 
@@ -200,26 +200,26 @@ class NewerWinsOnlineStore:
         """
         raise NotImplementedError
 
-    def select(
+    def remove_values(
         self,
         config: RepoConfig,
         table: FeatureView,
-        rule: Extent | Literal["left behind"],
-        window: tuple[int, int, int] = (0, 0, 0),
+        extent: Extent = "all",
         *,
-        remove: bool = True,
+        window: tuple[int, int, int] = (0, 0, 0),
+        count_only: bool = False,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
     ) -> int:
-        """Count entities with a value that is meant, and remove these values where asked to.
+        """Remove the values of a view that are meant; return how many entities had one.
 
         Args:
             config: of the feature repository.
             table: view.
-            rule: which values. Left behind are those that an earlier materialization wrote.
+            extent: which values.
             window: of what is left behind: moment at which the later materialization began, first
                 and last event time, in microseconds since 1970.
-            remove: False counts only.
+            count_only: remove nothing.
             keys: serialized entity keys; None for all.
             features: names; None for all.
         """
@@ -241,7 +241,7 @@ class NewerWinsOnlineStore:
         for row in data:
             by_features.setdefault(tuple(row[1]), []).append(row)
         version = config.entity_key_serialization_version
-        batches = [self._as_columns(rows, names, version) for names, rows in by_features.items()]
+        batches = [_as_columns(rows, names, version) for names, rows in by_features.items()]
         self.write_rows(config, table, batches, current_origin())
         if progress:
             progress(len(data))
@@ -256,52 +256,18 @@ class NewerWinsOnlineStore:
         """As `online_write_batch`, on another thread."""
         await asyncio.to_thread(self.online_write_batch, config, table, data, progress)
 
-    def count_left_behind(
-        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
-    ) -> int:
-        """Entities with a value in the window that this materialization did not find any more."""
-        window = (origin.began_us, start_us, origin.end_us)
-        return self.select(config, table, "left behind", window, remove=False)
 
-    def remove_left_behind(
-        self, config: RepoConfig, table: FeatureView, start_us: int, origin: Origin
-    ) -> None:
-        """Remove what `count_left_behind` counts."""
-        window = (origin.began_us, start_us, origin.end_us)
-        self.select(config, table, "left behind", window)
-
-    def remove_values(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        keys: Sequence[bytes] | None = None,
-        features: Sequence[str] | None = None,
-        extent: Extent = "all",
-    ) -> int:
-        """Remove values of a view, as `select` does; return how many entities had one."""
-        return self.select(config, table, extent, keys=keys, features=features)
-
-    def readable(self, value: Value) -> str | None:
-        """Text that the store keeps beside a pushed value."""
-        return None
-
-    def _as_columns(
-        self, rows: Sequence[FeastRow], features: Sequence[str], version: int
-    ) -> EncodedRows:
-        """Rows as Feast hands them over, as columns of bytes; a column's source is its texts."""
-        keys = [
-            serialize_entity_key(key, entity_key_serialization_version=version) for key, *_ in rows
-        ]
-        created = [NO_TIME if moment is None else micros(moment) for *_, moment in rows]
-        columns = {}
-        for name in features:
-            values = [row[1][name] for row in rows]
-            cells = pa.array([value.SerializeToString() for value in values], BINARY)
-            texts = pa.array([self.readable(value) for value in values], pa.string())
-            columns[name] = EncodedColumn(cells, texts, ValueType.STRING, converted_by_feast=True)
-        return EncodedRows(
-            keys=pa.array(keys, BINARY),
-            events_us=np.array([micros(event) for _, _, event, _ in rows], np.int64),
-            created_us=np.array(created, np.int64),
-            features=columns,
-        )
+def _as_columns(rows: Sequence[FeastRow], features: Sequence[str], version: int) -> EncodedRows:
+    """Rows as Feast hands them over, as columns of bytes."""
+    keys = [serialize_entity_key(key, entity_key_serialization_version=version) for key, *_ in rows]
+    created = [NO_TIME if moment is None else micros(moment) for *_, moment in rows]
+    cells = {
+        name: pa.array([row[1][name].SerializeToString() for row in rows], BINARY)
+        for name in features
+    }
+    return EncodedRows(
+        keys=pa.array(keys, BINARY),
+        events_us=np.array([micros(event) for _, _, event, _ in rows], np.int64),
+        created_us=np.array(created, np.int64),
+        features={n: EncodedColumn(each, converted_by_feast=True) for n, each in cells.items()},
+    )

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -221,29 +221,29 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
                 connection.await_answers()
         return sum(connection.written for connection in connections)
 
-    def select(
+    def remove_values(
         self,
         config: RepoConfig,
         table: FeatureView,
-        rule: Extent | Literal["left behind"],
-        window: tuple[int, int, int] = (0, 0, 0),
+        extent: Extent = "all",
         *,
-        remove: bool = True,
+        window: tuple[int, int, int] = (0, 0, 0),
+        count_only: bool = False,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
         name: str | None = None,
     ) -> int:
-        """As `NewerWinsOnlineStore.select`, a key in one step.
+        """As `NewerWinsOnlineStore.remove_values`, a key in one step.
 
         Args:
-            config, table, rule, window, remove, keys, features: as there.
+            config, table, extent, window, count_only, keys, features: as there.
             name: under which the view is stored; None for its present version.
         """
         names = [f.name for f in table.features] if features is None else features
         target = _target(config, name or _stored_name(config, table), names)
         fields = [*([target.time_field] if features is None else []), *target.fields.values()]
-        act = b"remove" if remove else b"count"
-        words = [rule.encode(), act, target.time_field, *(b"%d" % us for us in window), *fields]
+        act = b"count" if count_only else b"remove"
+        words = [extent.encode(), act, target.time_field, *(b"%d" % us for us in window), *fields]
         client = self._get_client(config.online_store)
         walk = self._all_keys(config, table)
         if keys is not None:
@@ -265,7 +265,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         kept = {_stored_name(config, view) for view in tables_to_keep}
         for view in tables_to_delete if config.online_store.full_scan_for_deletion else ():
             for name in sorted(self._stored_versions(config, view) - kept):
-                self.select(config, view, "all", name=name)
+                self.remove_values(config, view, name=name)
 
     def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
         """Keys of all entities of the view's kind, some at a time, with the node that has them."""

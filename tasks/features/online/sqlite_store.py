@@ -3,7 +3,8 @@
 Name it as `online_store.type`. Feast's own SQLite store overwrites whatever is there; here the
 comparison is part of the write itself (`newer_wins.py`). The tables are Feast's, with three
 columns more: event time and `created` in microseconds (Feast's are whole seconds, which cannot tell
-two values of one second apart), and the origin of the value.
+two values of one second apart), and the origin of the value. Feast's `value_text` stays empty: it
+is for a text index, which this store has not.
 """
 
 from __future__ import annotations
@@ -14,26 +15,22 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-import numpy as np
-import pyarrow.compute as pc
 from feast.entity import Entity
 from feast.feature_view import FeatureView
-from feast.infra.online_stores.helpers import extract_text_and_num
 from feast.infra.online_stores.sqlite import (
     SqliteOnlineStore,
     SqliteOnlineStoreConfig,
     _quote_id,
     _table_id,
 )
-from feast.protos.feast.types.Value_pb2 import Value
 from feast.repo_config import RepoConfig
-from feast.value_type import ValueType
 from pydantic import model_validator
 
-from tasks.features.online.encoding import NO_TIME, EncodedColumn, EncodedRows, Integers
+from tasks.features.online.encoding import NO_TIME, EncodedRows
 from tasks.features.online.newer_wins import (
     EPOCH,
     PUSHED,
@@ -57,8 +54,6 @@ CACHE_KIB = 128 * 1024
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB after which the log is written back: seldom enough to write each page once."""
 
-MICRO = 1_000_000
-ZONE_STEP_US = 900 * MICRO
 MAX_INTEGER = 2**63 - 1
 COLUMNS = ("event_us", "created_us", "origin_us")
 
@@ -146,18 +141,18 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
                 connection.execute("COMMIT")
         return written
 
-    def select(
+    def remove_values(
         self,
         config: RepoConfig,
         table: FeatureView,
-        rule: Extent | Literal["left behind"],
-        window: tuple[int, int, int] = (0, 0, 0),
+        extent: Extent = "all",
         *,
-        remove: bool = True,
+        window: tuple[int, int, int] = (0, 0, 0),
+        count_only: bool = False,
         keys: Sequence[bytes] | None = None,
         features: Sequence[str] | None = None,
     ) -> int:
-        """As `NewerWinsOnlineStore.select`, in one transaction."""
+        """As `NewerWinsOnlineStore.remove_values`, in one transaction."""
         name = _table_id_of(config, table)
         began_us, start_us, end_us = window
         meant = {
@@ -165,7 +160,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
             "unknown": "origin_us IS NULL",
             "not of the table": "coalesce(origin_us, 0) = 0",
             "left behind": f"{_earlier_copy(began_us, end_us)} AND event_us >= {start_us:d}",
-        }[rule]
+        }[extent]
         if features is not None:
             meant += f" AND feature_name IN ({', '.join(map(_text, features))})"
         values = f"FROM {_quote_id(name)} WHERE {meant}"
@@ -176,7 +171,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
                 each = f"DELETE {values} AND entity_key = ?"
                 return sum(connection.execute(each, [key]).rowcount > 0 for key in keys)
             found = connection.execute(f"SELECT count(DISTINCT entity_key) {values}").fetchone()
-            if remove:
+            if not count_only:
                 connection.execute(f"DELETE {values}")
         return int(found[0])
 
@@ -187,11 +182,6 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
             connection = self._get_conn(config)
             row = connection.execute(f"SELECT count(DISTINCT entity_key) FROM {name}").fetchone()
         return int(row[0])
-
-    def readable(self, value: Value) -> str | None:
-        """The text that Feast keeps beside numbers and texts."""
-        text: str | None = extract_text_and_num(value, False)[0]
-        return text
 
     def _get_conn(self, config: RepoConfig) -> sqlite3.Connection:
         """The connection of readers; it never holds a transaction open.
@@ -251,10 +241,10 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origi
     name = _quote_id(table)
     _make_ready(connection, table)
     values = ", ".join(
-        f"(?1, {_text(feature)}, ?{6 + 2 * i}, ?{7 + 2 * i}, ?2, ?4, ?3, ?5, {origin.began_us:d})"
+        f"(?1, {_text(feature)}, ?{6 + i}, ?2, ?4, ?3, ?5, {origin.began_us:d})"
         for i, feature in enumerate(rows.features)
     )
-    copied = ("value", "value_text", "event_ts", "created_ts", *COLUMNS)
+    copied = ("value", "event_ts", "created_ts", *COLUMNS)
     ours = origin.began_us or MAX_INTEGER  # what is pushed comes after what was written before
     before = connection.total_changes
     connection.executemany(
@@ -291,65 +281,29 @@ def _make_ready(connection: sqlite3.Connection, table: str) -> bool:
 
 
 def _in_order_of_keys(rows: EncodedRows) -> list[tuple[object, ...]]:
-    """Key, event seconds and microseconds, created ones, then a value and text each.
+    """Key, event seconds and microseconds, created ones, then the values.
 
     Neighbours by key share pages.
     """
-    nothing = [None] * len(rows)
-    created = rows.created_us
+    events = rows.events_us.tolist()
+    created: list[int | None] = [None] * len(rows)
+    if rows.created_us is not None:
+        created = [None if moment == NO_TIME else moment for moment in rows.created_us.tolist()]
     columns: list[Sequence[object]] = [
         rows.keys.to_pylist(),
-        feasts_seconds(rows.events_us),
-        rows.events_us.tolist(),
-        nothing if created is None else feasts_seconds(created),
-        nothing if created is None else [None if c == NO_TIME else c for c in created.tolist()],
+        [feasts_seconds(moment) for moment in events],
+        events,
+        [None if moment is None else feasts_seconds(moment) for moment in created],
+        created,
+        *(feature.cells.to_pylist() for feature in rows.features.values()),
     ]
-    for feature in rows.features.values():
-        columns += [feature.cells.to_pylist(), _texts(feature) or nothing]
     return sorted(zip(*columns, strict=True), key=lambda row: row[0])
 
 
-def _texts(feature: EncodedColumn) -> list[str | None] | None:
-    """The readable form that Feast keeps beside numbers and texts; None for other types."""
-    if feature.value_type not in _READABLE:
-        return None
-    column, kind = feature.source, _READABLE[feature.value_type]
-    if not kind:
-        return [None if value is None else str(value) for value in column.to_pylist()]
-    values = pc.cast(column, "float64", safe=False).to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
-        texts: list[str | None] = list(map(str, values.astype(kind).tolist()))
-    for place in np.flatnonzero(np.isnan(values)).tolist():
-        texts[place] = None
-    return texts
-
-
-_READABLE = {
-    ValueType.FLOAT: "float32",
-    ValueType.DOUBLE: "float64",
-    **dict.fromkeys((ValueType.INT32, ValueType.INT64, ValueType.BOOL, ValueType.STRING), ""),
-}
-"""Types whose values Feast also keeps as text; floats by the precision of their own."""
-
-
-def feasts_seconds(moments_us: Integers) -> list[int | None]:
-    """Feast's times: the UTC wall clock read as local time, in whole seconds, cut towards zero."""
-    known = moments_us != NO_TIME
-    steps, places = np.unique(np.where(known, moments_us // ZONE_STEP_US, 0), return_inverse=True)
-    shifts = np.array([_shift_us(step) for step in steps.tolist()], np.int64)
-    local_us = np.where(known, moments_us, 0) + shifts[places]
-    seconds: list[int | None] = np.where(
-        local_us < 0, -(-local_us // MICRO), local_us // MICRO
-    ).tolist()
-    for place in np.flatnonzero(~known).tolist():
-        seconds[place] = None
-    return seconds
-
-
-def _shift_us(step: int) -> int:
-    """How far local time lies from UTC in one quarter of an hour, the step of all time zones."""
-    start = EPOCH.replace(tzinfo=None) + timedelta(microseconds=step * ZONE_STEP_US)
-    return round(start.timestamp()) * MICRO - step * ZONE_STEP_US
+@lru_cache(65_536)
+def feasts_seconds(moment_us: int) -> int:
+    """Feast's time: the UTC wall clock read as local time, in whole seconds, cut towards zero."""
+    return int((EPOCH.replace(tzinfo=None) + timedelta(microseconds=moment_us)).timestamp())
 
 
 def _text(value: str) -> str:

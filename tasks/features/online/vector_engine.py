@@ -128,18 +128,19 @@ class VectorComputeEngine(LocalComputeEngine):
         removed, so that no reader finds it blank meanwhile. A window without any row takes nothing
         back: a source that was lost is no correction.
         """
-        origin, start_us = _origin(task), micros(task.start_time)
+        origin = _origin(task)
         write = self._write_window(columns, task, origin)
         looked_for = self.takes_back or task.start_time <= BEGINNING
         if not write.num_rows or not looked_for or task.disable_event_timestamp:
             return write
         store, config, view = self.online_store, self.repo_config, task.feature_view
-        behind = store.count_left_behind(config, view, start_us, origin)
+        window = (origin.began_us, micros(task.start_time), origin.end_us)
+        behind = store.remove_values(config, view, "left behind", window=window, count_only=True)
         if behind:
             if task.start_time > BEGINNING:
                 everything = replace(task, start_time=BEGINNING)
                 write = self._write_window(columns, everything, origin)
-            store.remove_left_behind(config, view, start_us, origin)
+            store.remove_values(config, view, "left behind", window=window)
         return replace(write, num_taken_back=behind)
 
     def _write_window(

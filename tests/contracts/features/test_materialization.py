@@ -18,8 +18,13 @@ from tasks.features.checks.parity import check_parity
 from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tasks.features.online.store_token import read_token, write_token
-from tasks.features.tables.ledger import online_views, read_ledger, write_ledger
+from tasks.features.tables.ledger import (
+    online_views,
+    read_ledger,
+    read_token,
+    write_ledger,
+    write_token,
+)
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days

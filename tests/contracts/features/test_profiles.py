@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import pytest
 from tasks.contracts.data import FeatureTables
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.store import find_service, open_store
-from tasks.features.access.versions import without_pins
 from tasks.features.tables.build import features_folder
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
@@ -30,6 +30,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The spark:RuntimeWarning"),  # Feast calls it experimental
 ]
 WINDOW = days(0, 3)
+
+
+def without_pins(name: str) -> str:
+    return re.sub(r"@v\d+", "", name)
 
 
 @pytest.fixture(scope="module")

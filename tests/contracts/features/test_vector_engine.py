@@ -395,7 +395,7 @@ def sqlite_rows(config: RepoConfig) -> list[tuple[object, ...]]:
     """Feast's columns, as they are in the file."""
     with sqlite3.connect(config.online_store.path) as connection:
         rows = connection.execute(
-            "SELECT entity_key, feature_name, value, value_text, vector_value, event_ts, "
+            "SELECT entity_key, feature_name, value, vector_value, event_ts, "
             f"created_ts FROM {PROJECT}_v ORDER BY 1, 2"
         ).fetchall()
     connection.close()

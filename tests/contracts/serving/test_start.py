@@ -19,7 +19,7 @@ IMPORTED = """
 import sys
 import typeguard
 from serving.security.tls import only_tls_1_3
-from tasks.features.access.feast_import import import_feast
+from tasks.features.access.profile import import_feast
 only_tls_1_3()  # gRPC is not imported yet
 whole = typeguard.typechecked
 import_feast()

@@ -15,7 +15,7 @@ from falaj.__main__ import COMMANDS, main
 from falaj.features import parity_line
 from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
-from tasks.features.checks.equality import ParityReport, ViewParity
+from tasks.features.checks.report import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from feast.value_type import ValueType
 
-from tasks.features.checks.equality import equal_values
+from tasks.features.checks.parity import equal_values
 
 
 def compare(online: Any, offline: list[Any], kind: ValueType, type_: Any = None) -> list[bool]:
