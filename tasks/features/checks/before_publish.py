@@ -23,7 +23,7 @@ import duckdb
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows, TableRef
 from tasks.features.config import FeatureConfig, FeatureTable
-from tasks.features.offline.duck import names, parquet, sql_name, sql_text
+from tasks.features.offline.duck import inside, names, parquet, sql_name
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
@@ -112,10 +112,9 @@ def _newest_part(
         return None
     found = con.execute(
         f"WITH dated AS (SELECT event_timestamp FROM {parquet(rows)} "
-        "WHERE event_timestamp >= ?::TIMESTAMPTZ AND event_timestamp < ?::TIMESTAMPTZ) "
+        f"WHERE {inside('event_timestamp', computed)}) "
         "SELECT min(event_timestamp) FROM (FROM dated ORDER BY event_timestamp DESC "
-        f"LIMIT (SELECT least({NEWEST_ROWS}, ceil(count(*) / 10))::BIGINT FROM dated))",
-        [computed.start, computed.end],
+        f"LIMIT (SELECT least({NEWEST_ROWS}, ceil(count(*) / 10))::BIGINT FROM dated))"
     ).fetchall()[0][0]
     return found and TimeWindow(start=found.astimezone(UTC), end=computed.end)
 
@@ -135,7 +134,7 @@ def check_same_rows(
         ConfigurationError: they differ, so the query reads what was hidden.
     """
     key = [*table.entity_keys, "event_timestamp"]
-    bounds = "TRUE" if probe.part is None else _inside(probe.part)
+    bounds = "TRUE" if probe.part is None else inside("event_timestamp", probe.part)
     whole = f"(SELECT *, TRUE AS is_there FROM {parquet(rows)} WHERE {bounds})"
     again = f"(SELECT *, TRUE AS is_there FROM {PROBED} WHERE {bounds})"
     described = con.execute(f"DESCRIBE {PROBED}").fetchall()
@@ -158,13 +157,6 @@ def check_same_rows(
             f"feature table {table.name}: {probe.fault}. {total:,} rows were computed again "
             f"without raw rows {hidden}: {'; '.join(seen)}. {probe.cure}. Nothing was published"
         )
-
-
-def _inside(part: TimeWindow) -> str:
-    return " AND ".join(
-        f"event_timestamp {sign} {sql_text(moment.isoformat())}::TIMESTAMPTZ"
-        for sign, moment in ((">=", part.start), ("<", part.end))
-    )
 
 
 def _differs(column: str, kind: str) -> str:
@@ -220,12 +212,11 @@ def _why_other(
             return f"raw table {table.name}: the published rows have no {', '.join(absent)}"
         if table.time_column is None:
             return ""
-        moment = sql_name(table.time_column)
         num_old, num_again = con.execute(
-            f"WITH old AS (SELECT DISTINCT {texts} FROM {old} WHERE {moment} >= ?::TIMESTAMPTZ AND "
-            f"{moment} < ?::TIMESTAMPTZ), new AS (SELECT {texts} FROM {new}) SELECT count(*), "
-            f"(SELECT count(*) FROM old SEMI JOIN new USING ({names(key)})) FROM old",
-            [window.start, window.end],
+            f"WITH old AS (SELECT DISTINCT {texts} FROM {old} "
+            f"WHERE {inside(table.time_column, window)}), new AS (SELECT {texts} FROM {new}) "
+            f"SELECT count(*), (SELECT count(*) FROM old SEMI JOIN new USING ({names(key)})) "
+            "FROM old"
         ).fetchall()[0]
     if num_old < MIN_ROWS or num_again >= MIN_SHARE * num_old:
         return ""

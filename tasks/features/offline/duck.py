@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
@@ -90,6 +91,17 @@ def sql_name(name: str) -> str:
 def names(columns: tuple[str, ...] | list[str]) -> str:
     """A comma-separated list of quoted identifiers."""
     return ", ".join(sql_name(c) for c in columns)
+
+
+def sql_moment(moment: datetime) -> str:
+    """A SQL literal of a moment."""
+    return f"{sql_text(moment.astimezone(UTC).isoformat())}::TIMESTAMPTZ"
+
+
+def inside(column: str, window: TimeWindow) -> str:
+    """SQL condition that a time lies in a window."""
+    name = sql_name(column)
+    return f"({name} >= {sql_moment(window.start)} AND {name} < {sql_moment(window.end)})"
 
 
 def parquet(path: Path) -> str:

@@ -13,7 +13,6 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from feast.infra.offline_stores.file_source import SavedDatasetFileStorage
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.on_demand_feature_view import OnDemandFeatureView
@@ -137,13 +136,7 @@ class AsofRetrievalJob(RetrievalJob):
             raise FeatureStoreError(
                 f"{target} exists; allow overwriting or choose another name. Nothing was written"
             )
-        with (
-            self._complete() as reader,
-            replacing(target) as file,
-            pq.ParquetWriter(file, reader.schema, compression="zstd") as writer,
-        ):
-            for batch in reader:
-                writer.write_batch(batch)
+        self.write_parquet(target, [], BATCH_ROWS)
 
     def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
         frame: pd.DataFrame = self._to_arrow_internal(timeout).to_pandas()

@@ -84,14 +84,17 @@ class Breaker:
 
     Args:
         what: name of the store, for messages.
-        config: first and longest pause.
+        away: errors by which the store fails.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, what: str, config: OnlineConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        what: str,
+        away: tuple[type[Exception], ...],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._config, self._clock = what, config, clock
+        self._what, self._away, self._clock = what, away, clock
         self._lock = threading.Lock()
         self._failures = 0
         self._closed_until = 0.0
@@ -105,56 +108,42 @@ class Breaker:
         request that ended without having asked gives its turn back; the next may go at once.
 
         Raises:
-            TransientError: the store failed moments ago.
+            TransientError: the store failed now, or moments ago.
         """
-        self.check()
+        if self._failures:
+            self._check()
         noted = self._failures
         try:
             yield
+        except self._away as exc:
+            with self._lock:
+                self._failures += 1
+                self._reason = str(exc) or type(exc).__name__
+                self._closed_until = self._clock() + self._pause()
+            raise TransientError(
+                f"{self._what} could not be read: {self._reason}. Nothing was read; try again when "
+                "it is back"
+            ) from exc
         except FeatureStoreError:
-            self.succeeded()
+            self._failures = 0
             raise
         except BaseException:
             with self._lock:
-                if self._failures == noted:  # else `failed` has set the pause
+                if self._failures == noted:  # else a failure has set the pause
                     self._closed_until = self._clock()
             raise
-        self.succeeded()
+        self._failures = 0
 
-    def check(self) -> None:
-        """Let a request through, or refuse it without asking the store.
-
-        Raises:
-            TransientError: it failed moments ago.
-        """
-        if not self._failures:
-            return
+    def _check(self) -> None:
         with self._lock:
             remaining = self._closed_until - self._clock()
-            if self._failures and remaining > 0:
+            if remaining > 0:
                 raise TransientError(
                     f"{self._what} failed {self._failures} time(s) in a row, last with: "
                     f"{self._reason}. It is not asked for another {remaining:.1f} s. Nothing was "
                     "read"
                 )
             self._closed_until = self._clock() + self._pause()  # this request goes ahead, alone
-
-    def succeeded(self) -> None:
-        """Note that the store answered."""
-        if self._failures:
-            with self._lock:
-                self._failures = 0
-
-    def failed(self, reason: BaseException) -> TransientError:
-        """Note that the store failed; return the error to raise."""
-        with self._lock:
-            self._failures += 1
-            self._reason = str(reason) or type(reason).__name__
-            self._closed_until = self._clock() + self._pause()
-        return TransientError(
-            f"{self._what} could not be read: {self._reason}. Nothing was read; try again when it "
-            "is back"
-        )
 
     def _pause(self) -> float:
         doubled = FIRST_PAUSE_S * 2.0 ** min(max(self._failures - 1, 0), 30)

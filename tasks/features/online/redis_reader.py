@@ -55,7 +55,7 @@ class RedisBackend(OnlineBackend):
         self._client = redis.Redis(**given)
         self._new_pool()
         where = f"{nodes[0]['host']}:{nodes[0].get('port', 6379)}"
-        self._breaker = Breaker(f"Redis at {where}", config)
+        self._breaker = Breaker(f"Redis at {where}", AWAY)
         self._project = plan.project.encode()
         self._commands = [
             _command(group, plan, encode)
@@ -119,8 +119,7 @@ class RedisBackend(OnlineBackend):
         """Errors of the client become ours.
 
         Raises:
-            TransientError: the server is away, or too slow.
-            FeatureStoreError: it refuses the user or the command.
+            FeatureStoreError: the server refuses the user or the command.
         """
         try:
             yield
@@ -129,8 +128,8 @@ class RedisBackend(OnlineBackend):
                 f"Redis refuses the user or password of online_store.connection_string ({exc}). "
                 "Nothing was read; correct them"
             ) from exc
-        except AWAY as exc:
-            raise self._breaker.failed(exc) from exc
+        except AWAY:
+            raise  # the breaker's
         except redis.RedisError as exc:
             raise FeatureStoreError(
                 f"Redis refuses to read features: {exc}. Nothing was read; expected hashes that "

@@ -211,12 +211,13 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
                     parts += _bulk(feature.cells)
                 values = join_parts(parts, len(rows))
                 if node_of_slot is None:
-                    connections[0].send(*_grouped(target, keys, values))
+                    connections[0].send(*_grouped(target, keys, values, GROUP_ROWS))
                     continue
                 nodes = node_of_slot[[key_slot(key) for key in keys.to_pylist()]]
                 for number, connection in enumerate(connections):
                     if len(mine := pa.array(np.flatnonzero(nodes == number))):
-                        connection.send(*_single(target, keys.take(mine), values.take(mine)))
+                        # Keys of a cluster's command must share a slot.
+                        connection.send(*_grouped(target, keys.take(mine), values.take(mine), 1))
             for connection in connections:
                 connection.await_answers()
         return sum(connection.written for connection in connections)
@@ -398,17 +399,17 @@ def _connection(client: Redis) -> Iterator[_Connection]:
 
 
 def _grouped(
-    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray
+    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, num_rows: int
 ) -> tuple[list[Any], int]:
-    """Commands of up to `GROUP_ROWS` entities each, and their number."""
+    """Commands of up to `num_rows` entities each, and their number."""
     key_ends, key_data = contents(join_parts(_bulk(keys), len(keys)))
     value_ends, value_data = contents(values)
     key_bytes, value_bytes = memoryview(key_data.data), memoryview(value_data.data)
     fields = _fields(target)
     data: list[bytes | memoryview] = []
-    starts = range(0, len(keys), GROUP_ROWS)
+    starts = range(0, len(keys), num_rows)
     for start in starts:
-        end = min(start + GROUP_ROWS, len(keys))
+        end = min(start + num_rows, len(keys))
         data += [
             _head(target, end - start),
             key_bytes[key_ends[start] : key_ends[end]],
@@ -416,15 +417,6 @@ def _grouped(
             value_bytes[value_ends[start] : value_ends[end]],
         ]
     return [b"".join(data)], len(starts)
-
-
-def _single(
-    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray
-) -> tuple[list[Any], int]:
-    """One command for each entity: those of a cluster's command must share a slot."""
-    parts = [constant(_head(target, 1)), *_bulk(keys), constant(_fields(target)), values]
-    _, data = contents(join_parts(parts, len(keys)))
-    return [data.data], len(keys)
 
 
 def _head(target: _Target, num_keys: int) -> bytes:

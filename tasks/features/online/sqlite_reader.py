@@ -49,7 +49,7 @@ class SqliteBackend(OnlineBackend):
         path, repo = Path(store.config.online_store.path), store.config.repo_path
         self._path = (Path(repo) / path if repo else path).absolute()
         self._pool = Pool(self._open, lambda opened: opened.connection.close(), config)
-        self._breaker = Breaker(f"the online store {self._path.name}", config)
+        self._breaker = Breaker(f"the online store {self._path.name}", (sqlite3.OperationalError,))
         self._columns = [self._view_columns(group) for group in plan.groups]
 
     def fetch(self, keys: Sequence[list[Any]]) -> list[Rows]:
@@ -105,7 +105,7 @@ class SqliteBackend(OnlineBackend):
                     f"the online store {self._path.name} has no table for a view of "
                     f"{self._plan.service} ({exc}); run the feature refresh. Nothing was read"
                 ) from exc
-            raise self._breaker.failed(exc) from exc
+            raise  # the breaker's
         except sqlite3.DatabaseError as exc:
             raise FeatureStoreError(
                 f"the online store {self._path.name} is damaged or no SQLite file ({exc}); remove "

@@ -24,7 +24,7 @@ from feast.infra.compute_engines.local.feature_builder import LocalFeatureBuilde
 from feast.infra.compute_engines.local.job import LocalMaterializationJob
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.infra.registry.base_registry import BaseRegistry
-from feast.repo_config import FeastConfigBaseModel
+from feast.repo_config import FeastConfigBaseModel, RepoConfig
 from feast.utils import _validate_vector_field_lengths
 
 from tasks.features.online.encoding import EncodedRows, encode_rows
@@ -104,10 +104,7 @@ class VectorComputeEngine(LocalComputeEngine):
         view = task.feature_view
         check_without_function(view)
         self.writes.pop(view.name, None)
-        version = self.repo_config.entity_key_serialization_version
-        reason = _reason_for_feasts_way(view, task, self.online_store)
-        if not reason and version != KEY_VERSION:
-            reason = f"entity keys are of version {version}"
+        reason = _reason_for_feasts_way(view, task, self.repo_config, self.online_store)
         builder = LocalFeatureBuilder(registry, task, backend=self._backend)
         if reason:  # what `LocalComputeEngine` does; how many values were newer, it does not say
             with written_by(_origin(task)):
@@ -190,26 +187,26 @@ class VectorComputeEngine(LocalComputeEngine):
                 yield batch.rename_columns([mapping.get(n, n) for n in batch.schema.names])
 
 
-def _reason_for_feasts_way(view: Any, task: MaterializationTask, online_store: object) -> str:
+def _reason_for_feasts_way(
+    view: Any, task: MaterializationTask, config: RepoConfig, online: object
+) -> str:
     """Why a view cannot be written column by column; empty where it can."""
-    batch_source = getattr(view, "batch_source", None)
-    is_known = isinstance(online_store, NewerWinsOnlineStore)
+    more = ("offline", "source_views", "aggregations", "filter", "enable_validation")
+    named_engine = isinstance(view, BatchFeatureView) and view.batch_engine
+    is_table = getattr(view, "batch_source", None) and not isinstance(view, StreamFeatureView)
+    version = config.entity_key_serialization_version
     reasons = {
         "the view is not written online": not view.online,
-        "the view is also written offline": getattr(view, "offline", False),
-        "a stream is its source": isinstance(view, StreamFeatureView),
-        "other views are its source": bool(getattr(view, "source_views", None)),
-        "it has no batch source": batch_source is None,
-        "it aggregates its rows": bool(getattr(view, "aggregations", None)),
-        "it filters its rows": bool(getattr(view, "filter", None)),
-        "Feast validates its rows": bool(getattr(view, "enable_validation", False)),
+        "the view does more than copy its table": not is_table
+        or named_engine
+        or any(getattr(view, name, None) for name in more),
         "all rows are asked for": not task.only_latest,
-        f"the online store is a {type(online_store).__name__}": not is_known,
+        f"the online store is a {type(online).__name__}": not isinstance(
+            online, NewerWinsOnlineStore
+        ),
+        f"entity keys are of version {version}": version != KEY_VERSION,
     }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if isinstance(view, BatchFeatureView) and view.batch_engine:
-        found.append("it names an engine of its own")
-    return found[0] if found else ""
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _origin(task: MaterializationTask) -> Origin:

@@ -35,9 +35,11 @@ from tasks.features.config import CLOCK_SKEW, LONGEST_LAG, FeatureConfig, Featur
 from tasks.features.offline.duck import (
     duckdb_session,
     endless_numbers,
+    inside,
     names,
     parquet,
     set_window,
+    sql_moment,
     sql_name,
     sql_text,
 )
@@ -257,8 +259,8 @@ def register_raw(
     for table in config.raw_tables:
         rows = f"SELECT * FROM {parquet(folders[table.name])}"
         moment = sql_name(table.time_column) if table.time_column else ""
-        bounds = [f"{moment} >= {_moment(since)}"] if since and moment else []
-        bounds += [f"{moment} < {_moment(until)}"] if until and moment else []
+        bounds = [f"{moment} >= {sql_moment(since)}"] if since and moment else []
+        bounds += [f"{moment} < {sql_moment(until)}"] if until and moment else []
         rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
         con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
     for query in config.staging:
@@ -306,15 +308,6 @@ def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None
 def _rules_digest(config: FeatureConfig, repo: Path) -> str:
     queries: tuple[StagingQuery | FeatureTable, ...] = (*config.staging, *config.feature_tables)
     return content_key(list(config.raw_tables), [[q, read_query(repo, q.sql)] for q in queries])
-
-
-def _moment(moment: datetime) -> str:
-    return f"{sql_text(moment.astimezone(UTC).isoformat())}::TIMESTAMPTZ"
-
-
-def _inside(column: str, window: TimeWindow) -> str:
-    name = sql_name(column)
-    return f"({name} >= {_moment(window.start)} AND {name} < {_moment(window.end)})"
 
 
 def months_of(window: TimeWindow) -> list[str]:
@@ -440,7 +433,7 @@ class _Draft:
             part = f"SELECT * FROM {rows} WHERE strftime({moment}, '%Y%m') = '{month}'"
             old = before / f"{month}.parquet" if before else None
             if old and old.exists():
-                kept = f"SELECT * FROM {parquet(old)} WHERE NOT {_inside(time_column, window)}"
+                kept = f"SELECT * FROM {parquet(old)} WHERE NOT {inside(time_column, window)}"
                 part = f"{part} UNION ALL BY NAME {kept}"
             self._write(part, (time_column, *key), target / f"{month}.parquet")
         self._drop_empty_months(target)
@@ -481,11 +474,11 @@ def count_rows(
             f"{name!r} is no raw table with a time column, so its rows cannot be placed in a "
             "window; expected one of the use case's raw tables. Nothing was counted"
         )
-    published = {table.name: table for table in tables.raw}
-    if name not in published:
+    published = next((table for table in tables.raw if table.name == name), None)
+    if published is None:
         return 0
-    folder, time = store.path(published[name].artifact, verify=False), sql_name(column)
-    query = f"SELECT count(*) FROM {parquet(folder)} WHERE {time} >= ? AND {time} < ?"
+    folder = store.path(published.artifact, verify=False)
+    query = f"SELECT count(*) FROM {parquet(folder)} WHERE {inside(column, window)}"
     with duckdb_session(store.root) as con:
-        found = con.execute(query, [window.start, window.end]).fetchall()
+        found = con.execute(query).fetchall()
     return int(found[0][0])

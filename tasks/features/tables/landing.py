@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, SourceFile, TableRef
 from tasks.features.config import FeatureConfig
-from tasks.features.offline.duck import duckdb_session, names, sql_name, sql_text
+from tasks.features.offline.duck import duckdb_session, inside, names, sql_name, sql_text
 from tasks.features.tables.raw_files import RawTable, as_declared, reading_explained, unpacked
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tasks.kernel.files import digest_of, size_of
@@ -130,9 +130,8 @@ def _land_table(
     query = f"SELECT {typed} FROM {relation}"
     if table.time_column:
         moment = sql_name(table.time_column)
-        start, end = (sql_text(t.isoformat()) for t in (window.start, window.end))
-        inside = f"{moment} >= {start}::TIMESTAMPTZ AND {moment} < {end}::TIMESTAMPTZ"
-        query = f"SELECT * FROM ({query}) WHERE ({inside}) OR {moment} IS NULL"
+        bounds = inside(table.time_column, window)
+        query = f"SELECT * FROM ({query}) WHERE {bounds} OR {moment} IS NULL"
     order = names([*([table.time_column] if table.time_column else []), *table.key])
     con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
     if readable != source:

@@ -87,12 +87,6 @@ def load_ledger(home: Path) -> Ledger | None:
         return None
 
 
-def read_ledger(home: Path) -> dict[str, Any]:
-    """The ledger as plain JSON values; empty where there is none that can be believed."""
-    ledger = load_ledger(home)
-    return ledger.model_dump(mode="json") if ledger else {}
-
-
 def write_ledger(
     tables: FeatureTables, repo: Path, views: tuple[MaterializedView, ...], home: Path, mark: int
 ) -> None:

@@ -176,15 +176,6 @@ def test_the_feature_server_refuses_a_push_from_the_future_too(
     assert "reaches 2099-01-01" in answer.json()
 
 
-@pytest.mark.parametrize("end", ["2113-01-01", "2012-12-31"])
-def test_a_window_that_cannot_be_is_refused_by_the_provider_too(
-    made: Installation, end: str
-) -> None:
-    until = pd.Timestamp(end, tz="UTC").to_pydatetime()
-    with pytest.raises((WindowError, ValueError)):
-        opened(made).materialize(WINDOW.start, until, feature_views=["weather"])
-
-
 def test_the_command_shows_the_trail_and_notices_a_removed_line(
     made: Installation, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -12,7 +12,6 @@ import yaml
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
-from tasks.features.access.store import open_store
 from tasks.features.tables.build import read_query
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tests.support.data.installation import Installation
@@ -162,13 +161,3 @@ def test_a_window_that_was_not_refreshed_is_refused(
         DataContractError, match=r"not covered .* run `python -m falaj features refresh 2013-01-11"
     ):
         installation.snapshot(tables, days(5, 10))
-
-
-@pytest.mark.parametrize("kind", ["dask", "file", None])
-def test_a_store_that_loses_rows_is_refused(tmp_path: Path, kind: str | None) -> None:
-    repository = SmallRepository(tmp_path, num_days=1)
-    file = repository.path / "feature_store.yaml"
-    ours = "type: tasks.features.offline.store.AsofDuckDBOfflineStore"
-    file.write_text(file.read_text().replace(ours, f"type: {kind}" if kind else "threads: 2"))
-    with pytest.raises(ConfigurationError, match="drops entity rows"):
-        open_store(tmp_path / "home", repository.path)

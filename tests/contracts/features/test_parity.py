@@ -16,7 +16,6 @@ import pytest
 from tasks.contracts.data import FeatureTables
 from tasks.features.checks.parity import check_parity
 from tasks.features.checks.report import ParityReport
-from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
@@ -113,28 +112,6 @@ def test_an_entity_that_is_online_without_a_row_is_found(refreshed: Refreshed) -
     assert {e.entity["dest"] for e in report.examples} == {"IAH"}
     assert {e.offline for e in report.examples} == {None}
     assert {e.offline_event_time for e in report.examples} == {None}
-
-
-def test_a_spoilt_offline_row_is_found(
-    refreshed: Refreshed,
-) -> None:
-    """A correction of history that was never materialized: online keeps what it had."""
-    installation, tables = refreshed
-    folder = features_folder(tables, installation.store) / "origin_stats"
-    (file,) = folder.glob("*.parquet")
-    rows = pq.read_table(file)
-    last = pc.max(pc.filter(rows["event_timestamp"], before(rows, days(0, 4).end)))
-    spoilt = pc.if_else(
-        pc.and_(pc.equal(rows["event_timestamp"], last), pc.equal(rows["origin"], "EWR")),
-        pa.scalar(-1.0, pa.float32()),
-        rows["landed_1h"],
-    )
-    at = rows.column_names.index("landed_1h")
-    pq.write_table(rows.set_column(at, "landed_1h", spoilt), file)
-    report = parity(installation, tables)
-    (example,) = report.examples
-    assert (example.view, example.feature, example.offline) == ("origin_stats", "landed_1h", "-1.0")
-    assert example.entity == {"origin": "EWR"}
 
 
 def keep_weather(refreshed: Refreshed, age: timedelta, created_after: timedelta) -> None:
@@ -275,14 +252,6 @@ def test_a_value_that_was_spoilt_in_redis_is_found(
         {"carrier": "UA"},
         "0.0",
     )
-
-
-def test_policies_of_servers_do_not_change_the_comparison(
-    refreshed: Refreshed,
-) -> None:
-    installation, tables = refreshed
-    serving = OnlineConfig(policy=ViewPolicy(stale="serve", missing="refuse"), timeout_s=5)
-    assert parity(installation, tables, online=serving).result == "equal"
 
 
 def test_tables_that_are_not_the_ones_online_are_refused(

@@ -120,15 +120,6 @@ def test_an_older_value_never_replaces_a_newer_one_online(installation: Installa
 
 
 @pytest.mark.slow
-def test_materializing_twice_does_nothing_the_second_time(installation: Installation) -> None:
-    tables = installation.refresh(WINDOW)
-    once = installation.materialize(tables, WINDOW)
-    lines = list(trail(installation).lines())
-    assert installation.materialize(tables, WINDOW) == once
-    assert list(trail(installation).lines()) == lines
-
-
-@pytest.mark.slow
 def test_a_removed_online_store_is_filled_again_with_all_of_history(
     installation: Installation, request: pytest.FixtureRequest
 ) -> None:

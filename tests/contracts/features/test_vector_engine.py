@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from feast import FeatureStore, FeatureView, Field, FileSource, RepoConfig
+from feast import Entity, FeatureStore, FeatureView, Field, RepoConfig
 from feast.infra.online_stores.helpers import _mmh3
 from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
 from feast.types import Float32
+from feast.value_type import ValueType
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from redis.cluster import RedisCluster
 from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
 from tasks.features.online.redis_store import GROUP_ROWS, NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tasks.kernel.errors import DataContractError, FeatureStoreError, TransientError
+from tasks.kernel.errors import FeatureStoreError, TransientError
 from tests.support.data.feature_views import (
     COLUMNS,
     KEYS,
@@ -51,6 +52,7 @@ pytestmark = [
 ENGINE = "tasks.features.online.vector_engine.VectorComputeEngine"
 OURS = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
 OUR_REDIS = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
+KEY_TYPES = {"name": ValueType.STRING, "number": ValueType.INT64}
 ANY_TYPE = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, min_size=1, max_size=8)
 ANY_KEYS = st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1, max_size=2)
 DRILL = settings(suppress_health_check=list(HealthCheck))
@@ -421,102 +423,54 @@ def first_of_each(batch: pa.RecordBatch, view: FeatureView) -> pa.RecordBatch:
 # Through Feast
 
 
-def feature_store(folder: Path, online: dict[str, Any], **options: Any) -> FeatureStore:
-    materialization = {"pull_latest_features": True, "online_write_batch_size": 7}
-    return FeatureStore(
-        config=repo_config(folder, online, materialization=materialization, **options)
+def materialized(folder: Path, online: dict[str, Any], engine: str, features: list[str]) -> Any:
+    """The engine, after Feast wrote the table `v` through it."""
+    store = FeatureStore(
+        config=repo_config(
+            folder,
+            online,
+            batch_engine={"type": engine},
+            materialization={"pull_latest_features": True, "online_write_batch_size": 7},
+        )
     )
-
-
-def write_table(folder: Path, name: str, batch: pa.RecordBatch) -> None:
-    (folder / "tables" / name).mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_batches([batch]), folder / "tables" / name / "rows.parquet")
-
-
-def define(store: FeatureStore, view: FeatureView, keys: list[str]) -> None:
-    store.apply([*entities(keys), view])
-
-
-def entities(keys: list[str]) -> list[Any]:
-    from feast import Entity, ValueType
-
-    types = {"number": ValueType.INT64, "name": ValueType.STRING}
-    return [Entity(name=k, join_keys=[k], value_type=types[k]) for k in keys]
-
-
-def view_of(store_name: str, features: list[str], keys: list[str], **source: Any) -> FeatureView:
-    return FeatureView(
-        name=store_name,
-        entities=entities(keys),
-        ttl=timedelta(days=1),
-        schema=[Field(name=n, dtype=COLUMNS[n][0]) for n in features],
-        source=FileSource(
-            name=f"{store_name}_rows",
-            path=store_name,
-            timestamp_field="event",
-            created_timestamp_column="created",
-            **source,
-        ),
+    view = make_view(["name", "number"], features, created=True)
+    store.apply(
+        [*(Entity(name=k, join_keys=[k], value_type=t) for k, t in KEY_TYPES.items()), view]
     )
+    store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
+    return store._get_provider().batch_engine
+
+
+def write_table(folder: Path, features: list[str]) -> None:
+    (folder / "tables" / "v").mkdir(parents=True)
+    rows = make_rows(5, list(KEY_TYPES), features, 60, "us", "UTC")
+    pq.write_table(pa.Table.from_batches([rows]), folder / "tables" / "v" / "rows.parquet")
 
 
 def test_feast_materializes_through_either_engine_to_the_same_hashes(
     server: RedisServer, client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys, features = ["name", "number"], sorted(COLUMNS)
-    write_table(tmp_path, "v", make_rows(5, keys, features, 60, "us", "UTC"))
+    write_table(tmp_path, sorted(COLUMNS))
     found = []
     for engine, kind in (("local", "redis"), (ENGINE, OUR_REDIS)):
         client.flushall()
-        online = redis_online(server, kind=kind)
-        store = feature_store(tmp_path, online, batch_engine={"type": engine})
-        define(store, view_of("v", features, keys), keys)
         with caplog.at_level(logging.INFO, "tasks.features.online.vector_engine"):
-            store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
+            online = redis_online(server, kind=kind)
+            made = materialized(tmp_path, online, engine, sorted(COLUMNS))
         found.append(hashes(client))
     assert found[0] == found[1]
-    write = store._get_provider().batch_engine.writes["v"]
+    write = made.writes["v"]
     assert write.num_rows == write.num_written == len(found[1])
     assert write.num_feast_cells == len(SLOW) * write.num_rows
     assert f"{write.num_feast_cells} cells of types without a layout" in caplog.text
 
 
-def test_columns_renamed_by_the_source_are_found(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    batch = make_rows(1, ["number"], ["int32"], 5, "us", "UTC")
-    renamed = batch.rename_columns([{"int32": "raw"}.get(n, n) for n in batch.schema.names])
-    write_table(tmp_path, "v", renamed)
-    store = feature_store(tmp_path, redis_online(server), batch_engine={"type": ENGINE})
-    define(store, view_of("v", ["int32"], ["number"], field_mapping={"raw": "int32"}), ["number"])
-    store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
-    assert store._get_provider().batch_engine.writes["v"].num_written == client.dbsize() > 0
-
-
 def test_a_store_that_is_not_known_takes_feasts_way_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_table(tmp_path, "v", make_rows(1, ["number"], ["int32"], 20, "us", "UTC"))
+    write_table(tmp_path, ["int32"])
     online = {"type": "sqlite", "path": str(tmp_path / "stock.db")}
-    store = feature_store(tmp_path, online, batch_engine={"type": ENGINE})
-    define(store, view_of("v", ["int32"], ["number"]), ["number"])
-    store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
-    write = store._get_provider().batch_engine.writes["v"]
+    write = materialized(tmp_path, online, ENGINE, ["int32"]).writes["v"]
     assert write.num_feast_rows == write.num_rows > 0
     assert write.reason == "the online store is a SqliteOnlineStore"
     assert "rows took Feast's slower way: the online store is a SqliteOnlineStore" in caplog.text
-
-
-def test_an_error_of_a_row_reaches_the_caller_and_the_view_stays_readable(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    batch = make_rows(1, ["number"], ["int32"], 5, "us", "UTC")
-    place = batch.schema.get_field_index("number")
-    write_table(tmp_path, "v", batch.set_column(place, "number", pa.nulls(5, pa.int64())))
-    store = feature_store(tmp_path, redis_online(server), batch_engine={"type": ENGINE})
-    define(store, view_of("v", ["int32"], ["number"]), ["number"])
-    with pytest.raises(DataContractError, match="join key number is null in 1 of 1 rows"):
-        store.materialize(NOON - timedelta(hours=1), NOON + timedelta(hours=1))
-    assert client.dbsize() == 0
-    answer = store.get_online_features(features=["v:int32"], entity_rows=[{"number": 1}])
-    assert answer.to_dict()["int32"] == [None]

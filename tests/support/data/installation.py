@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureSnapshot, FeatureTables, ValidationResult
+from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables, publish_tables
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import SmallRepository, vouched
+from tests.support.data.repository import SmallRepository, vouched, vouchers
 
 
 @dataclass
@@ -39,18 +39,7 @@ class Installation:
 
     def publish(self, tables: FeatureTables) -> None:
         """Vouch for every table and let readers see this version."""
-        vouchers = tuple(
-            ValidationResult(
-                suite="any",
-                subject=table.name,
-                subject_sha256=table.artifact.sha256,
-                num_rows=table.num_rows,
-                num_expectations=1,
-                result=table.artifact,
-            )
-            for table in tables.tables
-        )
-        publish_tables(tables, vouchers, self.home, self.store)
+        publish_tables(tables, vouchers(tables.tables), self.home, self.store)
 
     def snapshot(self, tables: FeatureTables, window: TimeWindow) -> FeatureSnapshot:
         config, path = self.repository.config, self.repository.path

@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import LandedRows, ValidatedRows, ValidationResult
+from tasks.contracts.data import LandedRows, TableRef, ValidatedRows, ValidationResult
 from tasks.features.config import FeatureConfig
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -86,9 +86,9 @@ class SmallRepository:
         rows.to_csv(self.path / "raw" / f"{name}.csv", index=False)
 
 
-def vouched(landed: LandedRows) -> ValidatedRows:
-    """Landed rows with a result for each, for tests that are not about validation."""
-    results = tuple(
+def vouchers(tables: tuple[TableRef, ...]) -> tuple[ValidationResult, ...]:
+    """A result for each table, for tests that are not about validation."""
+    return tuple(
         ValidationResult(
             suite=f"raw_{table.name}",
             subject=table.name,
@@ -97,6 +97,10 @@ def vouched(landed: LandedRows) -> ValidatedRows:
             num_expectations=1,
             result=table.artifact,
         )
-        for table in landed.tables
+        for table in tables
     )
-    return ValidatedRows(landed=landed, validations=results)
+
+
+def vouched(landed: LandedRows) -> ValidatedRows:
+    """Landed rows with a result for each."""
+    return ValidatedRows(landed=landed, validations=vouchers(landed.tables))

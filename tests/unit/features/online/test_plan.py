@@ -12,9 +12,7 @@ from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.online.plan import KeyGroup, RequestedKeys
 from tasks.kernel.errors import DataContractError
 
@@ -102,12 +100,3 @@ def test_a_key_that_cannot_be_told_apart_is_named() -> None:
         RequestedKeys(group("alpha"), {"alpha": [5, [1]]}, 2)
     with pytest.raises(DataContractError, match=r"entity key \(5, array"):
         RequestedKeys(group("alpha", "beta"), {"alpha": [5], "beta": [np.array(["x", "y"])]}, 1)
-
-
-def test_blank_is_the_default_because_training_saw_blanks() -> None:
-    assert OnlineConfig().policy == ViewPolicy(stale="null", missing="null")
-
-
-def test_wrong_online_settings_are_refused_with_a_sentence() -> None:
-    with pytest.raises(ValidationError, match="'null', 'serve' or 'refuse'"):
-        ViewPolicy(stale="ignore")  # type: ignore[arg-type]
