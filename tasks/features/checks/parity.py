@@ -38,14 +38,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from feast import FeatureService, FeatureStore
+from feast.data_source import DataSource
 from feast.feature_view import DUMMY_ENTITY_ID
+from feast.repo_config import RepoConfig
 from feast.value_type import ValueType
 from numpy.typing import NDArray
 
@@ -53,14 +54,17 @@ from tasks.contracts.data import FeatureTables
 from tasks.features.access.store import find_service, open_store
 from tasks.features.checks.report import ParityDifference, ParityReport, ViewParity
 from tasks.features.config import FeatureConfig, OnlineConfig
-from tasks.features.offline.duck import duckdb_session, first_line, is_damage, parquet, sql_name
+from tasks.features.offline.source import damage_explained, moment, scan, source_name
 from tasks.features.online.answer import Freshness, OnlineAnswer
 from tasks.features.online.plan import FLOATS, KeyGroup, PlannedFeature, PlannedView
 from tasks.features.online.reader import OnlineReader
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.ledger import load_ledger
-from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
+from tasks.kernel.errors import FeatureStoreError, TransientError
 from tasks.kernel.settings import ArtifactStore
+
+if TYPE_CHECKING:
+    import polars as pl
 
 logger = logging.getLogger(__name__)
 
@@ -106,126 +110,103 @@ def draw_entities(
     """
     drawn: list[DrawnEntity] = []
     overtaken = []
-    offline = feast.config.offline_store
-    with duckdb_session(Path(offline.spill_path)) as con:
-        for position, view in enumerate(reader.plan.views):
-            watermark = watermarks.get(view.definition.name)
-            if watermark is None:
-                raise FeatureStoreError(
-                    f"feature view {view.name} of service {reader.plan.service} was never "
-                    "materialized; run the feature refresh. Nothing was compared"
-                )
-            group = next(g for g in reader.plan.groups if position in g.views)
-            table = (Path(offline.tables_path) / view.definition.batch_source.path).resolve()
-            try:
-                _read_newest(con, view, group, table, watermark)
-            except duckdb.Error as exc:
-                if not is_damage(exc):
-                    raise
-                raise ArtifactError(
-                    f"the table of feature view {view.name} is damaged: {first_line(exc)}. Nothing "
-                    f"was compared; put {table} back from a copy, or run the refresh of its "
-                    "windows again in an empty state folder"
-                ) from exc
-            found, passed = _with_rows(con, position, view, group, watermark)
-            drawn += found
-            drawn += _without_rows(con, reader, position, group, watermark)
-            overtaken.append(passed)
+    for position, view in enumerate(reader.plan.views):
+        watermark = watermarks.get(view.definition.name)
+        if watermark is None:
+            raise FeatureStoreError(
+                f"feature view {view.name} of service {reader.plan.service} was never "
+                "materialized; run the feature refresh. Nothing was compared"
+            )
+        group = next(g for g in reader.plan.groups if position in g.views)
+        newest = _newest(view.definition.batch_source, group, feast.config, watermark)
+        found, passed = _with_rows(newest, position, view, group, watermark)
+        drawn += [*found, *_without_rows(newest, reader, position, group, watermark)]
+        overtaken.append(passed)
     return drawn, overtaken
 
 
-def _read_newest(
-    con: duckdb.DuckDBPyConnection,
-    view: PlannedView,
-    group: KeyGroup,
-    table: Path,
-    watermark: datetime,
-) -> None:
-    """Make table `newest`: for each key its row before the watermark, and what comes after it.
+def _newest(
+    source: DataSource, group: KeyGroup, config: RepoConfig, watermark: datetime
+) -> pl.DataFrame:
+    """For each key its row before the watermark, and what comes after it.
 
     Columns: the keys k0, k1 ...; event time; the moment from which that row is known; the first
     moment at which a row at or after the watermark is known.
     """
-    source = view.definition.batch_source
-    columns = {new: old for old, new in source.field_mapping.items()}
-    event = f"{sql_name(source.timestamp_field)}::TIMESTAMPTZ"
-    created = event
-    if source.created_timestamp_column:
-        created = f"coalesce({sql_name(source.created_timestamp_column)}::TIMESTAMPTZ, {event})"
-    keys = [f"{sql_name(columns.get(k, k))} AS k{n}" for n, k in enumerate(_stored_keys(group))]
-    names = _key_names(group)
-    listed = "".join(f"{name}, " for name in names)
-    nulls = " AND ".join(["true", *(f"{name} IS NOT NULL" for name in names)])
-    grouped = f"GROUP BY {', '.join(names)}" if names else ""
-    con.execute(
-        f"CREATE OR REPLACE TEMP TABLE newest AS SELECT {listed}newest.event AS event, "
-        "greatest(newest.event, newest.created) AS known, overtaken FROM ("
-        f"SELECT {listed}max({{'event': event, 'created': created}}) "
-        "FILTER (event < $watermark::TIMESTAMPTZ) AS newest, "
-        "min(greatest(event, created)) FILTER (event >= $watermark::TIMESTAMPTZ) AS overtaken "
-        f"FROM (SELECT {''.join(f'{k}, ' for k in keys)}{event} AS event, {created} AS created "
-        f"FROM {parquet(table)}) WHERE {nulls} {grouped}) "
-        "WHERE newest IS NOT NULL",
-        {"watermark": watermark},
-    )
+    import polars as pl
+
+    with damage_explained(source):
+        rows = scan(source, config)
+        kinds = rows.collect_schema()
+
+        def column(name: str) -> str:
+            return source_name(source, name, kinds.names()) or name
+
+        def time(name: str) -> pl.Expr:
+            return moment(column(name), kinds[column(name)], known_from=True)
+
+        event = time(source.timestamp_field)
+        created = source.created_timestamp_column
+        keys = [
+            pl.col(column(key)).alias(name)
+            for key, name in zip(group.join_keys, _key_names(group), strict=False)
+        ]
+        known = pl.max_horizontal(event, time(created)) if created else event
+        before = pl.col("event") < watermark
+        read = rows.select(*keys, event.alias("event"), known.alias("known"), one=0)
+        return (
+            read.filter(*(pl.col(c).is_not_null() for c in (*_key_names(group), "event")))
+            .sort("event", "known")
+            .group_by(*_key_names(group), "one")
+            .agg(
+                pl.col("event", "known").filter(before).last(),
+                pl.col("known").filter(~before).min().alias("overtaken"),
+            )
+            .filter(pl.col("event").is_not_null())
+            .sort(*_key_names(group), "one")
+            .collect()
+        )
 
 
 def _with_rows(
-    con: duckdb.DuckDBPyConnection,
-    position: int,
-    view: PlannedView,
-    group: KeyGroup,
-    watermark: datetime,
+    newest: pl.DataFrame, position: int, view: PlannedView, group: KeyGroup, watermark: datetime
 ) -> tuple[list[DrawnEntity], int]:
     """Entities that have a row, drawn by the seed, and how many of those were overtaken.
 
     One whose row is too old at its moment is asked a second time, at the moment at which the row
     became known: it is still the newest before the watermark, and its values can be seen.
     """
-    lot = "".join(f", {name}::VARCHAR" for name in _key_names(group))
-    found = con.execute(
-        f"SELECT * FROM newest ORDER BY md5(concat_ws(' ', {SEED}{lot})) LIMIT {ENTITIES_PER_VIEW}"
-    ).fetchall()
     drawn: list[DrawnEntity] = []
     passed = 0
-    for *key, event_time, known, overtaken_at in found:
-        moment = max(watermark - INSTANT, known)
-        if overtaken_at is not None and overtaken_at <= moment:
+    some = newest.sample(min(len(newest), ENTITIES_PER_VIEW), seed=SEED)
+    for *key, _, event_time, known, overtaken_at in some.iter_rows():
+        at = max(watermark - INSTANT, known)
+        if overtaken_at is not None and overtaken_at <= at:
             passed += 1
             continue
         columns = dict(zip(group.columns, key, strict=bool(key)))
-        drawn.append(DrawnEntity(position, columns, event_time, moment))
-        if view.ttl and known - event_time <= view.ttl < moment - event_time:
+        drawn.append(DrawnEntity(position, columns, event_time, at))
+        if view.ttl and known - event_time <= view.ttl < at - event_time:
             drawn.append(DrawnEntity(position, columns, event_time, known, again=True))
     return drawn, passed
 
 
 def _without_rows(
-    con: duckdb.DuckDBPyConnection,
-    reader: OnlineReader,
-    position: int,
-    group: KeyGroup,
-    watermark: datetime,
+    newest: pl.DataFrame, reader: OnlineReader, position: int, group: KeyGroup, watermark: datetime
 ) -> list[DrawnEntity]:
     """Entities that are online though no row of theirs lies before the watermark."""
-    names = _key_names(group)
-    drawn = []
-    for key in reader.stored_keys(position, ENTITIES_PER_VIEW) if names else ():
-        values = [key[column] for column in group.columns]
-        found = con.execute(
-            f"SELECT 1 FROM newest WHERE {' AND '.join(f'{name} = ?' for name in names)}", values
-        ).fetchall()
-        if not found:
-            drawn.append(DrawnEntity(position, key, None, watermark - INSTANT))
-    return drawn
-
-
-def _stored_keys(group: KeyGroup) -> list[str]:
-    return [key for key in group.join_keys if key != DUMMY_ENTITY_ID]
+    if not _key_names(group):
+        return []
+    held = set(newest.select(_key_names(group)).iter_rows())
+    return [
+        DrawnEntity(position, key, None, watermark - INSTANT)
+        for key in reader.stored_keys(position, ENTITIES_PER_VIEW)
+        if tuple(key[column] for column in group.columns) not in held
+    ]
 
 
 def _key_names(group: KeyGroup) -> list[str]:
-    return [f"k{number}" for number in range(len(_stored_keys(group)))]
+    return [f"k{n}" for n, key in enumerate(group.join_keys) if key != DUMMY_ENTITY_ID]
 
 
 PATIENCE_S = 30.0

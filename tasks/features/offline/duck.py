@@ -65,13 +65,6 @@ def first_line(exc: Exception) -> str:
     return str(exc).split("\n", 1)[0]
 
 
-def is_damage(exc: duckdb.Error) -> bool:
-    """Whether a plain read of Parquet failed because a file is not what was once written."""
-    unclassified = type(exc) is duckdb.Error  # the header of a page that is none
-    cut_short = "Could not read enough bytes" in str(exc)
-    return isinstance(exc, duckdb.InvalidInputException) or unclassified or cut_short
-
-
 def set_window(con: duckdb.DuckDBPyConnection, window: TimeWindow) -> None:
     """Let queries read the window as `getvariable('window_start')` and `window_end`."""
     con.execute("SET VARIABLE window_start = ?::TIMESTAMPTZ", [window.start])

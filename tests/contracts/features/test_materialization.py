@@ -63,6 +63,17 @@ def run(
     return {view.name: view for view in views}
 
 
+def beside(
+    refreshed: tuple[Installation, FeatureTables], folder: Path
+) -> tuple[Installation, FeatureTables]:
+    """Another state folder with the same artifacts, of which nothing is online."""
+    source, tables = refreshed
+    installation = Installation(folder / "home", source.repository)
+    installation.home.mkdir()
+    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    return installation, tables
+
+
 def ledger_of(home: Path) -> Ledger:
     ledger = load_ledger(home)
     assert ledger
@@ -141,10 +152,7 @@ def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
 def test_a_view_says_how_many_entities_were_written_and_how(
     refreshed: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
-    source, tables = refreshed
-    installation = Installation(tmp_path / "home", source.repository)
-    (installation.home).mkdir()
-    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    installation, tables = beside(refreshed, tmp_path)
     views = run(installation, tables, days(0, 3))
     assert all(view.num_written == view.num_entities > 0 for view in views.values())
     assert all(view.num_kept == view.num_converted_by_feast == 0 for view in views.values())
@@ -179,10 +187,7 @@ def test_a_store_without_the_mark_is_filled_again_although_its_tables_are_there(
 def test_the_watermark_stays_where_entities_are_missing_after_the_write(
     refreshed: tuple[Installation, FeatureTables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, tables = refreshed
-    installation = Installation(tmp_path / "home", source.repository)
-    installation.home.mkdir()
-    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    installation, tables = beside(refreshed, tmp_path)
     monkeypatch.setattr(NewerWinsSqliteOnlineStore, "count_entities", lambda *_: 1)
     with pytest.raises(FeatureStoreError, match=r"1 are online, expected .* watermark was not"):
         run(installation, tables, days(0, 3))
@@ -209,10 +214,7 @@ def online(
     refreshed: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> tuple[Installation, FeatureTables]:
     """Three days online, in a folder of its own."""
-    source, tables = refreshed
-    installation = Installation(tmp_path / "home", source.repository)
-    installation.home.mkdir()
-    (installation.home / "artifacts").symlink_to(source.home / "artifacts")
+    installation, tables = beside(refreshed, tmp_path)
     installation.materialize(tables, days(0, 3))
     return installation, tables
 

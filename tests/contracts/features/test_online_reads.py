@@ -94,6 +94,11 @@ def sqlite_at(file: Path) -> dict[str, Any]:
     return {"type": kind, "path": str(file)}
 
 
+def on_redis(folder: Path, server: RedisServer) -> TypedStore:
+    described = {"type": "redis", "connection_string": server.connection_string}
+    return typed_store(folder / "store", described)
+
+
 def fill(store: TypedStore) -> None:
     """Entities with all values, with nulls, with single features, and none."""
     nothing: dict[str, Any] = dict.fromkeys(FULL)
@@ -319,8 +324,7 @@ def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(
     monkeypatch.setattr("tasks.features.online.backend.LONGEST_PAUSE_S", 60)
     config = OnlineConfig(timeout_s=1)
     with redis_server(tmp_path) as server:
-        described = {"type": "redis", "connection_string": server.connection_string}
-        store = typed_store(tmp_path / "store", described)
+        store = on_redis(tmp_path, server)
         fill(store)
         reader = OnlineReader(store.feast, store.service, config)
         assert reader.read(ask("full"), NOON).num_rows == 1
@@ -336,8 +340,7 @@ def test_a_server_that_was_started_again_is_read_again(
     monkeypatch.setattr("tasks.features.online.backend.FIRST_PAUSE_S", 0.001)
     config = OnlineConfig(timeout_s=5)
     with redis_server(tmp_path) as server:
-        described = {"type": "redis", "connection_string": server.connection_string}
-        store = typed_store(tmp_path / "store", described)
+        store = on_redis(tmp_path, server)
         reader = OnlineReader(store.feast, store.service, config)
         fill(store)
         reader.read(ask("full"), NOON)
@@ -350,8 +353,7 @@ def test_a_request_of_many_keys_goes_in_several_trips(
 ) -> None:
     monkeypatch.setattr(online_redis, "KEYS_PER_TRIP", 3)
     with redis_server(tmp_path) as server:
-        described = {"type": "redis", "connection_string": server.connection_string}
-        store = typed_store(tmp_path / "store", described)
+        store = on_redis(tmp_path, server)
         rows = [
             ({"user_id": n, "place": "p"}, {"score": n / 2, "count": n}, NOON) for n in range(20)
         ]
@@ -365,8 +367,7 @@ def test_a_request_of_many_keys_goes_in_several_trips(
 
 def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        described = {"type": "redis", "connection_string": server.connection_string}
-        store = typed_store(tmp_path / "store", described)
+        store = on_redis(tmp_path, server)
         fill(store)
         client = server.connect()
         for key in client.scan_iter():

@@ -105,18 +105,6 @@ def test_a_refused_training_set_leaves_tables_and_online_values_as_they_were(
     assert written == expected
 
 
-def test_hours_that_follow_no_training_are_published_without_a_training_set(
-    repository: SmallRepository,
-) -> None:
-    config = config_of(repository)
-    change(
-        repository.path / "sql" / "entities.sql", r"\(arr_delay > 15\)::TINYINT", "NULL::TINYINT"
-    )
-    part = config.splits.train
-    feature_refresh_flow(part, config)
-    assert current_tables(Settings.from_environment().features_home).sources
-
-
 def test_a_refused_run_ends_with_its_sentence(tmp_path: Path) -> None:
     """An error that Prefect keeps held a DuckDB connection, listed as leaked below the sentence."""
     shop = Shop(tmp_path)

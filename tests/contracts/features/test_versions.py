@@ -311,16 +311,6 @@ def test_a_snapshot_pins_all_that_it_was_made_from(bench: Bench) -> None:
     assert str(bench.repo) not in everything
 
 
-def test_equal_inputs_give_equal_pins_on_another_installation(
-    made: tuple[Installation, FeatureTables], tmp_path: Path
-) -> None:
-    shared, tables = made
-    other = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=3))
-    same = other.snapshot(other.refresh(days(0, 3)), days(0, 2))
-    first = shared.snapshot(tables, days(0, 2))
-    assert same.model_dump(mode="json") == first.model_dump(mode="json")
-
-
 def test_a_snapshot_comes_out_the_same_though_everything_has_moved_on(bench: Bench) -> None:
     bench.apply()
     snapshot = bench.snapshot()

@@ -16,6 +16,7 @@ from feast.types import (
     Array,
     Bool,
     Bytes,
+    FeastType,
     Float32,
     Float64,
     Int32,
@@ -29,7 +30,7 @@ from feast.types import (
 )
 
 NOON = datetime(2013, 3, 1, 12, tzinfo=UTC)
-TYPES = {
+TYPES: dict[str, FeastType] = {
     "float": Float32,
     "double": Float64,
     "int": Int32,
@@ -122,55 +123,32 @@ def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
     return TypedStore(feast)
 
 
-def _source(name: str) -> FileSource:
-    return FileSource(name=f"{name}_table", path=name, timestamp_field="event_timestamp")
+def _view(name: str, entities: list[Entity], ttl: timedelta, **types: FeastType) -> FeatureView:
+    return FeatureView(
+        name=name,
+        entities=entities,
+        ttl=ttl,
+        schema=[Field(name=feature, dtype=kind) for feature, kind in types.items()],
+        source=FileSource(name=f"{name}_table", path=name, timestamp_field="event_timestamp"),
+    )
 
 
 def _definitions() -> list[Any]:
     user = Entity(name="user", join_keys=["user_id"], value_type=ValueType.INT64)
     place = Entity(name="place", join_keys=["place"], value_type=ValueType.STRING)
     small = Entity(name="small", join_keys=["small"], value_type=ValueType.INT32)
-    every = FeatureView(
-        name="every",
-        entities=[place],
-        ttl=timedelta(hours=6),
-        schema=[Field(name=name, dtype=kind) for name, kind in TYPES.items()],
-        source=_source("every"),
-    )
-    same_key = FeatureView(
-        name="same_key",
-        entities=[place],
-        ttl=timedelta(0),
-        schema=[Field(name="text", dtype=String), Field(name="wide", dtype=Float64)],
-        source=_source("same_key"),
-    )
-    pair = FeatureView(
-        name="pair",
-        entities=[user, place],
-        ttl=timedelta(days=1),
-        schema=[Field(name="score", dtype=Float32), Field(name="count", dtype=Int64)],
-        source=_source("pair"),
-    )
-    single = FeatureView(
-        name="single",
-        entities=[small],
-        ttl=timedelta(hours=1),
-        schema=[Field(name="level", dtype=Float32)],
-        source=_source("single"),
-    )
-    world = FeatureView(
-        name="world",
-        entities=[],
-        ttl=timedelta(days=1),
-        schema=[Field(name="mood", dtype=Float32)],
-        source=_source("world"),
-    )
+    hours, day = timedelta(hours=1), timedelta(days=1)
+    every = _view("every", [place], 6 * hours, **TYPES)
+    same_key = _view("same_key", [place], timedelta(0), text=String, wide=Float64)
+    pair = _view("pair", [user, place], day, score=Float32, count=Int64)
+    single = _view("single", [small], hours, level=Float32)
+    world = _view("world", [], day, mood=Float32)
     here = same_key.with_name("here")
     elsewhere = same_key.with_name("elsewhere").with_join_key_map({"place": "destination"})
-    service = FeatureService(
-        name="all",
-        features=[every[["float", "text"]], here, elsewhere, pair, single, world],
-    )
-    whole = FeatureService(name="whole", features=[every])
-    abroad = FeatureService(name="abroad", features=[elsewhere])
-    return [user, place, small, every, same_key, pair, single, world, service, whole, abroad]
+    features = [every[["float", "text"]], here, elsewhere, pair, single, world]
+    services = [
+        FeatureService(name="all", features=features),
+        FeatureService(name="whole", features=[every]),
+        FeatureService(name="abroad", features=[elsewhere]),
+    ]
+    return [user, place, small, every, same_key, pair, single, world, *services]

@@ -53,14 +53,6 @@ def test_each_profile_of_the_project_passes_its_own_guards(
     assert read(repo, environment)["project"] == "flights"
 
 
-def test_profiles_differ_in_their_stores_alone(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = read(repo)
-    monkeypatch.setenv("FALAJ_PROFILE", "server")
-    other = read(repo)
-    stores = {"registry", "online_store"}
-    assert {key for key in local | other if local.get(key) != other.get(key)} == stores
-
-
 def test_an_unknown_profile_is_answered_with_those_there_are(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import struct
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -77,29 +76,6 @@ def test_a_text_in_a_float_column_is_named_even_where_the_lengths_add_up() -> No
         FloatBlock(ValueType.FLOAT).decode([([row], 0, 2)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (ValueType.STRING, "naïve"),
-        (ValueType.STRING, ""),
-        (ValueType.STRING, "x" * 1000),
-        (ValueType.INT64, -(2**63)),
-        (ValueType.INT32, 0),
-        (ValueType.BOOL, False),
-        (ValueType.BYTES, b"\0"),
-        (ValueType.UNIX_TIMESTAMP, datetime(2013, 1, 1, tzinfo=UTC)),
-        (ValueType.FLOAT_LIST, [1.0, 2.0]),
-        (ValueType.STRING_LIST, []),
-    ],
-)
-def test_other_types_are_decoded_as_feast_does(kind: ValueType, value: Any) -> None:
-    packed = python_values_to_proto_values([value], kind)[0].SerializeToString()
-    decode = value_decoder(kind)
-    assert decode(packed) == decode(packed) == decode_value(packed, kind) == value
-    assert decode(b"") is None
-    assert decode(None) is None
-
-
 def test_a_decoded_list_belongs_to_its_caller() -> None:
     decode = value_decoder(ValueType.FLOAT_LIST)
     packed = python_values_to_proto_values([[1.0]], ValueType.FLOAT_LIST)[0].SerializeToString()
@@ -112,14 +88,6 @@ def test_bytes_that_are_no_value_are_named() -> None:
         decode_value(b"\xff\xff", ValueType.STRING)
     with pytest.raises(FeatureStoreError, match="where an event time was expected"):
         protobuf_moment(b"\xff\xff")
-
-
-@given(micros=st.integers(-(10**15), 4 * 10**15), nanos=st.integers(0, 999))
-def test_event_times_are_read_to_the_microsecond(micros: int, nanos: int) -> None:
-    stamp = Timestamp()
-    stamp.FromDatetime(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros))
-    stamp.nanos += nanos
-    assert protobuf_moment(stamp.SerializeToString()) == micros
 
 
 def test_an_event_at_the_epoch_is_not_a_missing_one() -> None:

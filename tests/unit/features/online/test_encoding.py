@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from feast.infra.key_encoding_utils import serialize_entity_key
 from feast.protos.feast.types.Value_pb2 import Value
 from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
-from google.protobuf.timestamp_pb2 import Timestamp
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.features.online.encoding import (
     encode_column,
     encode_entity_keys,
     encode_rows,
-    encode_timestamps,
     microseconds,
 )
 from tasks.kernel.errors import DataContractError
-from tests.support.data.feature_views import COLUMNS, KEYS, SLOW, feasts_rows, make_rows, make_view
+from tests.support.data.feature_views import COLUMNS, SLOW, make_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
@@ -84,15 +78,6 @@ def test_a_number_that_does_not_fit_is_refused_by_feast() -> None:
         encode_column(pa.array([2**40]), ValueType.INT32)
 
 
-@given(st.integers(0, 10**9), st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1))
-def test_entity_keys_are_serialized_as_feast_does(seed: int, keys: list[str]) -> None:
-    batch = make_rows(seed, keys, ["bool"], 5, "us", "UTC")
-    view = make_view(keys, ["bool"], created=False)
-    types = {column.name: column.dtype.to_value_type() for column in view.entity_columns}
-    expected = [serialize_entity_key(key, 3) for key, *_ in feasts_rows(view, batch)]
-    assert encode_entity_keys(batch, types).to_pylist() == expected
-
-
 def test_a_null_in_a_join_key_is_named_with_its_count() -> None:
     batch = pa.record_batch({"id": pa.array([1, None, None], pa.int64())})
     with pytest.raises(DataContractError, match="join key id is null in 2 of 3 rows"):
@@ -103,23 +88,6 @@ def test_a_type_that_cannot_be_a_key_is_named() -> None:
     batch = pa.record_batch({"id": pa.array([1.5])})
     with pytest.raises(DataContractError, match="join key id is DOUBLE, which cannot be"):
         encode_entity_keys(batch, {"id": ValueType.DOUBLE})
-
-
-@given(st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1)))
-def test_any_moment_is_a_protobuf_timestamp(moment: datetime) -> None:
-    expected = Timestamp()
-    expected.FromDatetime(moment.replace(tzinfo=UTC))
-    microsecond = np.array([(moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)])
-    assert encode_timestamps(microsecond).to_pylist() == [expected.SerializeToString()]
-
-
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-@pytest.mark.parametrize("zone", [None, "UTC", "America/New_York"])
-def test_times_of_every_unit_and_zone_are_microseconds_in_utc(unit: str, zone: str | None) -> None:
-    moment = datetime(2013, 6, 1, 12)
-    column = pa.array([moment, None], pa.timestamp("us")).cast(pa.timestamp(unit, zone))
-    expected = (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)
-    assert microseconds(column, "t").tolist() == [expected, np.iinfo(np.int64).min]
 
 
 def test_a_day_is_its_midnight_and_a_text_is_no_time() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -48,15 +48,6 @@ def test_a_window_lands_its_rows_and_tables_without_history_whole(
     }
 
 
-def test_a_missing_column_is_named(repository: SmallRepository, store: ArtifactStore) -> None:
-    repository.write("flights", repository.read("flights").drop(columns=["arr_delay", "dest"]))
-    with pytest.raises(
-        DataContractError, match=r"flights: column\(s\) arr_delay, dest are missing"
-    ):
-        land(repository, store)
-    assert nothing_was_landed(store)
-
-
 @pytest.mark.parametrize(
     ("column", "value", "wanted"),
     [
@@ -88,16 +79,6 @@ def test_times_stored_without_a_zone_are_refused(
     (repository.path / "use_case.yaml").write_text(text.replace("weather.csv", "weather.parquet"))
     with pytest.raises(DataContractError, match=r"time_hour has .* no time with a time zone"):
         land(repository, store)
-
-
-def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    now = datetime.now(UTC)
-    window = TimeWindow(start=now - timedelta(days=1), end=now + timedelta(days=1))
-    with pytest.raises(WindowError, match="ends in the future"):
-        land_raw_rows(window, repository.config, repository.path, store)
-    assert not store.root.exists()
 
 
 def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(
