@@ -2,7 +2,7 @@
 
 Nothing of the present state is trusted: definitions and SQL texts come from the snapshot's own
 evidence, tables from the artifact store by their digests. The registry, the published tables and
-the feature repository may have moved on; what differs there is a remark, not a difference.
+the feature repository may have moved on; they are not read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,7 @@ from pydantic import ValidationError
 
 from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.features.access.profile import read_profile
-from tasks.features.access.store import GuardedFeatureStore, open_store, quiet
-from tasks.features.access.versions import newest_version
+from tasks.features.access.store import GuardedFeatureStore, quiet
 from tasks.features.checks.report import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config
 from tasks.features.offline.duck import parquet
@@ -38,10 +37,9 @@ from tasks.features.tables.evidence import (
     CONFIGURATION,
     DEFINITIONS,
     SOFTWARE,
-    entity_sql_digest,
 )
 from tasks.features.tables.ledger import SNAPSHOTS
-from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.errors import ArtifactError
 from tasks.kernel.files import digest_of
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore
@@ -86,7 +84,7 @@ def verify_snapshot(
     Args:
         snapshot: as a model version, a report or `find_snapshot` names it.
         home: state folder.
-        repo: feature repository, for the settings of the offline store and for remarks.
+        repo: feature repository, for the settings of the offline store.
         store: holds the pinned tables and the evidence.
 
     Raises:
@@ -107,20 +105,17 @@ def verify_snapshot(
         return _not_rebuilt(snapshot, f"{', '.join(lost)} cannot be read as it was")
     described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
     config = recorded_config(described)
-    remarks = tuple(_remarks(snapshot, pins, tables, config, home, repo))
     with scratch_folder(".verify", store.root) as scratch:
         rebuilt = _rebuild(snapshot, pins, tables, config, home, repo, store, scratch)
         digest = digest_of(rebuilt)
         differences: tuple[str, ...] = ()
         if digest != snapshot.data.sha256:
             differences = tuple(_differences(snapshot, rebuilt, store))
-    if not store.holds(snapshot.data):
-        remarks = (*remarks, f"the stored file {snapshot.data.uri} is absent or damaged")
     return SnapshotVerification(
         snapshot_sha256=snapshot.data.sha256,
         rebuilt_sha256=digest,
         differences=differences,
-        remarks=remarks,
+        remarks=tuple(_remarks(snapshot, pins, tables, store)),
     )
 
 
@@ -133,17 +128,17 @@ def _not_rebuilt(snapshot: FeatureSnapshot, *reasons: str) -> SnapshotVerificati
 def _find_tables(snapshot: FeatureSnapshot, store: ArtifactStore) -> FeatureTables | None:
     """The tables that were read; else others with the same rows, written in another way."""
     pinned = {t.sha256 for t in snapshot.pins.tables} if snapshot.pins else set()
-    alike = None
+    alike = []
     for file in sorted((store.root / TABLES).glob("*/value.json")):
-        try:
+        with suppress(ValidationError):
             tables = FeatureTables.model_validate_json(file.read_text(encoding="utf-8"))
-        except ValidationError:
-            continue
-        if tables.version == snapshot.tables_version:
-            if {ref.artifact.sha256 for ref in (*tables.raw, *tables.tables)} == pinned:
-                return tables
-            alike = tables
-    return alike
+            if tables.version == snapshot.tables_version:
+                alike.append(tables)
+
+    def is_pinned(tables: FeatureTables) -> bool:
+        return {ref.artifact.sha256 for ref in (*tables.raw, *tables.tables)} == pinned
+
+    return max(alike, key=is_pinned, default=None)
 
 
 def _rebuild(
@@ -202,35 +197,17 @@ def _parsed(content: dict[str, Any], empty: Proto) -> Proto:
 
 
 def _remarks(
-    snapshot: FeatureSnapshot,
-    pins: SnapshotPins,
-    tables: FeatureTables,
-    config: FeatureConfig,
-    home: Path,
-    repo: Path,
+    snapshot: FeatureSnapshot, pins: SnapshotPins, tables: FeatureTables, store: ArtifactStore
 ) -> Iterator[str]:
-    """What has changed since; only software and the way tables were written could matter."""
+    """What has changed since in what wrote the file, which could show in its bytes."""
     used = {ref.artifact.sha256 for ref in (*tables.raw, *tables.tables)}
     if used != {pin.sha256 for pin in pins.tables}:
         yield "the tables that were read are gone; others with the same rows took their place"
     for name in SOFTWARE:
         if pins.software.get(name) != version(name):
             yield f"{name} was {pins.software.get(name, 'not recorded')}, now {version(name)}"
-    newest = newest_version(open_store(home, repo), snapshot.feature_service)
-    if newest is None:
-        yield f"feature service {snapshot.feature_service} is no longer registered"
-    elif newest.digest != pins.service_definition:
-        yield (
-            f"feature service {snapshot.feature_service} is at version {newest.number} now, the "
-            f"snapshot pins version {pins.service_version} of another content"
-        )
-    try:
-        current = entity_sql_digest(config, repo)
-    except ConfigurationError as exc:
-        yield f"the entity query cannot be compared: {exc}"
-    else:
-        if current != pins.entity_sql:
-            yield "the entity query of the feature repository has changed since"
+    if not store.holds(snapshot.data):
+        yield f"the stored file {snapshot.data.uri} is absent or damaged"
 
 
 def _differences(snapshot: FeatureSnapshot, rebuilt: Path, store: ArtifactStore) -> Iterator[str]:

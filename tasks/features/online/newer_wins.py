@@ -157,13 +157,11 @@ def _wrong_moment(rows: pd.DataFrame | pa.Table, name: str, latest: datetime) ->
     if name not in (rows.columns if isinstance(rows, pd.DataFrame) else rows.column_names):
         return "is missing"
     values = rows[name] if isinstance(rows, pd.DataFrame) else rows.select([name]).to_pandas()[name]
-    if values.isna().any():
-        return "has a null"
     try:
         moments = [value if hasattr(value, "tzinfo") else pd.Timestamp(value) for value in values]
     except (ValueError, TypeError):
         return "holds something that is no time"
-    if any(moment is pd.NaT for moment in moments):  # text that says so
+    if any(moment is pd.NaT for moment in moments):  # a null, or text that says so
         return "has a null"
     if any(moment.tzinfo is None for moment in moments):
         return "has a time without a time zone"

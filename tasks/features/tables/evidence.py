@@ -74,10 +74,12 @@ def pin(
     definitions = _definitions(feast, service, views)
     _write_json(evidence / DEFINITIONS, definitions)
     _write_json(evidence / CONFIGURATION, config.model_dump(mode="json"))
-    for name in _entity_queries(config):
+    queries = [config.training_set.sql, *(query.sql for query in config.staging)]
+    texts = [(name, read_query(repo, name)) for name in queries]
+    for name, text in texts:
         copy = evidence / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(read_query(repo, name), encoding="utf-8")
+        copy.write_text(text, encoding="utf-8")
     return SnapshotPins(
         service_version=service.number,
         service_definition=service.digest,
@@ -87,20 +89,11 @@ def pin(
             *(_table_pin("raw", ref) for ref in tables.raw),
             *(_table_pin("features", ref) for ref in tables.tables),
         ),
-        entity_sql=entity_sql_digest(config, repo),
+        entity_sql=content_key([[name, text] for name, text in texts]),
         retrieval_sql=content_key(retrieval),
         software={name: version(name) for name in SOFTWARE},
         evidence=folder.artifact(FOLDER),
     )
-
-
-def entity_sql_digest(config: FeatureConfig, repo: Path) -> str:
-    """Digest of the entity frame's query and of those that it may read, by name and text."""
-    return content_key([[name, read_query(repo, name)] for name in _entity_queries(config)])
-
-
-def _entity_queries(config: FeatureConfig) -> list[str]:
-    return [config.training_set.sql, *(query.sql for query in config.staging)]
 
 
 def pinned_views(feast: FeatureStore, service: ServiceVersion) -> list[FeatureView]:
