@@ -254,9 +254,8 @@ _LAYOUTS: dict[ValueType, Native] = {
     **dict.fromkeys(
         (ValueType.STRING, ValueType.UUID, ValueType.TIME_UUID, ValueType.DECIMAL), _texts
     ),
-    **dict.fromkeys((ValueType.BYTES, ValueType.PDF_BYTES, ValueType.IMAGE_BYTES), _blobs),
+    ValueType.BYTES: _blobs,
 }
-_FIELDS = {ValueType.PDF_BYTES: "bytes_val", ValueType.IMAGE_BYTES: "bytes_val"}
 _WIRE_TYPES = {
     ValueType.FLOAT: FIXED32,
     ValueType.DOUBLE: FIXED64,
@@ -268,8 +267,7 @@ _WIRE_TYPES = {
 
 def _tag(value_type: ValueType) -> bytes:
     """Key of the field of `Value` that holds this type, as a varint."""
-    field = _FIELDS.get(value_type, f"{value_type.name.lower()}_val")
-    number = Value.DESCRIPTOR.fields_by_name[field].number
+    number = Value.DESCRIPTOR.fields_by_name[f"{value_type.name.lower()}_val"].number
     key = number << 3 | _WIRE_TYPES.get(value_type, LENGTH_DELIMITED)
     return bytes([key]) if key < 0x80 else bytes([key & 0x7F | 0x80, key >> 7])
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -320,33 +321,26 @@ def months_of(window: TimeWindow) -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
 class _Draft:
     """The next version while it is written into a staged folder."""
 
-    def __init__(
-        self,
-        con: duckdb.DuckDBPyConnection,
-        config: FeatureConfig,
-        repo: Path,
-        store: ArtifactStore,
-        base: FeatureTables,
-        folder: StagedFolder,
-    ) -> None:
-        self._con = con
-        self._config = config
-        self._repo = repo
-        self._store = store
-        self._folder = folder
-        self._before = {
-            (group, ref.name): store.path(ref.artifact)
-            for group, refs in ((RAW, base.raw), (FEATURES, base.tables))
-            for ref in refs
-        }
+    con: duckdb.DuckDBPyConnection
+    config: FeatureConfig
+    repo: Path
+    store: ArtifactStore
+    base: FeatureTables
+    folder: StagedFolder
+
+    def _before(self, group: str, name: str) -> Path | None:
+        """Folder of a table's rows in the version before."""
+        refs = self.base.raw if group == RAW else self.base.tables
+        return next((self.store.path(ref.artifact) for ref in refs if ref.name == name), None)
 
     def merge_raw(self, validated: ValidatedRows) -> None:
         """Replace the window's rows of every raw table, then make all of them readable by name."""
-        landed = {t.name: self._store.path(t.artifact) for t in validated.landed.tables}
-        for table in self._config.raw_tables:
+        landed = {t.name: self.store.path(t.artifact) for t in validated.landed.tables}
+        for table in self.config.raw_tables:
             rows = f"(SELECT * FROM {parquet(landed[table.name])})"
             self._replace(
                 RAW, table.name, rows, table.time_column, table.key, validated.landed.window
@@ -355,32 +349,32 @@ class _Draft:
     def compute_features(self, window: TimeWindow, sources: Iterable[str]) -> None:
         """Recompute every feature table wherever the window's rows can be felt."""
         data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
-        lookback = timedelta(hours=max(t.lookback_hours for t in self._config.feature_tables))
+        lookback = timedelta(hours=max(t.lookback_hours for t in self.config.feature_tables))
         since = window.start - lookback
         self._read_raw(since)
-        for table in self._config.feature_tables:
+        for table in self.config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
             self._compute(table, felt)
-        for table in self._config.feature_tables:
-            rows = self._folder.path / FEATURES / table.name
-            for probe in probes(self._con, table, rows, window):
+        for table in self.config.feature_tables:
+            rows = self.folder.path / FEATURES / table.name
+            for probe in probes(self.con, table, rows, window):
                 self._read_raw(max(since, probe.since or since), probe.until)
-                set_window(self._con, probe.of_window(window))
-                text = read_query(self._repo, table.sql, table.parameters)
-                run_query(self._con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
-                check_same_rows(self._con, table, rows, probe)
+                set_window(self.con, probe.of_window(window))
+                text = read_query(self.repo, table.sql, table.parameters)
+                run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
+                check_same_rows(self.con, table, rows, probe)
 
     def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
-        folders = {t.name: self._folder.path / RAW / t.name for t in self._config.raw_tables}
-        register_raw(self._con, folders, self._config, self._repo, since, until)
+        folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
+        register_raw(self.con, folders, self.config, self.repo, since, until)
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""
-        files = sorted((self._folder.path / group / name).glob("*.parquet"))
+        files = sorted((self.folder.path / group / name).glob("*.parquet"))
         return TableRef(
             name=name,
-            artifact=self._folder.artifact(f"{group}/{name}"),
+            artifact=self.folder.artifact(f"{group}/{name}"),
             num_rows=sum(pq.read_metadata(file).num_rows for file in files),
         )
 
@@ -391,18 +385,18 @@ class _Draft:
         one computed at once), but two versions with the same rows are the same version.
         """
         content = []
-        for folder in sorted(self._folder.path.glob("*/*/")):
-            found = self._con.execute(
+        for folder in sorted(self.folder.path.glob("*/*/")):
+            found = self.con.execute(
                 f"SELECT count(*), sum(hash(rows)::HUGEINT)::VARCHAR FROM {parquet(folder)} AS rows"
             )
             content.append([folder.parent.name, folder.name, *found.fetchall()[0]])
         return content_key(content)
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
-        set_window(self._con, felt)
-        text = read_query(self._repo, table.sql, table.parameters)
-        run_query(self._con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
-        check_computed(self._con, table, felt)
+        set_window(self.con, felt)
+        text = read_query(self.repo, table.sql, table.parameters)
+        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
+        check_computed(self.con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")
         self._replace(FEATURES, table.name, "computed", time_column, key, felt)
@@ -418,9 +412,9 @@ class _Draft:
         window: TimeWindow,
     ) -> None:
         """Write a table anew: `rows` inside the window, what was there before outside of it."""
-        target = self._folder.path / group / name
+        target = self.folder.path / group / name
         target.mkdir(parents=True)
-        before = self._before.get((group, name))
+        before = self._before(group, name)
         if time_column is None:
             self._write(f"SELECT * FROM {rows}", key, target / STATIC_FILE)
             return
@@ -441,7 +435,7 @@ class _Draft:
     def _write(self, query: str, order: tuple[str, ...], target: Path) -> None:
         """Write sorted rows, so that equal content gives equal bytes."""
         with refused_writes_explained(target):
-            self._con.execute(
+            self.con.execute(
                 f"COPY (SELECT * FROM ({query}) ORDER BY {names(order)}) TO {sql_text(target)} "
                 "(FORMAT parquet, COMPRESSION zstd)"
             )

@@ -12,11 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from feast import FeatureStore
-from starlette.testclient import TestClient
 
 from falaj.__main__ import main
 from tasks.features.access.audit import AuditTrail, on_behalf_of
-from tasks.features.access.server import online_app
 from tasks.features.access.store import apply_definitions, open_store
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import FeatureStoreError, WindowError
@@ -161,19 +159,6 @@ def test_a_push_of_now_by_a_clock_a_little_ahead_can_be_read(gates: FeatureStore
     now = datetime.now(UTC) + timedelta(minutes=2)
     gates.push("gates", pushed_rows(event_timestamp=now, created=now).tail(1))
     assert temp_online(gates) == pytest.approx(51.0)
-
-
-@pytest.mark.parametrize("path", ["/push", "/write-to-online-store"])
-def test_the_feature_server_refuses_a_push_from_the_future_too(
-    gates: FeatureStore, path: str
-) -> None:
-    late = "2099-01-01T00:00:00Z"
-    rows = {"origin": ["JFK"], "temp": [1.0], "event_timestamp": [late], "created": [late]}
-    named = {"push_source_name": "gates", "feature_view_name": "gate_weather"}
-    with TestClient(online_app(gates)) as client:
-        answer = client.post(path, json={**named, "df": rows})
-    assert answer.status_code == 422
-    assert "reaches 2099-01-01" in answer.json()
 
 
 def test_the_command_shows_the_trail_and_notices_a_removed_line(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,10 +17,10 @@ from falaj.feature_server import feature_server
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days
-from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds
 from tests.support.services.oidc import Issuer, issuer, new_key
 from tests.support.services.servers import free_port
 
@@ -307,29 +303,3 @@ def test_serving_is_refused_without_an_issuer_or_in_the_clear(
         feature_server(settings, Listening(host, free_port())),
     ):
         pytest.fail("it was started")
-
-
-@pytest.mark.slow
-def test_no_server_outlives_the_killed_command(
-    installation: Installation, identity: Issuer
-) -> None:
-    port = str(free_port())
-    command = subprocess.Popen(
-        [sys.executable, "-m", "falaj", "features", "serve", "--port", port],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=PROJECT_ROOT,
-        env={
-            **os.environ,
-            **identity.environment,
-            "FALAJ_HOME": str(installation.home),
-            "FALAJ_FEATURE_REPO": str(installation.repository.path),
-        },
-    )
-    assert command.stdout
-    assert command.stdout.readline().split() == [b"online", f"127.0.0.1:{port}".encode()]
-    assert pids_whose_command_holds(port)
-    command.send_signal(signal.SIGKILL)
-    command.wait()
-    command.stdout.close()
-    wait_until(lambda: not pids_whose_command_holds(port), "the servers are gone")

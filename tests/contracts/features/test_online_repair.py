@@ -117,13 +117,8 @@ def test_a_whole_view_is_forgotten(filled: Installation) -> None:
             "feature view wether is not online; there are: carrier_s",
         ),
         (["features", "forget"], "name a feature view, or an entity"),
-        (
-            ["features", "forget", "weather", "--key", "dest=BOS"],
-            "weather has the key origin, not d",
-        ),
         (["features", "forget", "weather", "--feature", "tmp"], "has no feature tmp; it has temp"),
         (["features", "forget", "--key", "nobody=1"], "no feature view has the key nobody"),
-        (["features", "forget", "--key", "origin"], "NAME=VALUE"),
     ],
 )
 def test_what_is_not_there_is_named(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +16,8 @@ from tasks.features.access.store import open_store
 from tasks.features.access.versions import published_version
 from tasks.features.tables.build import current_tables
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tests.support.data.repository import SmallRepository
-from tests.support.data.shop import Shop
 from tests.support.platform.loops import loop_repository
 
 pytestmark = [
@@ -103,19 +99,3 @@ def test_a_refused_training_set_leaves_tables_and_online_values_as_they_were(
     expected = {view.name: view.num_entities for view in first.views}
     expected["plane_history"] -= len(planes - planes_of(repository))
     assert written == expected
-
-
-def test_a_refused_run_ends_with_its_sentence(tmp_path: Path) -> None:
-    """An error that Prefect keeps held a DuckDB connection, listed as leaked below the sentence."""
-    shop = Shop(tmp_path)
-    (shop.repo / "raw" / "orders.csv").write_text("")
-    ended = subprocess.run(
-        [sys.executable, "-m", "falaj", "--home", tmp_path / "home", "--repo", shop.repo, "run"],
-        cwd=PROJECT_ROOT,
-        env={name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 2
-    assert ended.stderr.rstrip().splitlines()[-1].startswith("refused: raw table orders")

@@ -216,17 +216,9 @@ def test_a_value_is_valid_exactly_until_its_ttl_to_the_microsecond(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
     file = write_rows(values(("a", 0, 0, 1.0)), tmp_path / "values.parquet")
-    ttl = timedelta(seconds=1, milliseconds=500)
-    frame = pd.DataFrame(
-        {
-            "k0": ["a"] * 3,
-            "event_timestamp": [
-                START + timedelta(seconds=1, microseconds=200_000),
-                START + ttl,
-                START + ttl + timedelta(microseconds=1),
-            ],
-        }
-    )
+    ttl, micro = timedelta(seconds=1, milliseconds=500), timedelta(microseconds=1)
+    moments = [START + ttl - 3 * micro, START + ttl, START + ttl + micro]
+    frame = pd.DataFrame({"k0": ["a"] * 3, "event_timestamp": moments})
     result = ask(feast_store, [view_of(file, ttl=ttl)], frame).to_df()
     assert listed(result.sort_values("event_timestamp")["value"]) == [1.0, 1.0, None]
 
