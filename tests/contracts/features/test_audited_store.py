@@ -168,7 +168,7 @@ def test_the_command_shows_the_trail_and_notices_a_removed_line(
     assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "materialize     ok" in said
-    assert f"{getpass.getuser()}: weather, 20" in said
+    assert f"{getpass.getuser()}: weather" in said
     assert "Complete" in said
     (file,) = (made.home / "audit").glob("*.jsonl")
     lines = file.read_bytes().splitlines(keepends=True)
