@@ -177,8 +177,7 @@ def _frozen(entry: tuple[bytes, dict[bytes, bytes]]) -> tuple[bytes, frozenset[A
 def _rows(file: Path) -> set[tuple[object, ...]]:
     connection = sqlite3.connect(file)
     rows = connection.execute(
-        "SELECT entity_key, feature_name, value, event_ts, created_ts "
-        f"FROM bench_{VIEW}"
+        f"SELECT entity_key, feature_name, value, event_ts, created_ts FROM bench_{VIEW}"
     ).fetchall()
     connection.close()
     return set(rows)
