@@ -33,13 +33,6 @@ class StrategyConfig(BaseModel):
         description="Compile the network with torch.compile: minutes at the start, then faster "
         "steps; results are the same up to rounding.",
     )
-    accumulation_steps: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Parts that a rank's rows of a step are computed in, one after the other: less "
-        "memory, the same gradient; exchanged once a step.",
-    )
     max_gradient_norm: float | None = Field(
         default=None,
         gt=0,
@@ -65,7 +58,7 @@ class StrategyConfig(BaseModel):
         "round behind. Results do not depend on how fast ranks are.",
     )
 
-    _retired = retired("tensor_parallel_size")
+    _retired = retired("tensor_parallel_size", "accumulation_steps")
 
     @property
     def engine(self) -> Literal["horovod", "torch"]:

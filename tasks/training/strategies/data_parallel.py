@@ -53,7 +53,7 @@ class Strategy:
     in fp32 whatever the precision of training: the network is judged as it will serve.
 
     Args:
-        config: precision, clipping, accumulation.
+        config: precision, clipping.
         ranks: who trains.
         network: on the CPU; from now on the strategy's.
         row_losses: (outputs, labels) to the loss of each row.
@@ -61,7 +61,7 @@ class Strategy:
         device: where the network is put.
     """
 
-    _empty_parts_count: ClassVar[bool] = False
+    _empty_batches_count: ClassVar[bool] = False
     """True where a backward pass is a collective, so that no rank may leave one out."""
 
     gradients: FlatGradients
@@ -107,10 +107,6 @@ class Strategy:
         """Outputs of the network as it is evaluated: not compiled, since rows vary in number."""
         outputs: Tensor = self.network(*inputs)
         return outputs
-
-    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
-        """The context of a backward pass; only the last one of a step may sum gradients."""
-        return nullcontext()
 
     def _sum_gradients(self) -> None:
         """Replace this rank's gradients by their sums over all ranks, where backward did not."""
@@ -159,7 +155,7 @@ class Strategy:
             self.network.train()
         on_device = batch.to(self.device)
         self._clear_gradients()
-        loss = self._accumulate(on_device, global_rows)
+        loss = self._backward(on_device, global_rows)
         with self.phase("exchange"):
             self._sum_gradients()
         norm = self._norm()
@@ -168,18 +164,13 @@ class Strategy:
         self._step(norm, learning_rate)
         return loss
 
-    def _accumulate(self, batch: Batch, global_rows: int) -> Tensor:
-        """Add up the gradient of this rank's rows part by part; returns the sum of their losses."""
-        total = torch.zeros((), device=self.device)
-        count = self.config.accumulation_steps
-        for number, part in enumerate(_parts(batch, count)):
-            if part.num_rows or self._empty_parts_count:
-                with self._exchanging(last=number == count - 1):
-                    loss = self._losses(part).sum()
-                    backward = (loss * self._loss_factor(global_rows)).backward
-                    backward()  # type: ignore[no-untyped-call]
-                total += loss.detach()
-        return total
+    def _backward(self, batch: Batch, global_rows: int) -> Tensor:
+        """Make the gradient of this rank's rows; returns the sum of their losses."""
+        if not batch.num_rows and not self._empty_batches_count:
+            return torch.zeros((), device=self.device)
+        loss = self._losses(batch).sum()
+        (loss * self._loss_factor(global_rows)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _losses(self, batch: Batch) -> Tensor:
         with autocast(self.config.precision, self.device):
@@ -312,7 +303,7 @@ class DdpStrategy(Strategy):
     step; the Horovod strategy takes it.
     """
 
-    _empty_parts_count: ClassVar[bool] = True
+    _empty_batches_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
         self._wrapped = DistributedDataParallel(
@@ -328,9 +319,6 @@ class DdpStrategy(Strategy):
         outputs: Tensor = self._wrapped(*inputs)
         return outputs
 
-    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last else self._wrapped.no_sync()
-
     def _loss_factor(self, global_rows: int) -> float:
         # DDP divides by the number of ranks what it sums.
         return super()._loss_factor(global_rows) * self.ranks.size
@@ -340,13 +328,6 @@ class DdpStrategy(Strategy):
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.network.parameters() if p.grad is not None]
-
-
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """`count` parts of a batch, as equal as possible; some are empty where it is small."""
-    split = [torch.tensor_split(part, count) for part in (*batch.inputs, batch.labels)]
-    for *inputs, labels in zip(*split, strict=True):
-        yield Batch(tuple(inputs), labels)
 
 
 STRATEGIES = {

@@ -6,7 +6,6 @@ block computes, so a network may be larger than one device's memory.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, cast
 
 import numpy as np
@@ -37,7 +36,7 @@ class FsdpStrategy(Strategy):
     `state` and `load` take whole tensors, so a rank's host memory must hold the network once.
     """
 
-    _empty_parts_count: ClassVar[bool] = True
+    _empty_batches_count: ClassVar[bool] = True
 
     def _prepare(self) -> None:
         mesh = init_device_mesh(self.device.type, (self.ranks.size,))
@@ -58,18 +57,13 @@ class FsdpStrategy(Strategy):
         self._root.reshard()
         return outputs
 
-    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
-        self._root.set_requires_gradient_sync(last)
-        return nullcontext()
-
     def _sum_gradients(self) -> None:
         """Backward has summed them; count what travelled, at most.
 
-        A ring gathers the weights for the forward and again for the backward pass of each part of
-        the batch, and scatters the sums of the gradients once.
+        A ring gathers the weights for the forward and again for the backward pass, and scatters the
+        sums of the gradients.
         """
-        passes = 2 * self.config.accumulation_steps + 1
-        self.wire_bytes += passes * self._num_bytes * (self.ranks.size - 1) // self.ranks.size
+        self.wire_bytes += 3 * self._num_bytes * (self.ranks.size - 1) // self.ranks.size
 
     def _gradients(self) -> list[Tensor]:
         gradients = (cast(DTensor | None, p.grad) for p in self._parts.values())

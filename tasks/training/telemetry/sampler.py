@@ -148,7 +148,7 @@ class TelemetrySampler:
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
         """The result with what held the run back; for ranks that have ended well."""
         result = self.result()
-        diagnosis = diagnose(result.ranks, result.host, job)
+        diagnosis = diagnose(result.ranks, job)
         return result.model_copy(update={"diagnosis": diagnosis})
 
     def _sample_now_and_then(self) -> None:
