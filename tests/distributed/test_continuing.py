@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import StartingPoint, TrainedModel
-from tasks.kernel.errors import WindowError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.launch.launcher import launch_training
@@ -64,10 +63,3 @@ def test_a_continued_training_sees_new_rows_and_some_older_ones(
     held = re.search(r"holds (\d+) of (\d+) training rows", log)
     assert held
     assert num_new < int(held[2]) < 1.5 * num_new
-
-
-def test_nothing_new_to_learn_is_a_sentence(folder: Path, champion: TrainedModel) -> None:
-    later = start_of(champion).model_copy(update={"trained_on": month(1, 6)})
-    settings = config(**ONE_RANK, start="champion", replay_share=0.2)
-    with pytest.raises(WindowError, match="nothing new is there to learn"):
-        go_on(folder, settings, later)

@@ -16,12 +16,12 @@ import io
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from tasks.training.checkpoints.store import to_host
 from tasks.training.elastic.link import Pulse, RankLink
 from tasks.training.strategies.base import Communicator, State
 
@@ -103,13 +103,11 @@ class Commits:
 
     def keep(self, state: State) -> None:
         """Commit a state; whole or not at all."""
-        copied = copy_of(state)
-        self._state, self.number = copied, self.number + 1
+        self._state, self.number = to_host(state, copy=True), self.number + 1
 
     def state(self) -> State:
         """A copy of what was committed."""
-        copied: State = copy_of(self._state)
-        return copied
+        return dict(to_host(self._state, copy=True))
 
     def receive(self, ranks: Communicator) -> None:
         """Take over the commit of rank 0. Collective.
@@ -130,19 +128,6 @@ class Commits:
         if ranks.rank != 0:
             commit = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
             self._state, self.number = commit["state"], commit["number"]
-
-
-def copy_of(value: Any) -> Any:
-    """A copy that shares no tensor, list or dict with `value`; tensors are copied to the CPU."""
-    match value:
-        case Tensor():
-            return value.detach().to("cpu", copy=True)
-        case dict():
-            return {key: copy_of(item) for key, item in value.items()}
-        case list() | tuple():
-            return type(value)(copy_of(item) for item in value)
-        case _:
-            return value
 
 
 class CheckedSteps:

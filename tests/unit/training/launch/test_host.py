@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.kernel.cores import physical_cores_by_node
 from tasks.training.config import TrainingConfig
@@ -89,26 +87,6 @@ def test_ranks_get_cores_of_their_own(
 ) -> None:
     nodes = list(physical_cores_by_node(set(range(allowed)), sysfs).values())
     assert shares(nodes, local_size, threads) == expected
-
-
-@given(
-    nodes=st.lists(st.integers(0, 9), min_size=1, max_size=4),
-    sharing=st.integers(1, 2),
-    local_size=st.integers(1, 12),
-    threads=st.integers(1, 8),
-)
-def test_no_core_is_given_twice_and_every_rank_gets_its_number(
-    nodes: list[int], sharing: int, local_size: int, threads: int
-) -> None:
-    numbers = iter(range(1000))
-    cores = [[[next(numbers) for _ in range(sharing)] for _ in range(n)] for n in nodes]
-    found = shares(cores, local_size, threads)
-    needed = local_size * threads
-    if not sum(nodes) // 2 < needed <= sum(nodes) * sharing:
-        assert found == []
-        return
-    assert [len(share) for share in found] == [threads] * local_size
-    assert len(frozenset().union(*found)) == needed
 
 
 def test_the_memory_node_of_a_gpu_and_its_cores_are_found(sysfs: Path) -> None:
