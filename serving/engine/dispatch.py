@@ -146,14 +146,11 @@ class Dispatcher:
             return TooLargeError(
                 f"{rows} rows were sent, at most {most} may wait; send fewer in one request"
             )
-        version = queue.version
-        batches = 1 + queue.rows // self._batch_rows
-        full = min(queue.rows, self._batch_rows) * version.row_size
-        seconds = batches * version.backends[0].times.expected_ms(full) / 1e3
+        batches, each_ms = self._ahead(queue)
         return OverloadedError(
-            f"{len(queue.entries)} requests with {queue.rows} rows wait for {version.model} "
+            f"{len(queue.entries)} requests with {queue.rows} rows wait for {queue.version.model} "
             f"({queue.track}), {self.requests} in all; nothing was computed, come again",
-            retry_after_s=max(LEAST_RETRY_S, seconds),
+            retry_after_s=max(LEAST_RETRY_S, (1 + batches) * each_ms / 1e3),
         )
 
     def retarget(self, queue: RequestQueue, version: LoadedVersion) -> None:
@@ -175,6 +172,11 @@ class Dispatcher:
         self._ended = True
         for queue in (*self._ready, *self._shadows, *self._waiting):
             self._empty(queue, error)
+
+    def close(self) -> None:
+        """Ask no failed backend any more."""
+        for task in self._healing:
+            task.cancel()
 
     def _list(self, queue: RequestQueue) -> None:
         """Give a queue its turns, until it is empty."""

@@ -90,6 +90,7 @@ class ModelEngine:
         await asyncio.sleep(0)
         self._loader.shutdown(wait=True, cancel_futures=True)
         await self._dispatcher.drained(drain_s)
+        self._dispatcher.close()
 
     # Calls
 

@@ -8,7 +8,8 @@ is missing for the others is reported, never passed over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -89,13 +90,9 @@ class RegistryCatalogue:
 
     def by_alias(self, model: str, alias: str) -> VersionKey | None:
         """See `Catalogue`."""
-        registry = self._registry()
-        if registry is None:
-            return None
-        try:
-            found = registry.by_alias(model, alias)
-        except FalajError as exc:
-            raise NotReadyError(f"alias {alias!r} of {model} cannot be read: {exc}") from exc
+        with _not_ready(f"alias {alias!r} of {model} cannot be read: "):
+            registry = self._registry()
+            found = None if registry is None else registry.by_alias(model, alias)
         return None if found is None else _key(found)
 
     def by_number(self, model: str, version: str) -> VersionKey:
@@ -105,13 +102,12 @@ class RegistryCatalogue:
     def open(self, key: VersionKey) -> LoadedVersion:
         """See `Catalogue`."""
         found = self._found(key.model, key.version)
-        try:
-            model = self._models.get(key.model) or ServedModel(name=key.model)
-            return open_version(found, model, self._config, self._golden)
-        except FalajError as exc:
-            raise NotReadyError(str(exc)) from exc
-        except OSError as exc:
-            raise NotReadyError(f"{found}: its files cannot be read ({exc})") from exc
+        model = self._models.get(key.model) or ServedModel(name=key.model)
+        with _not_ready():
+            try:
+                return open_version(found, model, self._config, self._golden)
+            except OSError as exc:
+                raise RegistryError(f"{found}: its files cannot be read ({exc})") from exc
 
     def has_changed(self) -> bool:
         """Whether the database's files changed; of a database server always."""
@@ -124,13 +120,9 @@ class RegistryCatalogue:
         return changed
 
     def _found(self, model: str, version: str) -> RegisteredVersion:
-        registry = self._registry()
-        if registry is None:
-            raise UnknownModelError(f"there is no registry at {self._location.database_path} yet")
-        try:
-            versions = registry.versions(model)
-        except FalajError as exc:
-            raise NotReadyError(f"versions of {model} cannot be read: {exc}") from exc
+        with _not_ready(f"versions of {model} cannot be read: "):
+            registry = self._registry()
+            versions = [] if registry is None else registry.versions(model)
         for one in versions:
             if str(one.number) == version:
                 return one
@@ -141,15 +133,19 @@ class RegistryCatalogue:
 
     def _registry(self) -> Registry | None:
         """The registry; None while its database does not exist."""
-        if self._opened is None:
-            path = self._location.database_path
-            if path is not None and not path.exists():
-                return None
-            try:
-                self._opened = Registry(self._location)
-            except FalajError as exc:
-                raise NotReadyError(f"the registry cannot be opened: {exc}") from exc
+        path = self._location.database_path
+        if self._opened is None and (path is None or path.exists()):
+            self._opened = Registry(self._location)
         return self._opened
+
+
+@contextmanager
+def _not_ready(what: str = "") -> Iterator[None]:
+    """Turn what keeps a version from being loaded into what clients are told of it."""
+    try:
+        yield
+    except FalajError as exc:
+        raise NotReadyError(f"{what}{exc}") from exc
 
 
 def _key(version: RegisteredVersion) -> VersionKey:

@@ -215,6 +215,15 @@ async def serving(
         await engine.stop()
 
 
+async def held(desk: Desk, shelf: Shelf, number: str = "1", **changes: object) -> Behaviour:
+    """A version's backend, once it computes a call that it does not give back yet."""
+    behaviour = shelf.behaviours[number, "cpu"]
+    behaviour.gate.clear()
+    desk.ask(**changes)  # type: ignore[arg-type]
+    await until(lambda: behaviour.sizes == [1])
+    return behaviour
+
+
 async def asked(desk: Desk, **changes: object) -> Any:
     call = desk.ask(**changes)  # type: ignore[arg-type]
     await desk.settled()

@@ -202,20 +202,3 @@ def test_what_is_over_the_bounds_is_refused_at_once(
     refused = [one for one in came if isinstance(one, OverloadedError)]
     assert len(refused) == 5
     assert refused[0].retry_after_s == 1.0
-
-
-def test_who_gives_up_does_not_disturb_the_others(serving: Serving) -> None:
-    request = request_of(serving.rows()[:1])
-
-    async def question(reader: FeastEntityReader) -> Any:
-        asked = [asyncio.ensure_future(reader.resolve(MODEL, request)) for _ in range(6)]
-        await asyncio.sleep(0)
-        for task in asked[::2]:
-            task.cancel()
-        came = await asyncio.gather(*asked, return_exceptions=True)
-        await reader.resolve(MODEL, request)
-        return came, reader.counters()["waiting"]
-
-    came, waiting = ask(serving, question)
-    assert [isinstance(one, asyncio.CancelledError) for one in came] == [True, False] * 3
-    assert waiting == 0

@@ -29,6 +29,7 @@ from tests.support.serving.standins import (
     Shelf,
     Witness,
     asked,
+    held,
     made_call,
     serving,
     until,
@@ -119,10 +120,7 @@ async def test_mirrored_calls_leave_most_of_the_room_to_those_that_somebody_wait
 async def test_calls_that_nobody_waits_for_are_not_computed() -> None:
     shelf = Shelf(seconds=0.01)
     async with serving(shelf) as desk:
-        behaviour = shelf.behaviours["1", "cpu"]
-        behaviour.gate.clear()
-        desk.ask()
-        await until(lambda: behaviour.sizes == [1])
+        behaviour = await held(desk, shelf)
         late = desk.ask(deadline=time.monotonic() + 0.01)
         gone = desk.ask()
         gone.is_gone = True
@@ -156,10 +154,7 @@ async def test_what_waits_is_answered_by_the_new_version_and_the_old_one_goes() 
 async def test_what_waits_for_a_version_that_takes_something_else_is_answered_by_it() -> None:
     shelf = Shelf(seconds=0.01, signatures={"2": SEQUENCES})
     async with serving(shelf) as desk:
-        behaviour = shelf.behaviours["1", "cpu"]
-        behaviour.gate.clear()
-        desk.ask()
-        await until(lambda: behaviour.sizes == [1])
+        behaviour = await held(desk, shelf)
         waiting = desk.ask()
         await desk.engine.set_tracks("m", {"stable": "2"})
         new = desk.ask(inputs={"x": np.ones((1, 4), np.float32)})
@@ -244,10 +239,7 @@ async def test_an_emptied_candidate_track_is_answered_by_stable_and_says_so() ->
     shelf = Shelf(seconds=0.01)
     async with serving(shelf) as desk:
         await desk.engine.set_tracks("m", {"candidate": "2"})
-        behaviour = shelf.behaviours["2", "cpu"]
-        behaviour.gate.clear()
-        desk.ask(track="candidate")
-        await until(lambda: behaviour.sizes == [1])
+        behaviour = await held(desk, shelf, "2", track="candidate")
         waiting = desk.ask(track="candidate")
         await desk.engine.set_tracks("m", {"candidate": None})
         after = desk.ask(track="candidate")

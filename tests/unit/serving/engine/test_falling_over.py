@@ -9,7 +9,7 @@ import pytest
 from serving.config import HardwareConfig
 from serving.engine.versions import Times
 from serving.errors import BackendError, NotReadyError
-from tests.support.serving.standins import TWO_KINDS, Shelf, asked, serving, until, version_of
+from tests.support.serving.standins import TWO_KINDS, Shelf, asked, held, serving, until, version_of
 
 pytestmark = pytest.mark.anyio
 
@@ -82,10 +82,7 @@ async def test_no_more_batches_run_beside_each_other_than_there_are_threads() ->
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, hardware=(HardwareConfig(workers=1),)) as desk:
         await desk.engine.set_tracks("m", {"candidate": "2"})
-        first, second = (shelf.behaviours[n, "cpu"] for n in "12")
-        first.gate.clear()
-        desk.ask()
-        await until(lambda: first.sizes == [1])
+        first, second = await held(desk, shelf), shelf.behaviours["2", "cpu"]
         other = desk.ask(track="candidate")
         await asyncio.sleep(0.03)
         assert second.sizes == []

@@ -9,12 +9,12 @@ import pytest
 from serving.config import ServedModel
 from serving.engine.versions import Backend
 from serving.errors import OverloadedError
-from tests.support.serving.standins import Desk, Shelf, serving, until
+from tests.support.serving.standins import Desk, Shelf, held, serving
 
 pytestmark = pytest.mark.anyio
 
 
-def waiting_behind(desk: Desk, shelf: Shelf, most: int = 100) -> int:
+def waiting_behind(desk: Desk, most: int = 100) -> int:
     """Calls that wait behind one that is computed, when the next one would be refused."""
     waiting = 0
     while desk.engine.refusal("m") is None and waiting < most:
@@ -27,13 +27,6 @@ def first_backend(desk: Desk) -> Backend:
     return desk.engine.served("m").queues["stable"].version.backends[0]
 
 
-async def with_one_running(desk: Desk, shelf: Shelf) -> None:
-    behaviour = shelf.behaviours["1", "cpu"]
-    behaviour.gate.clear()
-    desk.ask()
-    await until(lambda: behaviour.sizes == [1])
-
-
 @pytest.mark.parametrize(("goal_ms", "most"), [(50, 5), (200, 11), (1, 5)])
 async def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
     goal_ms: float, most: int
@@ -43,8 +36,8 @@ async def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
     shelf = Shelf(seconds=0.01)
     models = (ServedModel(name="m", goal_ms=goal_ms),)
     async with serving(shelf, models=models, batch_rows=1) as desk:
-        await with_one_running(desk, shelf)
-        assert waiting_behind(desk, shelf) == most
+        await held(desk, shelf)
+        assert waiting_behind(desk) == most
         error = desk.engine.refusal("m")
         assert isinstance(error, OverloadedError)
         assert error.retry_after_s == pytest.approx(0.01 * most)
@@ -57,9 +50,9 @@ async def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
 async def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -> None:
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, batch_rows=100, requests=99) as desk:
-        await with_one_running(desk, shelf)
+        await held(desk, shelf)
         first_backend(desk).times.note(200, 60_000)
-        assert waiting_behind(desk, shelf, 99) == 99
+        assert waiting_behind(desk, 99) == 99
         shelf.behaviours["1", "cpu"].gate.set()
         await desk.settled()
 
@@ -73,7 +66,7 @@ async def test_turns_that_take_long_count_more_than_what_the_model_takes(num_row
 
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, batch_rows=1) as desk:
-        await with_one_running(desk, shelf)
+        await held(desk, shelf)
         desk.ask(rows=num_rows)
         assert (desk.engine.refusal("m") is None) == (num_rows == 1)
         queue, now = desk.engine.served("m").queues["stable"], time.monotonic()

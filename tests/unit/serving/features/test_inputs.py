@@ -54,13 +54,6 @@ def test_inputs_are_those_that_training_makes_of_the_same_rows(rows: list[dict[s
     assert made["numeric"].dtype == np.float32
 
 
-def test_a_column_that_nobody_gives_is_missing_in_every_row() -> None:
-    made = build_inputs(SCHEMA, {"size": [1, 2]}, 2)
-    assert made["categorical"].tolist() == [[0, 0], [0, 0]]
-    assert made["numeric"][:, 0].tolist() == [1, 2]
-    assert np.isnan(made["numeric"][:, 1:]).all()
-
-
 @pytest.mark.parametrize("bad", ["7", [1.0], {"a": 1}, b"7"])
 def test_what_is_no_number_is_refused_by_name(bad: Any) -> None:
     with pytest.raises(BadRequestError, match=r"column size holds .*, expected a number"):
