@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from prefect import flow
 
+from flows.candidate import validated_rows
 from flows.config import PipelineConfig
-from flows.conversion import conversion_flow
-from flows.promotion import promotion_flow
+from flows.recalibration import judge, promoted
 from flows.stages import RECORDED
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import CompressionParent, CompressionResult
-from tasks.contracts.training import CompressedModel, DistillationTargets, TrainedModel
+from tasks.contracts.training import DistillationTargets, TrainedModel
 from tasks.control.leases.task import leased, training_request
-from tasks.evaluation.task import (
-    fit_baseline_model,
-    judge_candidate,
-    judge_student,
-    score_model_window,
-)
-from tasks.features.task import build_training_set
-from tasks.kernel.provenance import code_commit
-from tasks.kernel.settings import Settings
-from tasks.lineage.task import record_version
-from tasks.registry.task import (
-    claim_model_name,
-    find_compression_parent,
-    find_incumbent,
-    register_candidate,
-)
+from tasks.evaluation.task import judge_student, score_model_window
+from tasks.registry.task import claim_model_name, find_compression_parent
 from tasks.reporting.task import publish_compression
 from tasks.training.compression.plan import StudentPlan, chosen
 from tasks.training.compression.task import plan_student
 from tasks.training.task import train_distributed
-from tasks.validation.suites import read_suite
-from tasks.validation.task import validate_training_set
 
 
 @flow(
@@ -61,10 +45,7 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
     parent = find_compression_parent(version, config.registry)
     plan = plan_student(parent, config.compression, config.training)
     config = config.with_splits(parent.splits)
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
-    snapshot = build_training_set(config.window, config.features)
-    dataset = validate_training_set(snapshot, suite, config.splits)
-
+    dataset = validated_rows(config, splits=config.splits)
     distilled, control = train_with_control(plan, parent, dataset, config)
     model, reason = chosen(plan.compression, distilled, control)
     judged = judge_student(model, parent.program, distilled, control, dataset, config.evaluation)
@@ -76,31 +57,11 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
         judged=judged,
     )
     if not judged.refusal:
-        result = release(result, model, dataset, config)
+        evaluation = judge(model, dataset, config)
+        released = promoted(model, evaluation, dataset, config)
+        result = result.model_copy(update={"evaluation": evaluation, **released})
     publish_compression(result, config.name)
     return result
-
-
-def release(
-    result: CompressionResult,
-    model: CompressedModel,
-    dataset: ValidatedDataset,
-    config: PipelineConfig,
-) -> CompressionResult:
-    """The way of every candidate: judged, registered, converted, promoted or refused."""
-    incumbent = find_incumbent(model, config.registry)
-    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
-    evaluation = judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
-    commit = code_commit()
-    version = register_candidate(model, evaluation, dataset, config.registry, commit)
-    entities, staging = config.features.training_set.sql, config.staging_queries
-    record_version(
-        version, model, dataset, evaluation, entities, staging, commit, return_state=True
-    )
-    variants = conversion_flow(version, dataset, config)
-    decision = promotion_flow(version, evaluation, dataset, variants, config)
-    released = {"evaluation": evaluation, "version": version, "variants": variants}
-    return result.model_copy(update={**released, "promotion": decision})
 
 
 def train_with_control(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 
 from flows.candidate import register, validated_rows
@@ -10,16 +12,15 @@ from flows.conversion import conversion_flow
 from flows.promotion import promotion_flow
 from flows.stages import RECORDED, days_or_newest, run_name
 from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ValidatedDataset
+from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import RecalibrationResult
+from tasks.contracts.training import CandidateModel
 from tasks.conversion.task import map_program
 from tasks.evaluation.calibration.config import calibration_splits, split_window
 from tasks.evaluation.calibration.task import fit_calibrator, weigh_recalibration
 from tasks.evaluation.task import fit_baseline_model, judge_candidate, score_model_window
-from tasks.registry.task import (
-    claim_model_name,
-    find_calibration_source,
-    find_incumbent,
-)
+from tasks.registry.task import claim_model_name, find_calibration_source, find_incumbent
 
 
 @flow(
@@ -56,18 +57,33 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     if outcome.fit is None:
         return RecalibrationResult(source=version_before, fit=outcome, refusal=outcome.refusal)
     model = map_program(source, outcome, dataset, splits)
-    incumbent = find_incumbent(model, config.registry)
-    baseline_model = fit_baseline_model(dataset, splits, config.baseline_model)
-    evaluation = judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
+    evaluation = judge(model, dataset, config)
     refusal = weigh_recalibration(model, evaluation)
     result = RecalibrationResult(
         source=version_before, fit=outcome, refusal=refusal, evaluation=evaluation
     )
     if refusal:
         return result
+    return result.model_copy(update=promoted(model, evaluation, dataset, config))
+
+
+def judge(
+    model: CandidateModel, dataset: ValidatedDataset, config: PipelineConfig
+) -> EvaluationReport:
+    """Judge a model beside the champion and the baseline model."""
+    incumbent = find_incumbent(model, config.registry)
+    baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
+    return judge_candidate(model, dataset, incumbent, baseline_model, config.evaluation)
+
+
+def promoted(
+    model: CandidateModel,
+    evaluation: EvaluationReport,
+    dataset: ValidatedDataset,
+    config: PipelineConfig,
+) -> dict[str, Any]:
+    """The way of every judged candidate: registered, converted, promoted or refused."""
     version = register(model, evaluation, dataset, config)
     variants = conversion_flow(version, dataset, config)
     decision = promotion_flow(version, evaluation, dataset, variants, config)
-    return result.model_copy(
-        update={"version": version, "variants": variants, "promotion": decision}
-    )
+    return {"version": version, "variants": variants, "promotion": decision}

@@ -1,9 +1,36 @@
-"""What the benches measure: figures with a bound, and what could not be measured here."""
+"""What the benches measure: figures with a bound, and what could not be measured here.
+
+What is compared is measured in turns, so that a busy machine is busy for all.
+"""
 
 from __future__ import annotations
 
 import math
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def interleaved(calls: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each call gives in each round, in an order drawn anew; a first round is not counted."""
+    order, draw = list(calls), random.Random(0)
+    found: dict[str, list[T]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        draw.shuffle(order)
+        for name in order:
+            value = calls[name]()
+            if number:
+                found[name].append(value)
+    return found
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
 @dataclass(frozen=True)

@@ -149,15 +149,16 @@ def newest_record(settings: Settings) -> RunRecord:
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, limit_s: float = 30, pause_s: float = 0.05
-) -> None:
-    """Poll until `condition` holds, every `pause_s` seconds.
+    condition: Callable[[], T], what: str, limit_s: float = 30, pause_s: float = 0.05
+) -> T:
+    """Poll until `condition` holds, every `pause_s` seconds; what it gave then.
 
     Raises:
         TimeoutError: it did not within the limit.
     """
     deadline = time.monotonic() + limit_s
-    while not condition():
+    while not (found := condition()):
         if time.monotonic() >= deadline:
             raise TimeoutError(f"not within {limit_s} s: {what}")
         time.sleep(pause_s)
+    return found

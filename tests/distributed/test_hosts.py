@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from infra.bench.elastic import hosts
-from infra.bench.elastic.cluster_runs import command_of, environment_of, ranks_on, started
+from infra.bench.elastic.runs import command_of, environment_of, ranks_on, started
 from tests.support.host.processes import wait_until
 
 SECRET = "marker-of-a-secret-51be07"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.bench.elastic import hosts
-from infra.bench.elastic.cluster_runs import ClusterRun, command_of, ranks_on, started
+from infra.bench.elastic.runs import ClusterRun, command_of, ranks_on, started
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [

@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from infra.bench.figures import interleaved
 from infra.bench.parts import Bench
 from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
@@ -52,15 +53,10 @@ class CpuTimes:
 def cpu_times(calls: Mapping[str, Callable[[], object]], num_turns: int = NUM_TURNS) -> CpuTimes:
     """CPU time (user and system, all threads of this process) of calls that take turns.
 
-    The order of the turns rotates. Each repeats its call for about `TURN_S` of CPU, at least once.
+    Each turn repeats its call for about `TURN_S` of CPU, at least once.
     """
-    repeats = {name: _repeats(call) for name, call in calls.items()}
-    names = list(calls)
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(num_turns):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(_turn(calls[name], repeats[name]))
+    turns = {name: partial(_turn, call, _repeats(call)) for name, call in calls.items()}
+    found = interleaved(turns, num_turns)
     return CpuTimes({name: np.array(seconds) for name, seconds in found.items()})
 
 

@@ -10,6 +10,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,7 @@ from feast.infra.online_stores.helpers import _mmh3
 from feast.protos.feast.types.Value_pb2 import Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, interleaved
 from infra.bench.parts import Bench
 from infra.bench.servers import redis_server
 from tasks.features.access.store import find_service, open_store
@@ -32,8 +33,7 @@ from tasks.features.tables.build import current_tables, features_folder
 
 ENTITIES = (1, 100)
 ROUNDS = 400
-FEAST_EVERY = 4
-"""Feast is slow enough that a quarter of the rounds gives a steady median."""
+WAYS = ("ours", "by hand", "Feast")
 
 
 def figures(bench: Bench) -> Measured:
@@ -160,19 +160,15 @@ def _measure(
     def through_feast() -> Any:
         return store.get_online_features(service, entities, full_feature_names=True)
 
-    calls: dict[str, Callable[[], Any]] = {
-        "ours": lambda: reader.read(entities),
-        "raw": lambda: raw.read(keys),
-        "feast": through_feast,
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for round_number in range(num_rounds):
-        for name, call in calls.items():
-            if name != "feast" or round_number % FEAST_EVERY == 0:
-                started = time.perf_counter()
-                call()
-                times[name].append(time.perf_counter() - started)
-    ours, by_hand, feast = (1000 * statistics.median(seconds) for seconds in times.values())
+    def milliseconds(call: Callable[[], Any]) -> float:
+        started = time.perf_counter()
+        call()
+        return 1000 * (time.perf_counter() - started)
+
+    reads = (partial(reader.read, entities), partial(raw.read, keys), through_feast)
+    timed = {name: partial(milliseconds, each) for name, each in zip(WAYS, reads, strict=True)}
+    times = interleaved(timed, num_rounds)
+    ours, by_hand, feast = (statistics.median(times[name]) for name in WAYS)
     count = len(next(iter(entities.values())))
     return [
         at_most(

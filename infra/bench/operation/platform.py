@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from infra.bench.figures import Measured, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, wait_until
 from infra.orchestration.client import read_password
 from infra.platform.api import UNFINISHED, PrefectApi
 from infra.platform.files import PlatformFiles, read_endpoint
@@ -87,11 +87,7 @@ def _let_nothing_run(api: PrefectApi) -> None:
     pools = [str(pool["name"]) for pool in api.pools()]
     for pool in pools:
         api.pause_pool(pool, paused=True)
-    deadline = time.monotonic() + LIMIT_S
-    while runs := api.runs(UNFINISHED, pools):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{[run['name'] for run in runs]} did not end in {LIMIT_S} s")
-        time.sleep(1)
+    wait_until(lambda: not api.runs(UNFINISHED, pools), "no run is left", LIMIT_S, pause_s=1)
 
 
 def _cpu_by_name(members: list[psutil.Process]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from uuid import UUID
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.operation.prefect_api import prefect_api_server
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, wait_until
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
@@ -79,18 +78,19 @@ def _one(ledger: Ledger, number: int) -> tuple[float, float]:
     model = f"bench-{number}"
     stored = datetime.now(UTC)
     _report(ledger, model)
-    run_id = _poll(lambda: _run_of(ledger, model))
+    run_id = wait_until(lambda: _run_of(ledger, model), "a retraining", LIMIT_S)
+    assert run_id
     from prefect import get_client
     from prefect.states import Cancelled
 
     with get_client(sync_client=True) as client:
-        _poll(lambda: client.read_flow_run(run_id).start_time)
+        wait_until(lambda: client.read_flow_run(run_id).start_time, "its start", LIMIT_S)
         run: Any = client.read_flow_run(run_id)
         client.set_flow_run_state(run_id, Cancelled(), force=True)
     return (run.created - stored).total_seconds(), (run.start_time - stored).total_seconds()
 
 
-def _report(ledger: Ledger, model: str) -> str:
+def _report(ledger: Ledger, model: str) -> None:
     """Store a result and emit its event, as a drift check does."""
     from prefect.events import emit_event
 
@@ -99,21 +99,11 @@ def _report(ledger: Ledger, model: str) -> str:
     result = ledger.store_result(model, _use_case(), _evidence(), FREE)
     payload = {"verdict_id": result.result_id, "model": model, "use_case": _use_case()}
     emit_event(JUDGED, resource={"prefect.resource.id": f"falaj.model.{model}"}, payload=payload)
-    return result.result_id
 
 
 def _run_of(ledger: Ledger, model: str) -> UUID | None:
     started = [c.started for c in ledger.claims(ClaimState.STARTED, model) if c.started]
     return UUID(started[0].run_id) if started else None
-
-
-def _poll(ask: Any) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if (found := ask()) is not None:
-            return found
-        time.sleep(0.1)
-    raise TimeoutError(f"nothing within {LIMIT_S} s")
 
 
 def _use_case() -> str:
@@ -129,7 +119,7 @@ def _platform(folder: Path) -> Iterator[Ledger]:
     with prefect_api_server(folder / "prefect") as api, api.in_process():
         asyncio.run(_deploy())
         with api.worker(POOL, FALAJ_HOME=str(folder / "home"), PREFECT_WORKER_PREFETCH_SECONDS="0"):
-            _poll(lambda: asyncio.run(_workers()) or None)
+            wait_until(lambda: asyncio.run(_workers()), "a worker", LIMIT_S)
             yield Ledger(Settings.from_environment().metadata_url)
 
 

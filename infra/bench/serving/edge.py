@@ -16,12 +16,13 @@ from pathlib import Path
 import psutil
 import yaml
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, interleaved
 from infra.bench.parts import Bench
 from infra.bench.serving.gateway import Signer, envoy, request, write_settings
 from infra.bench.serving.http_request import one_row
-from infra.bench.serving.onnx_server import MODEL, write_program
+from infra.bench.serving.onnx_server import MODEL
 from infra.bench.serving.processes import cpu_us, listens, running
+from infra.bench.serving.served_models import write_program
 from infra.gateway.config import GatewayFiles
 from infra.gateway.prepare import GatewayTraffic, server_tls
 from infra.orchestration.embedded import free_port
@@ -48,14 +49,15 @@ def figures(bench: Bench) -> Measured:
         GatewayTraffic(home).set_shares(MODEL, 0.1, 0.0)
         asked = request(MODEL, one_row(), signer)
 
-        def taken() -> list[float]:
-            return [
-                *cpu_us([alone], ports["alone"], asked, CONNECTIONS, seconds, tls=True),
-                *cpu_us([behind, proxy], ports["edge"], asked, CONNECTIONS, seconds, tls=True),
-            ]
+        def taken(port: str, *processes: psutil.Process) -> list[float]:
+            return cpu_us(processes, ports[port], asked, CONNECTIONS, seconds, tls=True)
 
-        taken()  # not counted
-        rows = [taken() for _ in range(rounds)]
+        ways = {
+            "alone": partial(taken, "alone", alone),
+            "edge": partial(taken, "edge", behind, proxy),
+        }
+        found = interleaved(ways, rounds)
+    rows = [(*one, *two) for one, two in zip(found["alone"], found["edge"], strict=True)]
     alone_us, server_us, envoy_us = (statistics.median(us) for us in zip(*rows, strict=True))
     evidence = (
         f"{envoy_us:.0f} us Envoy, {server_us:.0f} us server behind it, {alone_us:.0f} us alone"

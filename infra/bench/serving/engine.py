@@ -12,7 +12,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,7 @@ from serving.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.loading import RegistryCatalogue
 from serving.engine.queues import Limits
+from serving.engine.versions import Backend
 from serving.errors import OverloadedError, ServingError
 from serving.interfaces import Answer, Array, Call
 
@@ -90,16 +92,23 @@ async def _measure(
     ]
 
 
-async def _started(world: BenchHome, batch_rows: int = 256, most_waiting: int = 256) -> ModelEngine:
-    config, models = (
-        EngineConfig(batch_rows=batch_rows),
-        (ServedModel(name=MODEL, on_move="offer"),),
-    )
+@asynccontextmanager
+async def _serving(
+    world: BenchHome, batch_rows: int = 256, most_waiting: int = 256
+) -> AsyncIterator[tuple[ModelEngine, Backend]]:
+    """The engine while it runs, and what computes the answers of version 1."""
+    models = (ServedModel(name=MODEL, on_move="offer"),)
     limits = Limits(poll_s=600.0, requests=most_waiting)
+    config = EngineConfig(batch_rows=batch_rows)
     catalogue = RegistryCatalogue(world.location, world.home, config, models)
     engine = ModelEngine(config, models, catalogue, limits=limits)
     await engine.start()
-    return engine
+    yield engine, _backend(engine, "1")
+    await engine.stop()
+
+
+def _backend(engine: ModelEngine, version: str) -> Backend:
+    return engine.served(MODEL).versions[version].backends[0]
 
 
 async def _ask(
@@ -137,10 +146,6 @@ async def _ask(
 
 async def _overhead(world: BenchHome, chunks: int) -> Measured:
     """CPU time of this thread, the engine and the bare runtime in turns."""
-    engine = await _started(world)
-    backend = engine.served(MODEL).versions["1"].backends[0]
-    inputs = dict(backend.probe)
-    row = _call(inputs, 1)
 
     async def bare() -> None:
         for _ in range(CHUNK):
@@ -164,16 +169,18 @@ async def _overhead(world: BenchHome, chunks: int) -> Measured:
         await work
         return (time.thread_time() - started) / num_calls * 1e6
 
-    taken = [
-        (
-            await cpu_us(bare(), CHUNK),
-            await cpu_us(empty_turns(), CHUNK),
-            await cpu_us(_ask(engine, lambda n: row, CHUNK, 1), CHUNK),
-            await cpu_us(_ask(engine, lambda n: row, CONCURRENCY, CONCURRENCY), CONCURRENCY),
-        )
-        for _ in range(chunks)
-    ]
-    await engine.stop()
+    async with _serving(world) as (engine, backend):
+        inputs = dict(backend.probe)
+        row = _call(inputs, 1)
+        taken = [
+            (
+                await cpu_us(bare(), CHUNK),
+                await cpu_us(empty_turns(), CHUNK),
+                await cpu_us(_ask(engine, lambda n: row, CHUNK, 1), CHUNK),
+                await cpu_us(_ask(engine, lambda n: row, CONCURRENCY, CONCURRENCY), CONCURRENCY),
+            )
+            for _ in range(chunks)
+        ]
     # Of the turns in which other programs took least of the processor's caches.
     direct, turn, alone, rows = np.quantile(np.array(taken), 0.1, axis=0).tolist()
     evidence = (
@@ -205,42 +212,33 @@ async def _least_disturbed_overload(world: BenchHome, bench: Bench) -> Measured:
 
 
 async def _overload(world: BenchHome, seconds: float) -> list[Figure]:
-    engine = await _started(world, batch_rows=SLOW_ROWS, most_waiting=64)
-    _slow_down(engine, "1", SLOW_S)
-    row = dict(engine.served(MODEL).versions["1"].backends[0].probe)
-    await _offer(engine, row, 0.5, rate=2000.0)  # learns the model's time
-    capacity = await _capacity(engine, row)
-    outcomes = await _offer(engine, row, seconds, 4 * capacity)
+    async with _serving(world, batch_rows=SLOW_ROWS, most_waiting=64) as (engine, backend):
+        _slow_down(backend, SLOW_S)
+        row = dict(backend.probe)
+        await _offer(engine, row, 0.5, rate=2000.0)  # learns the model's time
+        capacity = await _capacity(engine, row)
+        outcomes = await _offer(engine, row, seconds, 4 * capacity)
+        recovery = await _recovery(engine, row, time.monotonic())
+        # Other programs may have disturbed one.
+        capacity = max(capacity, await _capacity(engine, row))
     offered = outcomes.answered + sum(outcomes.refused.values())
-    ended = time.monotonic()
-    recovery = await _recovery(engine, row, ended)
-    capacity = max(capacity, await _capacity(engine, row))  # other programs may have disturbed one
-    await engine.stop()
     late = np.array(outcomes.refusal_ms or [np.inf])
-    within = float(np.mean(late <= 5.0))
+    answers_ms = np.array(outcomes.answer_ms or [np.inf])
+    share = outcomes.answered / seconds / capacity
+    loads = f"{capacity:.0f} calls/s can be answered, {offered / seconds:.0f}/s were offered"
+    refusals = (
+        f"{len(late)} refusals: median {np.median(late):.2f} ms, 99 % {np.quantile(late, 0.99):.2f}"
+        f" ms, longest {late.max():.1f} ms"
+    )
+    answers = f"of those accepted: median {np.median(answers_ms):.1f} ms; the bound is the goal"
+    goal_ms = ServedModel(name=MODEL).goal_ms
+    slow_ms = float(np.quantile(answers_ms, 0.99))
     return [
-        at_least(
-            "answered at 4 x capacity, of capacity",
-            outcomes.answered / seconds / capacity,
-            0.95,
-            f"{capacity:.0f} calls/s can be answered, {offered / seconds:.0f}/s were offered",
-        ),
-        at_least(
-            "refusals within 5 ms, share",
-            within,
-            0.99,
-            f"{len(late)} refusals: median {np.median(late):.2f} ms, 99 % "
-            f"{np.quantile(late, 0.99):.2f} ms, longest {late.max():.1f} ms",
-        ),
-        at_most(
-            "answers at 4 x capacity, 99 %, ms",
-            float(np.quantile(outcomes.answer_ms or [np.inf], 0.99)),
-            ServedModel(name=MODEL).goal_ms,
-            f"of those accepted: median {np.median(outcomes.answer_ms or [np.inf]):.1f} ms; "
-            "the bound is the goal",
-        ),
+        at_least("answered at 4 x capacity, of capacity", share, 0.95, loads),
+        at_least("refusals within 5 ms, share", float(np.mean(late <= 5.0)), 0.99, refusals),
+        at_most("answers at 4 x capacity, 99 %, ms", slow_ms, goal_ms, answers),
         at_most("recovery after it, s", recovery, 1.0, "until a call is answered in 50 ms"),
-    ]  # fmt: skip
+    ]
 
 
 async def _capacity(engine: ModelEngine, row: Mapping[str, Array]) -> float:
@@ -252,10 +250,7 @@ async def _capacity(engine: ModelEngine, row: Mapping[str, Array]) -> float:
 
 
 async def _offer(
-    engine: ModelEngine,
-    row: Mapping[str, Array],
-    seconds: float,
-    rate: float,
+    engine: ModelEngine, row: Mapping[str, Array], seconds: float, rate: float
 ) -> Outcomes:
     """Submit calls by the clock, whatever becomes of them; ends when all have an outcome."""
     outcomes = Outcomes()
@@ -281,9 +276,8 @@ async def _recovery(engine: ModelEngine, row: Mapping[str, Array], since: float)
             return time.monotonic() - since
 
 
-def _slow_down(engine: ModelEngine, version: str, seconds: float) -> None:
-    """Let a batch of a version take as long as one of a large model on a device of its own."""
-    backend = engine.served(MODEL).versions[version].backends[0]
+def _slow_down(backend: Backend, seconds: float) -> None:
+    """Let a batch take as long as one of a large model on a device of its own."""
     score = backend.score
 
     def slow(arrays: dict[str, Array]) -> Array:
@@ -301,8 +295,6 @@ async def _swap(
     world: BenchHome, rows: Array, expected: Mapping[str, Array], num_calls: int
 ) -> Measured:
     """Two versions take turns under load, while a third one is loaded and unloaded all the time."""
-    engine = await _started(world)
-    await engine.load(MODEL, "2")
     calls = [_call({"rows": rows[n : n + 1]}, 1, str(n)) for n in range(NUM_ROWS)]
     counted: Counter[str] = Counter()
 
@@ -312,26 +304,23 @@ async def _swap(
             return
         version, seen = outcome.served.version, outcome.outputs["score"]
         gap = abs(float(seen[0]) - float(expected[version][int(call.request_id)]))
-        counted[f"version {version}"] += 1
+        counted[version] += 1
         counted["wrong"] += seen.shape != (1,) or not gap < TOLERANCE
 
-    swapping = asyncio.ensure_future(_keep_swapping(engine))
-    await _ask(engine, lambda n: calls[n % NUM_ROWS], num_calls, CONCURRENCY, take)
-    swapping.cancel()
-    swaps, loads = await swapping
-    await engine.stop()
+    async with _serving(world) as (engine, _):
+        await engine.load(MODEL, "2")
+        swapping = asyncio.ensure_future(_keep_swapping(engine))
+        await _ask(engine, lambda n: calls[n % NUM_ROWS], num_calls, CONCURRENCY, take)
+        swapping.cancel()
+        swaps, loads = await swapping
     distance = float(np.abs(expected["1"] - expected["2"]).min())
-    bad = counted["lost"] + counted["wrong"]
-    total = counted["version 1"] + counted["version 2"] + counted["lost"]
+    total = counted["1"] + counted["2"] + counted["lost"]
+    bad = counted["lost"] + counted["wrong"] + abs(num_calls - total)
     evidence = (
         f"{total} calls, {swaps} swaps, {loads} loads beside them; versions differ by "
-        f"{distance:.1e} and more; {counted['version 1']} and {counted['version 2']} answers"
+        f"{distance:.1e} and more; {counted['1']} and {counted['2']} answers"
     )
-    return [
-        at_most(
-            f"lost or wrong answers of {num_calls:,}", bad + abs(num_calls - total), 0, evidence
-        )
-    ]
+    return [at_most(f"lost or wrong answers of {num_calls:,}", bad, 0, evidence)]
 
 
 async def _keep_swapping(engine: ModelEngine) -> tuple[int, int]:
@@ -352,27 +341,18 @@ async def _keep_swapping(engine: ModelEngine) -> tuple[int, int]:
 
 async def _roll_back(world: BenchHome) -> Measured:
     """From the decision to the last answer of the version that has to go, its queue full."""
-    engine = await _started(world, batch_rows=8)
-    await engine.set_tracks(MODEL, {"stable": "2"})
-    _slow_down(engine, "2", ROLLBACK_S)
-    row = dict(engine.served(MODEL).versions["1"].backends[0].probe)
-    offering = asyncio.ensure_future(_offer(engine, row, 2.0, rate=1000.0))
-    await asyncio.sleep(1.0)
-    waiting = engine._dispatcher.requests
-    decided = time.monotonic()
-    await engine.set_tracks(MODEL, {"stable": "1"})
-    outcomes = await offering
-    await engine.stop()
+    async with _serving(world, batch_rows=8) as (engine, backend):
+        await engine.set_tracks(MODEL, {"stable": "2"})
+        _slow_down(_backend(engine, "2"), ROLLBACK_S)
+        offering = asyncio.ensure_future(_offer(engine, dict(backend.probe), 2.0, rate=1000.0))
+        await asyncio.sleep(1.0)
+        waiting, decided = engine._dispatcher.requests, time.monotonic()
+        await engine.set_tracks(MODEL, {"stable": "1"})
+        outcomes = await offering
+    then = "version 1 answered" if outcomes.last.get("1", 0) > decided else "nobody answered"
+    evidence = f"{waiting} calls waited for a model of {ROLLBACK_S * 1e3:.0f} ms a batch; {then}"
     seconds = max(0.0, outcomes.last["2"] - decided)
-    return [
-        at_most(
-            "rollback: decision to last old answer, s",
-            seconds,
-            1.0,
-            f"{waiting} calls waited for a model of {ROLLBACK_S * 1e3:.0f} ms a batch; then "
-            f"{'version 1 answered' if outcomes.last.get('1', 0) > decided else 'nobody answered'}",
-        )
-    ]
+    return [at_most("rollback: decision to last old answer, s", seconds, 1.0, evidence)]
 
 
 def _call(inputs: Mapping[str, Array], rows: int, request_id: str = "r") -> Call:

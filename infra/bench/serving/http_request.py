@@ -10,6 +10,7 @@ environments are (`.venv-mlserver`, `.venv-kserve`).
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 import urllib.error
@@ -23,24 +24,27 @@ import msgspec
 import numpy as np
 import psutil
 
-from infra.bench.figures import Figure, LeftOut, Measured, at_most
-from infra.bench.parts import Bench
-from infra.bench.serving.gateway import request
-from infra.bench.serving.onnx_server import (
-    CATEGORICAL,
-    MODEL,
-    NUMERIC,
-    open_session,
-    write_program,
+from infra.bench.figures import (
+    Figure,
+    LeftOut,
+    Measured,
+    at_most,
+    interleaved,
+    median_ratio,
 )
-from infra.bench.serving.processes import cpu_us, load, running
+from infra.bench.parts import Bench
+from infra.bench.serving import peers
+from infra.bench.serving.gateway import request
+from infra.bench.serving.onnx_server import CATEGORICAL, MODEL, NUMERIC, open_session
+from infra.bench.serving.processes import cpu_us, running
+from infra.bench.serving.served_models import write_program
 from infra.orchestration.embedded import free_port
 from tasks.kernel.settings import PROJECT_ROOT, tool_python
 
 ROUNDS = 7
 SECONDS = 1.2
-CONNECTIONS = (1, 64)
 BOUNDS = {1: 4.5, 64: 2.2}
+"""By the number of connections."""
 BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.20}
 _DTYPES = {"INT32": np.int32, "FP32": np.float32}
 
@@ -101,25 +105,17 @@ def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | Non
     if python is None:
         return None
     # A copy: beside the original lie modules with names of Python's own.
-    program = {"mlserver": "mlserver_runtime.py", "kserve": "kserve_server.py"}[name]
-    (folder / program).write_text(Path(__file__).with_name(program).read_text())
+    (folder / "peers.py").write_text(Path(peers.__file__).read_text())
     if name == "kserve":
-        return [str(python), program, str(model), str(port)]
+        return [str(python), "peers.py", str(model), str(port)]
     settings = {
-        "http_port": port,
-        "grpc_port": free_port(),
-        "metrics_port": free_port(),
-        "host": "127.0.0.1",
-        "parallel_workers": 0,
-        "debug": False,
-        "use_structured_logging": False,
+        **{"http_port": port, "grpc_port": free_port(), "metrics_port": free_port()},
+        **{"host": "127.0.0.1", "parallel_workers": 0},
+        **{"debug": False, "use_structured_logging": False},
     }
     (folder / "settings.json").write_text(json.dumps(settings))
-    served = {
-        "name": MODEL,
-        "implementation": "mlserver_runtime.OnnxRuntime",
-        "parameters": {"uri": str(model)},
-    }
+    served = {"name": MODEL, "implementation": "peers.OnnxRuntime"}
+    served["parameters"] = {"uri": str(model)}
     (folder / "model-settings.json").write_text(json.dumps(served))
     return [str(python.parent / "mlserver"), "start", "."]
 
@@ -145,20 +141,21 @@ def _alone_us(call: Callable[[], bytes], seconds: float) -> float:
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]:
     """CPU microseconds of a request, by server and connections, one for each turn."""
-    found: dict[str, list[float]] = {}
+    model, body = write_program(folder / "model.onnx"), one_row()
+    asked = request(MODEL, body)
+    calls: dict[str, Callable[[], float]] = {
+        "alone": partial(_alone_us, model_alone(model, body), seconds)
+    }
+
+    def cost_us(process: psutil.Process, port: int, connections: int) -> float:
+        (cost,) = cpu_us([process], port, asked, connections, seconds)
+        return cost
+
     with ExitStack() as stack:
-        model, body = write_program(folder / "model.onnx"), one_row()
-        alone, asked = model_alone(model, body), request(MODEL, body)
-        servers = dict(_servers(folder, model, stack))
-        for port, connections in ((p, c) for _, p in servers.values() for c in CONNECTIONS):
-            load(port, asked, connections, seconds)  # not counted
-        for _ in range(rounds):
-            found.setdefault("alone", []).append(_alone_us(alone, seconds))
-            for connections in CONNECTIONS:
-                for name, (process, port) in servers.items():
-                    cost = cpu_us([process], port, asked, connections, seconds)
-                    found.setdefault(f"{name} {connections}", []).extend(cost)
-    return found
+        for name, (process, port) in _servers(folder, model, stack):
+            for count in BOUNDS:
+                calls[f"{name} {count}"] = partial(cost_us, process, port, count)
+        return interleaved(calls, rounds)
 
 
 def _servers(
@@ -180,25 +177,26 @@ def _servers(
 def figures(bench: Bench) -> Measured:
     """Cost of an answer over HTTP, against the model alone and against other servers."""
     seconds, rounds = bench.size((SECONDS, ROUNDS), (0.2, 1))
-    found = {k: np.array(v) for k, v in measure(bench.folder, rounds, seconds).items()}
-    measured: Measured = []
-    for connections in CONNECTIONS:
-        ours = found[f"ours {connections}"]
-        evidence = f"{np.median(ours):.0f} us, the model alone {np.median(found['alone']):.0f} us"
-        ratio = float(np.median(ours / found["alone"]))
-        name = f"HTTP answer, 1 row, {connections} connections, to the model alone"
-        measured.append(at_most(name, ratio, BOUNDS[connections], evidence))
-        measured += _beside(found, connections)
-    return measured
+    found = measure(bench.folder, rounds, seconds)
+    return [
+        figure
+        for connections, bound in BOUNDS.items()
+        for figure in (
+            _figure(found, connections, "alone", bound),
+            *(_figure(found, connections, name, b) for name, b in BOUND_BESIDE.items()),
+        )
+    ]
 
 
-def _beside(found: Mapping[str, np.ndarray], connections: int) -> Iterator[Figure | LeftOut]:
+def _figure(
+    found: Mapping[str, list[float]], connections: int, other: str, bound: float
+) -> Figure | LeftOut:
+    alone = other == "alone"
+    what = "the model alone" if alone else other
+    title = f"HTTP answer, 1 row, {connections} connections, to {what}"
     ours = found[f"ours {connections}"]
-    for name, bound in BOUND_BESIDE.items():
-        theirs = found.get(f"{name} {connections}")
-        title = f"HTTP answer, 1 row, {connections} connections, to {name}"
-        if theirs is None:
-            yield LeftOut(title, f"there is no environment .venv-{name}")
-        else:
-            evidence = f"{np.median(ours):.0f} us, {name} {np.median(theirs):.0f} us"
-            yield at_most(title, float(np.median(ours / theirs)), bound, evidence)
+    theirs = found.get("alone" if alone else f"{other} {connections}")
+    if theirs is None:
+        return LeftOut(title, f"there is no environment .venv-{other}")
+    evidence = f"{statistics.median(ours):.0f} us, {what} {statistics.median(theirs):.0f} us"
+    return at_most(title, median_ratio(ours, theirs), bound, evidence)

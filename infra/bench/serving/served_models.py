@@ -1,4 +1,4 @@
-"""Small registered versions with a variant each, made in a second for the benches of serving."""
+"""Models of the benches of serving: an ONNX file, and small registered versions with a variant."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from infra.bench.serving import onnx_server
+from infra.bench.serving.onnx_server import CATEGORICAL, NUMERIC, PROBE
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.conversion import ImportedProgram, PreparedRows, Signature, TensorSpec
+from tasks.contracts.conversion import (
+    MOST_ROWS,
+    ImportedProgram,
+    PreparedRows,
+    Signature,
+    TensorSpec,
+)
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.onnx import export_onnx
 from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore, StagedFolder
@@ -37,6 +47,38 @@ SIGNATURE = Signature(
     output=TensorSpec(name="score", dtype="float32", shape=("batch",)),
     largest={"batch": 65_536},
 )
+
+
+class Tabular(nn.Module):
+    """Embeddings, missing numbers as zero with a flag, two hidden layers, a sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.tables = nn.ModuleList(nn.Embedding(512, 16) for _ in range(CATEGORICAL))
+        self.layers = nn.Sequential(
+            *(nn.Linear(2 * NUMERIC + CATEGORICAL * 16, 256), nn.ReLU()),
+            *(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 1), nn.Sigmoid()),
+        )
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        """One score a row."""
+        absent = numeric.isnan()
+        numbers = torch.where(absent, torch.zeros(()), numeric)
+        embedded = [table(categorical[:, n]) for n, table in enumerate(self.tables)]
+        scores: Tensor = self.layers(torch.cat([numbers, absent.float(), *embedded], 1))
+        return scores.squeeze(1)
+
+
+def write_program(path: Path) -> Path:
+    """The network as an ONNX file; weights are seeded."""
+    batch = torch.export.Dim("batch", min=1, max=MOST_ROWS)
+    example = tuple(torch.from_numpy(np.repeat(array, 2, axis=0)) for array in PROBE.values())
+    program = torch.export.export(
+        Tabular().eval(), example, dynamic_shapes={name: {0: batch} for name in PROBE}
+    )
+    onnx.save(export_onnx(program, onnx_server.SIGNATURE), path)
+    return path
 
 
 class _Network(nn.Module):

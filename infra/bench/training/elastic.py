@@ -15,8 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.bench.elastic import hosts
-from infra.bench.elastic.cluster_runs import ClusterRun, started
-from infra.bench.elastic.runs import LOCAL, ElasticRun, Step, pid_of_rank, run_here
+from infra.bench.elastic.runs import (
+    LOCAL,
+    ClusterRun,
+    ElasticRun,
+    Step,
+    pid_of_rank,
+    run_here,
+    started,
+)
 from infra.bench.elastic.worker import TinyJob
 from infra.bench.figures import LeftOut, Measured, at_most
 from infra.bench.parts import Bench

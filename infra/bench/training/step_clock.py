@@ -7,8 +7,9 @@ that other programs on the machine do not.
 from __future__ import annotations
 
 import time
+from functools import partial
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, interleaved
 from infra.bench.parts import Bench
 from tasks.training.telemetry.step_clock import StepClock
 
@@ -19,13 +20,12 @@ STEPS_PER_ROUND = 500
 
 def figures(bench: Bench) -> Measured:
     """The cost of three phases, two counts and a step, as a share of a short training step."""
-    timed, untimed = [], []
     num_rounds = bench.size(NUM_ROUNDS, 2)
     with StepClock(bench.folder, 0) as clock:
-        for _ in range(num_rounds):
-            timed.append(_seconds_per_step(clock))
-            untimed.append(_seconds_per_step(None))
-    cost_s = min(timed) - min(untimed)
+        ways = {"with": partial(_seconds_per_step, clock)}
+        ways["without"] = partial(_seconds_per_step, None)
+        taken = interleaved(ways, num_rounds)
+    cost_s = min(taken["with"]) - min(taken["without"])
     evidence = f"{1e6 * cost_s:.1f} us a step, fastest of {num_rounds} rounds"
     return [at_most("step clock, share of a 10 ms step", cost_s / STEP_S, 0.01, evidence)]
 

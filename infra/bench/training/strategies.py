@@ -6,23 +6,20 @@ all alike; a figure is the median of the ratios within a round.
 
     python -m infra.bench.training.strategies ENGINE    (in a rank's environment)
 
-is one rank: it builds its networks, then trains some steps at each request. Requests come as lines
-of JSON on standard input, responses as lines of JSON on standard output.
+is one rank: it prints its process id, then trains some steps at each request, a line with the
+names of a network and a precision on standard input, and prints the seconds that they took.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 import statistics
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
@@ -32,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infra.bench.figures import LeftOut, Measured, at_least
+from infra.bench.figures import Figure, LeftOut, Measured, at_least, interleaved, median_ratio
 from infra.bench.parts import Bench
 from tasks.kernel import guard
 from tasks.training.config import TrainingConfig
@@ -57,49 +54,33 @@ USEFUL_GAIN = 1.2
 
 
 class Pair:
-    """The two ranks of one engine; stopped except when they are asked for something."""
+    """The two ranks of one engine; stopped except while they train."""
 
     def __init__(self, engine: str, environments: Sequence[Mapping[str, str]]) -> None:
-        command = guard.python("-m", "infra.bench.training.strategies", engine)
-        self._guards = [
-            subprocess.Popen(
-                guard.guarded(command, 2),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
+        command = guard.guarded(guard.python("-m", "infra.bench.training.strategies", engine), 2)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self._guards: list[subprocess.Popen[str]] = [
+            subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
             for environment in environments
         ]
-        self._pids = [int(self._answer(process)["pid"]) for process in self._guards]
+        self._pids = [int(self._answer(process)) for process in self._guards]
         self._signal(signal.SIGSTOP)
 
-    def seconds(self, network: str, precision: str, steps: int) -> float:
-        """Wall seconds of some training steps on both ranks: those of the slower one."""
-        request = {"task": "steps", "network": network, "precision": precision, "steps": steps}
-        return max(float(answer["seconds"]) for answer in self._ask(request, self._guards))
-
-    def one_rank(self, **request: object) -> dict[str, Any]:
-        """What the first rank answers, while the second is idle."""
-        return self._ask(request, self._guards[:1])[0]
-
-    def _ask(
-        self, request: Mapping[str, object], ranks: Sequence[subprocess.Popen[bytes]]
-    ) -> list[dict[str, Any]]:
+    def seconds(self, network: str, precision: str) -> float:
+        """Wall seconds of a round's training steps on both ranks: those of the slower one."""
         self._signal(signal.SIGCONT)
-        for process in ranks:
-            stream = cast(IO[bytes], process.stdin)
-            stream.write(json.dumps(request).encode() + b"\n")
-            stream.flush()
-        answers = [self._answer(process) for process in ranks]
+        for process in self._guards:
+            cast(IO[str], process.stdin).write(f"{network} {precision}\n")
+        taken = max(map(self._answer, self._guards))
         self._signal(signal.SIGSTOP)
-        return answers
+        return taken
 
     @staticmethod
-    def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        line = cast(IO[bytes], process.stdout).readline()
+    def _answer(process: subprocess.Popen[str]) -> float:
+        line = cast(IO[str], process.stdout).readline()
         if not line:
             raise RuntimeError(f"a rank of the bench ended with {process.wait()}")
-        return cast(dict[str, Any], json.loads(line))
+        return float(line)
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self._pids:
@@ -109,7 +90,7 @@ class Pair:
         """End both ranks."""
         self._signal(signal.SIGCONT)
         for process in self._guards:
-            cast(IO[bytes], process.stdin).close()
+            cast(IO[str], process.stdin).close()
         for process in self._guards:
             process.wait()
 
@@ -117,73 +98,41 @@ class Pair:
 @contextmanager
 def pair(engine: str, folder: Path) -> Iterator[Pair]:
     """Two ranks of `engine`, ready to train."""
-    store_file = folder / f"store-{uuid.uuid4().hex}"
+    store_file = folder / f"store-{engine}"
     with local_environments(NUM_RANKS, store_file, stall_s=STALL_S) as environments:
-        ranks = Pair(engine, environments)
-        try:
+        with closing(Pair(engine, environments)) as ranks:
             yield ranks
-        finally:
-            ranks.close()
 
 
 def figures(bench: Bench) -> Measured:
     """Horovod against DDP and both against ranks that do not talk; bf16 against fp32."""
-    with ExitStack() as open_pairs:
-        pairs = {name: open_pairs.enter_context(pair(name, bench.folder)) for name in ENGINES}
-        measured: Measured = []
-        for network in STEPS:
-            measured += _engine_figures(pairs, network, bench.size(ROUNDS, 1))
-        return measured + _precision_figures(pairs["alone"], bench)
+    rounds = bench.size(ROUNDS, 1)
+    with ExitStack() as stack:
+        pairs = {name: stack.enter_context(pair(name, bench.folder)) for name in ENGINES}
+        engines = [f for network in STEPS for f in _engine_figures(pairs, network, rounds)]
+        return [*engines, _precision_figure(pairs["alone"], rounds)]
 
 
-def _engine_figures(pairs: Mapping[str, Pair], network: str, rounds: int) -> Measured:
-    runs = {
-        name: partial(ranks.seconds, network, "fp32", STEPS[network])
-        for name, ranks in pairs.items()
-    }
+def _engine_figures(pairs: Mapping[str, Pair], network: str, rounds: int) -> Iterator[Figure]:
+    runs = {name: partial(ranks.seconds, network, "fp32") for name, ranks in pairs.items()}
     taken = interleaved(runs, rounds)
     milliseconds = {n: 1000 * statistics.median(t) / STEPS[network] for n, t in taken.items()}
     evidence = ", ".join(f"{name} {value:.0f}" for name, value in milliseconds.items())
-    return [
-        at_least(f"{network}: {name} to {base}, samples/s", ratio, bound, f"ms a step: {evidence}")
-        for name, base, bound in COMPARISONS
-        for ratio in [median_ratio(taken[base], taken[name])]
-    ]
+    for name, base, bound in COMPARISONS:
+        title, ratio = f"{network}: {name} to {base}", median_ratio(taken[base], taken[name])
+        yield at_least(f"{title}, samples/s", ratio, bound, f"ms a step: {evidence}")
 
 
-def _precision_figures(alone: Pair, bench: Bench) -> Measured:
+def _precision_figure(alone: Pair, rounds: int) -> Figure | LeftOut:
     """No speed where the CPU's own products are not faster in bf16: then it does not have it."""
-    products = {
-        precision: float(alone.one_rank(task="products", precision=precision)["seconds"])
-        for precision in ("fp32", "bf16")
-    }
-    gain = products["fp32"] / products["bf16"]
+    title, gain = "bf16 to fp32, samples/s", product_seconds("fp32") / product_seconds("bf16")
     if gain < USEFUL_GAIN:
         reason = f"this CPU's matrix products run at {gain:.2f} of their fp32 speed in bf16"
-        return [LeftOut("bf16 to fp32, samples/s", reason)]
-    runs = {p: partial(alone.seconds, "transformer", p, 2) for p in ("fp32", "bf16")}
-    taken = interleaved(runs, bench.size(ROUNDS, 1))
-    speed = median_ratio(taken["fp32"], taken["bf16"])
+        return LeftOut(title, reason)
+    runs = {p: partial(alone.seconds, "transformer", p) for p in ("fp32", "bf16")}
+    taken = interleaved(runs, rounds)
     evidence = f"transformer; bare matrix products {gain:.2f}"
-    return [at_least("bf16 to fp32, samples/s", speed, 1.5, evidence)]
-
-
-def interleaved(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run in each round, in an order drawn anew for every round."""
-    order, rng = list(runs), random.Random(0)
-    for run in runs.values():
-        run()  # the first time builds
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            taken[name].append(runs[name]())
-    return taken
-
-
-def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median of the rounds' ratios."""
-    return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
+    return at_least(title, median_ratio(taken["fp32"], taken["bf16"]), 1.5, evidence)
 
 
 # The program of a rank.
@@ -221,19 +170,14 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
-            for _ in range(2)
-        )
+        layer = partial(nn.TransformerEncoderLayer, WIDTH, 4, 2 * WIDTH, 0.0, batch_first=True)
+        self.layers = nn.Sequential(layer(), layer())
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits, shape (sequences,), of int64 (sequences, tokens)."""
-        hidden = self.tokens(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        logits: Tensor = self.head(hidden.mean(dim=1)).squeeze(1)
-        return logits
+        logits: Tensor = self.head(self.layers(self.tokens(tokens)).mean(dim=1))
+        return logits.squeeze(1)
 
 
 def transformer(rows: int, seed: int) -> tuple[nn.Module, Batch]:
@@ -265,11 +209,6 @@ class Alone:
         """Nothing to leave."""
 
 
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    """The project's optimizer."""
-    return torch.optim.AdamW([p for _, p in parameters], lr=1e-3, fused=True)
-
-
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     """Binary cross entropy of each row."""
     return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
@@ -277,40 +216,35 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def build(engine: str, network: nn.Module, exchange: Any, precision: str) -> Strategy:
     """The strategy of one engine; `alone` is the default one without anybody to talk to."""
-    config = StrategyConfig.model_validate(
-        {"name": "horovod" if engine == "alone" else engine, "precision": precision}
-    )
-    arguments = (network, row_losses, adamw, torch.device("cpu"))
-    if engine == "alone":
-        return HorovodStrategy(config, exchange, *arguments)
-    return build_strategy(config, exchange, *arguments)
+    name = "horovod" if engine == "alone" else engine
+    config = StrategyConfig.model_validate({"name": name, "precision": precision})
+
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([p for _, p in parameters], lr=1e-3, fused=True)
+
+    make: Callable[..., Strategy] = HorovodStrategy if engine == "alone" else build_strategy
+    return make(config, exchange, network, row_losses, adamw, torch.device("cpu"))
 
 
 def main(engine: str) -> None:
-    """Answer requests until standard input ends."""
+    """Train for a round at each request, until standard input ends."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    exchange: Communicator | Alone = (
-        Alone()
-        if engine == "alone"
-        else join(StrategyConfig.model_validate({"name": engine}), "cpu")
-    )
+    exchange: Communicator | Alone = Alone()
+    if engine != "alone":
+        exchange = join(StrategyConfig.model_validate({"name": engine}), "cpu")
     # After the meeting, as a rank of training does: the library's own thread is not pinned.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    built: dict[tuple[str, str], tuple[Strategy, Batch]] = {}
-    answer({"pid": os.getpid()})
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["task"] == "products":
-            answer({"seconds": product_seconds(request["precision"])})
-            continue
-        name, precision = request["network"], request["precision"]
-        if (name, precision) not in built:
+    built: dict[str, tuple[Strategy, Batch]] = {}
+    print(os.getpid(), flush=True)
+    for request in sys.stdin:
+        name, precision = request.split()
+        if request not in built:
             torch.manual_seed(0)
             network, batch = SUBJECTS[name](ROWS[name], rank)
-            built[name, precision] = (build(engine, network, exchange, precision), batch)
-        answer({"seconds": timed(*built[name, precision], exchange.size, request["steps"])})
+            built[request] = (build(engine, network, exchange, precision), batch)
+        print(timed(*built[request], exchange.size, STEPS[name]), flush=True)
     exchange.shut_down()
 
 
@@ -323,7 +257,8 @@ def timed(strategy: Strategy, batch: Batch, size: int, steps: int) -> float:
 
 
 def product_seconds(precision: str) -> float:
-    """CPU seconds of one matrix product of a layer's size, the best of many."""
+    """CPU seconds of one matrix product of a layer's size, the best of many, on one thread."""
+    torch.set_num_threads(1)
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     rows, weights = torch.ones(1024, 512, dtype=kind), torch.ones(512, 512, dtype=kind)
     taken = []
@@ -332,12 +267,6 @@ def product_seconds(precision: str) -> float:
         functional.linear(rows, weights)
         taken.append(time.process_time() - started)
     return min(taken)
-
-
-def answer(content: dict[str, Any]) -> None:
-    """One line of JSON."""
-    sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
