@@ -50,7 +50,7 @@ COMMANDS = {
         "doctor": ("platform:doctor", "Find what is wrong with the platform, and what to do."),
         "logs": ("platform:logs", "Show the last lines of a service's log."),
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
-        "deploy": ("deploy:deploy", "Write pools, deployments and automations to Prefect."),
+        "deploy": ("platform:deploy", "Write pools, deployments and automations to Prefect."),
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
         "gateway": ("gateway:app", "Run the gateway and set shares of traffic."),
         "keys": ("keys:app", "Create, list and revoke API keys."),

@@ -61,15 +61,10 @@ class PipelineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
-        inner = {
-            "splits.train": self.splits.train,
-            "splits.validation": self.splits.validation,
-            "splits.test": self.splits.test,
-        }
-        for name, window in inner.items():
+        for name, window in self.splits:
             if not self.window.contains(window):
                 raise ValueError(
-                    f"{name} ({window}) reaches outside the window that is refreshed "
+                    f"splits.{name} ({window}) reaches outside the window that is refreshed "
                     f"({self.window}); widen the one or narrow the other"
                 )
         return self

@@ -95,16 +95,8 @@ def announce_refusal(decision: PromotionDecision) -> None:
     ref, before = decision.candidate, decision.previous_champion
     if not closed or before == ref.version:
         return
-    emit_event(
-        "falaj.promotion.refused",
-        resource=model_labels(ref.name),
-        payload={
-            "model": ref.name,
-            "version": ref.version,
-            "champion": before,
-            "closed": [{"gate": gate.name, "evidence": gate.evidence} for gate in closed],
-        },
-    )
+    gates = [{"gate": gate.name, "evidence": gate.evidence} for gate in closed]
+    _announce("refused", decision, champion=before, closed=gates)
 
 
 class ApprovalForm(RunInput):
@@ -226,43 +218,23 @@ def _was_suspended() -> bool:
 def _before_waiting(asked: OpenQuestion) -> None:
     decision, approval = asked.decision, asked.decision.approval
     assert approval is not None
-    ref, run_id = decision.candidate, str(runtime.flow_run.id)
-    started = time.monotonic()
-    _start(
-        EXPIRY,
-        {**_subject_values(decision), "question": asked.digest, "waiting_run": run_id},
-        key=_expiry_key(),
-        scheduled=approval.deadline,
-    )
-    emit_event(
-        "falaj.promotion.waiting",
-        resource=model_labels(ref.name),
-        payload={
-            **_subject_values(decision),
-            "summary": f"{len(decision.gates)} of {len(decision.gates)} gates are open.",
-            "deadline": f"{approval.deadline:%Y-%m-%d %H:%M} UTC",
-        },
-    )
+    question = {"question": asked.digest, "waiting_run": str(runtime.flow_run.id)}
+    started, parameters = time.monotonic(), _subject_values(decision) | question
+    _start(EXPIRY, parameters, key=_expiry_key(), scheduled=approval.deadline)
+    summary = f"{len(decision.gates)} of {len(decision.gates)} gates are open."
+    deadline = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
+    _announce("waiting", decision, summary=summary, deadline=deadline)
     time.sleep(max(0.0, SETTLE_S - (time.monotonic() - started)))
 
 
 def announce_answer(decision: PromotionDecision) -> None:
     """Emit the event of a rejection, by a person or because the time was over."""
-    approval, ref = decision.approval, decision.candidate
+    approval = decision.approval
     get_run_logger().info("%s", outcome(decision))
-    if approval is None or approval.state not in ("rejected", "timed_out"):
-        return
-    emit_event(
-        "falaj.promotion.rejected",
-        resource=model_labels(ref.name),
-        payload={
-            **_subject_values(decision),
-            "approver": approval.approver,
-            "comment": approval.comment,
-            "reason": approval.state,
-            "champion": decision.previous_champion,
-        },
-    )
+    if approval is not None and approval.state in ("rejected", "timed_out"):
+        said = {"approver": approval.approver, "comment": approval.comment}
+        champion = decision.previous_champion
+        _announce("rejected", decision, **said, reason=approval.state, champion=champion)
 
 
 def call_off_expiry() -> None:
@@ -353,9 +325,12 @@ def wait_until_suspended(client: SyncPrefectClient, run_id: UUID) -> None:
     )
 
 
-def model_labels(model: str) -> dict[str, str]:
-    """Resource of an event about a model."""
-    return {"prefect.resource.id": f"falaj.model.{model}", "prefect.resource.name": model}
+def _announce(what: str, decision: PromotionDecision, **facts: Any) -> None:
+    """Emit an event about a candidate; its resource is the model."""
+    model = decision.candidate.name
+    labels = {"prefect.resource.id": f"falaj.model.{model}", "prefect.resource.name": model}
+    payload = _subject_values(decision) | facts
+    emit_event(f"falaj.promotion.{what}", resource=labels, payload=payload)
 
 
 def _moment_of_answer() -> datetime:

@@ -18,6 +18,7 @@ from flows.config import PipelineConfig
 from flows.stages import FOUND, found_but_not_retried
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.clock import ClockConfig
+from tasks.contracts.release import ChampionState
 from tasks.features.task import record_act
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import Settings
@@ -180,15 +181,16 @@ class RegistryChampions:
 
     def champion(self, model: str) -> str | None:
         """Number of the champion; None where there is none."""
-        location = RegistryLocation.of(self.settings)
-        standing = find_champion_state(model, location, datetime.now(UTC))
-        return None if standing is None else str(standing.version.version)
+        found = self._state(model)
+        return None if found is None else str(found.version.version)
 
     def was_restored(self, model: str) -> bool:
         """Whether a roll back made the champion what it is."""
-        location = RegistryLocation.of(self.settings)
-        standing = find_champion_state(model, location, datetime.now(UTC))
-        return standing is not None and standing.promoted_at is None
+        found = self._state(model)
+        return found is not None and found.promoted_at is None
+
+    def _state(self, model: str) -> ChampionState | None:
+        return find_champion_state(model, RegistryLocation.of(self.settings), datetime.now(UTC))
 
     def take_back(self, release: Release, reason: str) -> str:
         """Point the alias at the champion before, under the release's id: once."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tasks.contracts.base import Contract, TimeWindow, field_title
+from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import (
     DataSplits,
     MaterializedView,
@@ -86,18 +86,6 @@ def test_values_of_an_earlier_release_are_still_read() -> None:
     assert MaterializedView.model_validate(view).table is None
     names = {"files": artifact, "model": "m", "models": ["m"]}
     assert TritonRepository.model_validate({**names, "schema_of": "an earlier"}).model == "m"
-
-
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("timeout_h", "Timeout, hours"),
-        ("min_auc_drop", "Min AUC drop"),
-        ("s", "S"),
-    ],
-)
-def test_a_field_is_labelled_in_words_with_its_unit(name: str, title: str) -> None:
-    assert field_title(name, None) == title
 
 
 @pytest.mark.parametrize("of", [BuiltVariant, ModelVariant, EvaluationReport])

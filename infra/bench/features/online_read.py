@@ -165,7 +165,11 @@ def _measure(
         call()
         return 1000 * (time.perf_counter() - started)
 
-    reads = (partial(reader.read, entities), partial(raw.read, keys), through_feast)
+    reads: tuple[Callable[[], Any], ...] = (
+        partial(reader.read, entities),
+        partial(raw.read, keys),
+        through_feast,
+    )
     timed = {name: partial(milliseconds, each) for name, each in zip(WAYS, reads, strict=True)}
     times = interleaved(timed, num_rounds)
     ours, by_hand, feast = (statistics.median(times[name]) for name in WAYS)

@@ -114,8 +114,8 @@ def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | Non
         **{"debug": False, "use_structured_logging": False},
     }
     (folder / "settings.json").write_text(json.dumps(settings))
-    served = {"name": MODEL, "implementation": "peers.OnnxRuntime"}
-    served["parameters"] = {"uri": str(model)}
+    named = {"name": MODEL, "implementation": "peers.OnnxRuntime"}
+    served = {**named, "parameters": {"uri": str(model)}}
     (folder / "model-settings.json").write_text(json.dumps(served))
     return [str(python.parent / "mlserver"), "start", "."]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import requests
 
-from falaj.feature_server import feature_server
+from falaj.features import feature_server
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError

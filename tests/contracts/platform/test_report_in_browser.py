@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import base64
-import html
-import json
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,141 +19,62 @@ from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.reporting.files import write_report
 from tasks.reporting.task import publish_report
 from tests.support.reporting.run_records import hostile_record, run_record
+from tests.support.services.browser import Page, browser, needs_browser
 
 pytestmark = pytest.mark.slow
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed"
-)
 SECTIONS = ("result", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance")  # fmt: skip
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--enable-logging=stderr",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing leaves the machine, not even by mistake
-)  # fmt: skip
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+HIDDEN = "[...document.querySelectorAll('.card')].filter(c => c.offsetHeight <= 20).length"
+LINEAGE = "getComputedStyle(document.querySelector('.origins')).display"
+COLOURS = "['backgroundColor', 'color'].map(name => getComputedStyle(document.body)[name])"
 
 
-@dataclass(frozen=True)
-class Visit:
-    """What a browser made of a page."""
-
-    dom: str
-    console: list[str]
-    requests: set[str]
-    """Addresses outside the file that the page itself asked for."""
+def show(page: Page, record: RunRecord, store: ArtifactStore, folder: Path) -> str:
+    """Open the record's report; what was written."""
+    file = write_report(record, store, folder).latest_path
+    page.open(file.as_uri())
+    page.wait("location.protocol === 'file:' && document.readyState === 'complete'", "the report")
+    return file.read_text(encoding="utf-8")
 
 
-def visit(page: Path, scratch: Path, *flags: str) -> Visit:
-    """Open a local page, without network, and come back with what happened."""
-    assert BROWSER is not None
-    log = scratch / "net.json"
-    command = [BROWSER, *FLAGS, f"--user-data-dir={scratch / 'profile'}", f"--log-net-log={log}",
-               *flags, "--dump-dom", page.as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
-    # The browser's own attempts (updates, time) carry the initiator "not an origin".
-    events = [e.get("params", {}) for e in json.loads(log.read_text())["events"]]
-    asked = {e["url"] for e in events if e.get("initiator") == "null" and "url" in e}
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Visit(done.stdout, console, {url for url in asked if not url.startswith("file:")})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "state" / "artifacts")
-
-
-@needs_browser
-@pytest.mark.parametrize("make", [run_record, hostile_record])
-def test_the_page_opens_without_complaint_and_asks_for_nothing(
-    tmp_path: Path, store: ArtifactStore, make: object
-) -> None:
-    assert callable(make)
-    record = make(store)
-    seen = visit(write_report(record, store, tmp_path / "reports").latest_path, tmp_path)
-    assert seen.console == []
-    assert seen.requests == set()
-    for section in SECTIONS:
-        assert f'<section id="{section}"' in seen.dom
-    written = (tmp_path / "reports" / "latest" / "report.html").read_text(encoding="utf-8")
-    assert seen.dom.count("<svg") == written.count("<svg") > 5
-    assert "<script" not in seen.dom
-    assert html.escape(record.question, quote=False).replace("\x00", "\ufffd") in seen.dom
-
-
-@needs_browser
-def test_the_check_itself_sees_errors_and_outside_requests(tmp_path: Path) -> None:
-    page = tmp_path / "bad.html"
-    page.write_text('<img src="http://127.0.0.1:9/x.png"><script>missing()</script>')
-    seen = visit(page, tmp_path)
-    assert seen.requests == {"http://127.0.0.1:9/x.png"}
-    assert any("missing is not defined" in line for line in seen.console)
-
-
-MEASURE = """<!doctype html><body><script>
-const frame = document.createElement("iframe");
-frame.style = "border:0;height:2000px;width:" + WIDTH + "px";
-frame.onload = () => {
-  const page = frame.contentDocument, shown = (e) => !!e && e.getBoundingClientRect().height > 20;
-  const style = frame.contentWindow.getComputedStyle(page.body);
-  document.title = JSON.stringify({
-    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
-    hidden: [...page.querySelectorAll(".card")].filter((c) => !shown(c)).length,
-    lineage: frame.contentWindow.getComputedStyle(page.querySelector(".origins")).display,
-    ground: style.backgroundColor, ink: style.color,
-  });
-};
-frame.srcdoc = PAGE;
-document.body.append(frame);
-</script>"""
-
-
-def measured(page: Path, scratch: Path, width: int, *flags: str) -> dict[str, object]:
-    """Layout of the page in a frame of `width` pixels."""
-    text = json.dumps(page.read_text(encoding="utf-8")).replace("</", "<\\/")
-    probe = scratch / f"probe-{width}.html"
-    program = MEASURE.replace("WIDTH", str(width)).replace("PAGE", text)
-    probe.write_text(program, encoding="utf-8")
-    dom = visit(probe, scratch, "--virtual-time-budget=10000", *flags).dom
-    title = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
-    assert title, dom[:2000]
-    found = json.loads(html.unescape(title[1]))
-    assert isinstance(found, dict)
-    return found
-
-
-def brightness(colour: object) -> float:
+def brightness(colour: str) -> float:
     """Mean of red, green and blue of a computed colour, 0 to 1."""
-    channels = [int(c) for c in re.findall(r"\d+", str(colour))[:3]]
-    return sum(channels) / 765
+    return sum(int(c) for c in re.findall(r"\d+", colour)[:3]) / 765
 
 
 @needs_browser
 @pytest.mark.parametrize("make", [run_record, hostile_record])
-def test_a_telephone_shows_everything_and_only_tables_and_charts_scroll(
-    tmp_path: Path, store: ArtifactStore, make: object
+def test_the_page_opens_without_complaint_asks_for_nothing_and_fits_a_telephone(
+    tmp_path: Path, make: Callable[[ArtifactStore], RunRecord]
 ) -> None:
-    assert callable(make)
-    page = write_report(make(store), store, tmp_path / "reports").page_path
-    found = measured(page, tmp_path, 400)
-    assert found["overflow"] == 0
-    assert found["hidden"] == 0
-    assert found["lineage"] == "block"
+    store = ArtifactStore(tmp_path / "state" / "artifacts")
+    record = make(store)
+    with browser(tmp_path) as page:
+        written = show(page, record, store, tmp_path / "reports")
+        assert page.console == []
+        assert page.value("performance.getEntriesByType('resource').map(e => e.name)") == []
+        shown = page.value("[...document.querySelectorAll('section')].map(s => s.id)")
+        assert set(SECTIONS) <= set(shown)
+        assert page.value("document.querySelectorAll('svg').length") == written.count("<svg") > 5
+        assert page.value("document.scripts.length") == 0
+        assert record.question.replace("\x00", "\ufffd") in page.value("document.body.textContent")
+        page.set_size(400, 2000)
+        found = [page.value(each) for each in (OVERFLOW, HIDDEN, LINEAGE)]
+    assert found == [0, 0, "block"]  # only tables and charts scroll
 
 
 @needs_browser
-def test_a_wide_dark_screen_gets_light_words_on_a_dark_ground(
-    tmp_path: Path, store: ArtifactStore
-) -> None:
-    page = write_report(run_record(store), store, tmp_path / "reports").page_path
-    light = measured(page, tmp_path, 1280)
-    dark = measured(page, tmp_path, 1280, "--blink-settings=preferredColorScheme=0")
-    assert light["lineage"] == dark["lineage"] == "flex"
-    assert brightness(light["ground"]) > 0.9 > 0.3 > brightness(light["ink"])
-    assert brightness(dark["ground"]) < 0.15 < 0.8 < brightness(dark["ink"])
+def test_a_wide_dark_screen_gets_light_words_on_a_dark_ground(tmp_path: Path) -> None:
+    store, found = ArtifactStore(tmp_path / "state" / "artifacts"), {}
+    with browser(tmp_path, width=1280) as page:
+        for scheme in ("light", "dark"):
+            page.prefer(scheme)
+            show(page, run_record(store), store, tmp_path / "reports")
+            assert page.value(LINEAGE) == "flex"
+            found[scheme] = [brightness(colour) for colour in page.value(COLOURS)]
+    assert found["light"][0] > 0.9 > 0.3 > found["light"][1]
+    assert found["dark"][0] < 0.15 < 0.8 < found["dark"][1]
 
 
 @pytest.fixture(scope="module")

@@ -82,18 +82,6 @@ def make(
     )
 
 
-def test_make_alone_lists_every_command(checkout: Checkout, tools: Path) -> None:
-    done = make(checkout, tools)
-    listed = {line.split()[1] for line in done.stdout.splitlines()}
-    tests = "test test-slow tools drills mutants test-cluster"
-    aside = "test-triton test-serving-clients"
-    platform = "serve gateway up down status doctor"
-    assert listed == set(
-        f"help setup run {platform} {tests} {aside} bench lint format lock clean".split()
-    )
-    assert done.returncode == 0
-
-
 def test_a_finished_environment_is_not_touched(checkout: Checkout, tools: Path) -> None:
     finish(checkout)
     before = sorted(checkout.venv.rglob("*"))

@@ -26,7 +26,6 @@ from infra.provision.machine import (
     Progress,
     SetupError,
     Step,
-    cache_folder,
     caller_environment,
     child_environment,
     find_compiler,
@@ -34,7 +33,7 @@ from infra.provision.machine import (
     package_sources,
     require_machine,
 )
-from infra.setup import Installer, install_weights, main, pytorch_note
+from infra.setup import Installer, install_weights, main
 
 PYPROJECT = '[project]\nname = "falaj"\n[tool.ruff]\nline-length = 100\n'
 DECIDING = (
@@ -276,15 +275,6 @@ def test_pip_and_uv_are_told_the_same_places() -> None:
     assert (seen["PIP_CONFIG_FILE"], seen["UV_NO_CONFIG"]) == ("/dev/null", "1")
 
 
-@pytest.mark.parametrize("named", ["", "relative/cache"])
-def test_the_cache_is_under_home_when_none_is_named(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", named)
-    assert cache_folder() == tmp_path / ".cache" / "falaj"
-
-
 # Horovod's wheel
 
 
@@ -368,18 +358,6 @@ def failing(error: Exception) -> Callable[[], str]:
     return answer
 
 
-def test_uv_is_told_of_every_place_and_builds_with_pinned_tools_only(installer: Installer) -> None:
-    arguments = installer.hashed(["six==1 \\\n    --hash=sha256:aa", "toml==2"])
-    assert arguments[:2] == ["--require-hashes", "--no-deps"]
-    assert Path(arguments[-1]).read_text() == "six==1 \\\n    --hash=sha256:aa\ntoml==2\n"
-    installer.install("installing", arguments)
-    (line,) = Recorder.asked
-    assert line[:3] == ["uv", "pip", "install"]
-    assert line[line.index("--python") + 1] == "python"
-    assert line[line.index("--find-links") + 1] == "/srv/wheels"
-    assert "--no-build-isolation" in line
-
-
 def test_an_environment_that_was_not_finished_gets_no_stamp(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,9 +413,3 @@ def test_failures_that_a_person_can_cure_say_how(
     monkeypatch.setattr(Recorder, "answer", lambda: "[X] PyTorch\n[ ] Gloo\n")
     with pytest.raises(SetupError, match=r"cannot use Gloo.*Delete /cache/key to have it built"):
         setup.check_horovod(checkout, installer.commands, Path("/cache/key/horovod.whl"))
-
-
-def test_the_big_download_of_pytorch_is_announced(tmp_path: Path) -> None:
-    assert "with CUDA" in pytorch_note("torch==2.13.0", [str(tmp_path)])
-    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
-    assert pytorch_note("torch==2.13.0", [str(tmp_path)]) == ""
