@@ -63,20 +63,13 @@ def figures(bench: Bench) -> Measured:
     every = [day.start for day in _days(config.window)]
     later = [day for day in every if day >= after]
     num_judged = sum(judged for _, judged in results)
+    seconds = f"{num_judged:,} judgements, {time.monotonic() - started:.0f} s"
+    counted = f"{len(alarms)} of {len(every)} days, {seconds}"
+    share, share_later = len(alarms) / len(every), len(alarms & set(later)) / max(len(later), 1)
+    days = f"of {len(later)} days"
     return [
-        at_most(
-            "daily windows with a false alarm, share",
-            len(alarms) / len(every),
-            0.01,
-            f"{len(alarms)} of {len(every)} days, {num_judged:,} judgements, "
-            f"{time.monotonic() - started:.0f} s",
-        ),
-        at_most(
-            "the same after the baseline window, share",
-            len(alarms & set(later)) / max(len(later), 1),
-            0.01,
-            f"of {len(later)} days",
-        ),
+        at_most("daily windows with a false alarm, share", share, 0.01, counted),
+        at_most("the same after the baseline window, share", share_later, 0.01, days),
     ]
 
 

@@ -174,19 +174,12 @@ def _measure(
     times = interleaved(timed, num_rounds)
     ours, by_hand, feast = (statistics.median(times[name]) for name in WAYS)
     count = len(next(iter(entities.values())))
+    beside = f"{ours:.2f} ms; Feast's SDK {feast / by_hand:.1f}"
+    differing = _differing(reader, through_feast().to_dict(), entities)
+    features = f"{len(reader.plan.features)} features"
     return [
-        at_most(
-            f"online read of {count} to raw HMGET, p50",
-            ours / by_hand,
-            3,
-            f"{ours:.2f} ms; Feast's SDK {feast / by_hand:.1f}",
-        ),
-        at_most(
-            f"values of {count} that differ from Feast's",
-            _differing(reader, through_feast().to_dict(), entities),
-            0,
-            f"{len(reader.plan.features)} features",
-        ),
+        at_most(f"online read of {count} to raw HMGET, p50", ours / by_hand, 3, beside),
+        at_most(f"values of {count} that differ from Feast's", differing, 0, features),
     ]
 
 

@@ -44,7 +44,7 @@ TIMES = 10
 """How much longer the long entity frame is."""
 MEMORY_LIMIT_MB = 2000
 """DuckDB's limit in the run on the long frame."""
-MEMORY_CAP_BYTES = 3 * 2**30
+MEMORY_CAP_GIB = 3
 """What the whole process may hold in that run."""
 
 
@@ -75,32 +75,18 @@ def figures(bench: Bench) -> Measured:
     plugin = folder / "plugin.parquet"
     differing = sum(_differing(plugin, folder / f"{k}.parquet") for k in ("bare", "stock"))
     streamed = run("streamed", long, MEMORY_LIMIT_MB)
+    sizes = [f"{cost.peak_bytes / 2**20:.0f} MiB" for cost in (ours, bare)]
+    beside = f"{ours.cpu_s:.1f} s to {bare.cpu_s:.1f} s, {ours.num_rows:,} rows"
+    written = f"{streamed.num_rows:,} rows to Parquet, DuckDB limited to {MEMORY_LIMIT_MB} MB"
+    cpu, memory = ours.cpu_s / bare.cpu_s, ours.peak_bytes / bare.peak_bytes
+    faster, peak = stock.cpu_s / ours.cpu_s, streamed.peak_bytes / 2**30
+    theirs = f"{stock.cpu_s:.1f} s to {ours.cpu_s:.1f} s"
     return [
-        at_most(
-            "retrieval by Feast to bare polars, CPU",
-            ours.cpu_s / bare.cpu_s,
-            1.5,
-            f"{ours.cpu_s:.1f} s to {bare.cpu_s:.1f} s, {ours.num_rows:,} rows",
-        ),
-        at_most(
-            "the same, memory",
-            ours.peak_bytes / bare.peak_bytes,
-            2,
-            f"{ours.peak_bytes / 2**20:.0f} MiB to {bare.peak_bytes / 2**20:.0f} MiB",
-        ),
-        at_least(
-            "Feast's DuckDB store to the plug-in, CPU",
-            stock.cpu_s / ours.cpu_s,
-            8,
-            f"{stock.cpu_s:.1f} s to {ours.cpu_s:.1f} s",
-        ),
+        at_most("retrieval by Feast to bare polars, CPU", cpu, 1.5, beside),
+        at_most("the same, memory", memory, 2, " to ".join(sizes)),
+        at_least("Feast's DuckDB store to the plug-in, CPU", faster, 8, theirs),
         at_most("rows that differ among the three", float(differing), 0, "all columns"),
-        at_most(
-            f"peak memory of {TIMES} times the rows, GiB",
-            streamed.peak_bytes / 2**30,
-            MEMORY_CAP_BYTES / 2**30,
-            f"{streamed.num_rows:,} rows to Parquet, DuckDB limited to {MEMORY_LIMIT_MB} MB",
-        ),
+        at_most(f"peak memory of {TIMES} times the rows, GiB", peak, MEMORY_CAP_GIB, written),
     ]
 
 

@@ -60,19 +60,11 @@ def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
     after, seconds = _cpu_by_name(members), time.monotonic() - begun
     percents = {name: 100 * (after[name] - before[name]) / seconds for name in after}
     sizes = {_name(member): member.memory_full_info().pss / 1e6 for member in members}
+    taken = f"over {seconds:.0f} s: {_largest(percents, '.1f')}; {_load()}"
+    held, gigabytes = f"MB: {_largest(sizes, '.0f')}", sum(sizes.values()) / 1e3
     return [
-        at_most(
-            "platform idle, % of a core",
-            sum(percents.values()),
-            IDLE_BOUND_PERCENT,
-            f"over {seconds:.0f} s: {_largest(percents, '.1f')}; {_load()}",
-        ),
-        at_most(
-            "platform idle, GB",
-            sum(sizes.values()) / 1e3,
-            IDLE_BOUND_GB,
-            f"MB: {_largest(sizes, '.0f')}",
-        ),
+        at_most("platform idle, % of a core", sum(percents.values()), IDLE_BOUND_PERCENT, taken),
+        at_most("platform idle, GB", gigabytes, IDLE_BOUND_GB, held),
     ]
 
 

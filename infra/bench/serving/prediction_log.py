@@ -35,25 +35,13 @@ def figures(bench: Bench) -> Measured:
     measured: Measured = []
     for calls, bound in ((64, 6.0), (1, 15.0)):
         loop_us, whole_us = cost_us(calls, bench.size(REQUESTS, 1_000), bench.size(ROUNDS, 1))
-        measured.append(
-            at_most(
-                f"CPU us of a logged request, {calls} at once",
-                whole_us,
-                bound,
-                f"of them {loop_us:.2f} us on the event loop; {CATEGORIES + NUMBERS} columns",
-            )
-        )
+        evidence = f"of them {loop_us:.2f} us on the event loop; {CATEGORIES + NUMBERS} columns"
+        name = f"CPU us of a logged request, {calls} at once"
+        measured.append(at_most(name, whole_us, bound, evidence))
     num_rows = bench.size(BURST_ROWS, 20_000)
-    dropped, unaccounted = burst(num_rows)
-    measured.append(
-        at_most(
-            "served rows neither logged nor counted",
-            unaccounted,
-            0,
-            f"{num_rows:,} rows as fast as they can be offered, {dropped:,} dropped and counted",
-        )
-    )
-    return measured
+    dropped, lost = burst(num_rows)
+    rows = f"{num_rows:,} rows as fast as they can be offered, {dropped:,} dropped and counted"
+    return [*measured, at_most("served rows neither logged nor counted", lost, 0, rows)]
 
 
 def cost_us(calls: int, num_requests: int, rounds: int) -> tuple[float, float]:

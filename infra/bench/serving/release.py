@@ -74,14 +74,8 @@ def _alike(num_alike: int) -> Measured:
         for name, share in zip(("AUC", "scores", "errors", "latency"), shares, strict=True)
     )
     rate = float(reasons.any(axis=0).mean())
-    return [
-        at_most(
-            "alike versions rolled back at any look",
-            rate,
-            0.05,
-            f"{num_alike:,} releases, {NUM_LABELS:,} labels, nothing tolerated; {evidence}",
-        )
-    ]
+    releases = f"{num_alike:,} releases, {NUM_LABELS:,} labels, nothing tolerated; {evidence}"
+    return [at_most("alike versions rolled back at any look", rate, 0.05, releases)]
 
 
 def _worse(num_worse: int) -> Measured:
@@ -89,14 +83,10 @@ def _worse(num_worse: int) -> Measured:
     measured: Measured = []
     for correlation in CORRELATIONS:
         acted, median = _share_acted(rng, correlation, num_worse)
-        measured.append(
-            at_least(
-                f"3 % worse AUC found, mirrored, correlated {correlation:g}",
-                acted,
-                0.95,
-                f"{num_worse:,} releases, before {NUM_LABELS:,} labels; half of them by {median:,}",
-            )
-        )
+        name = f"3 % worse AUC found, mirrored, correlated {correlation:g}"
+        releases = f"{num_worse:,} releases, before {NUM_LABELS:,} labels"
+        evidence = f"{releases}; half of them by {median:,}"
+        measured.append(at_least(name, acted, 0.95, evidence))
     acted, median = _share_acted(rng, 0.5, num_worse)
     measured.append(reported("the same, correlated 0.5", acted, f"half of them by {median:,}"))
     acted = _share_acted_split(rng, num_worse)

@@ -7,17 +7,26 @@ alone against a plain write and flush of as many bytes.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from infra.bench.figures import Figure, Measured, at_least, at_most
+from infra.bench.figures import (
+    Figure,
+    Measured,
+    at_least,
+    at_most,
+    interleaved,
+    median_ratio,
+)
 from infra.bench.parts import Bench
 from tasks.training.checkpoints.location import Location
 from tasks.training.checkpoints.store import CheckpointStore
@@ -68,66 +77,55 @@ def _training_figures(bench: Bench) -> Measured:
     training, folder = Training(), bench.folder
     step_s = min(_seconds(lambda: training.steps(1)) for _ in range(20))
     steps = max(1, round(bench.size(STRETCH_S, 0.1) / step_s))
-    taken: dict[str, list[tuple[float, float]]] = {"none": [], "beside": [], "waited for": []}
+    numbers = itertools.count(1)
+
+    def stretch(writer: CheckpointWriter | None) -> tuple[float, float]:
+        """Save, then train for a while: seconds of all, and those in which training stood still."""
+        started = time.perf_counter()
+        if writer:
+            writer.save(next(numbers), 0, training.state())
+        still_s = time.perf_counter() - started
+        training.steps(steps)
+        return time.perf_counter() - started, still_s
+
     with (
         CheckpointWriter(_store(folder / "a"), 60, asynchronous=True) as beside,
         CheckpointWriter(_store(folder / "b"), 60) as waiting,
     ):
         writers = {"none": None, "beside": beside, "waited for": waiting}
-        for number in range(bench.size(ROUNDS, 1) + 1):
-            for name, writer in writers.items():
-                stretch = _stretch(training, steps, writer, number)
-                if number:  # the first round touches memory and files for the first time
-                    taken[name].append(stretch)
+        ways = {name: partial(stretch, writer) for name, writer in writers.items()}
+        taken = interleaved(ways, bench.size(ROUNDS, 1))
     # The best of each: what other programs take on a shared machine only ever adds.
     best = {name: min(total for total, _ in stretches) for name, stretches in taken.items()}
     still = {name: min(still for _, still in stretches) for name, stretches in taken.items()}
     shares = {name: best[name] / best["none"] - 1 for name in ("beside", "waited for")}
+    waited = f"every {best['none']:.1f} s; waited for {shares['waited for']:.3f}"
+    stood = f"{still['beside'] * 1e3:.0f} ms to {still['waited for'] * 1e3:.0f} ms"
+    ratio = still["beside"] / still["waited for"]
     return [
-        at_most(
-            "a checkpoint beside training, share of time",
-            shares["beside"],
-            0.1,
-            f"every {best['none']:.1f} s; waited for {shares['waited for']:.3f}",
-        ),
-        at_most(
-            "training stands still, beside to waited for",
-            still["beside"] / still["waited for"],
-            0.5,
-            f"{still['beside'] * 1e3:.0f} ms to {still['waited for'] * 1e3:.0f} ms",
-        ),
+        at_most("a checkpoint beside training, share of time", shares["beside"], 0.1, waited),
+        at_most("training stands still, beside to waited for", ratio, 0.5, stood),
     ]
-
-
-def _stretch(
-    training: Training, steps: int, writer: CheckpointWriter | None, number: int
-) -> tuple[float, float]:
-    """Save, then train for a while: seconds of all, and those in which training stood still."""
-    started = time.perf_counter()
-    if writer:
-        writer.save(number + 1, 0, training.state())
-    still_s = time.perf_counter() - started
-    training.steps(steps)
-    return time.perf_counter() - started, still_s
 
 
 def _write_figure(bench: Bench) -> Figure:
     """A checkpoint against the same bytes, written plainly."""
     folder, num_bytes = bench.folder, bench.size(WRITE_BYTES, 8 << 20)
     weights = torch.randn(num_bytes // 4)
-    store, ratios, rates = _store(folder / "c"), [], []
-    for number in range(bench.size(WRITE_ROUNDS, 2)):
-        plain_s = _seconds(lambda: _write_plainly(folder / "plain", weights))
-        ours_s = _seconds(lambda number=number: store.save(number, 0, {"w": weights}))  # type: ignore[misc]
-        ratios.append(plain_s / ours_s)
-        rates.append(num_bytes / ours_s / 1e6)
+    store, numbers = _store(folder / "c"), itertools.count()
+
+    def save_s() -> float:
         store.prune(1)
-    return at_least(
-        "checkpoint bytes/s to a plain write and flush",
-        statistics.median(ratios),
-        0.5,
-        f"{statistics.median(rates):,.0f} MB/s with SHA-256, {num_bytes >> 20} MiB",
-    )
+        return _seconds(lambda: store.save(next(numbers), 0, {"w": weights}))
+
+    def plain_s() -> float:
+        return _seconds(lambda: _write_plainly(folder / "plain", weights))
+
+    taken = interleaved({"ours": save_s, "plain": plain_s}, bench.size(WRITE_ROUNDS, 2))
+    rate = num_bytes / statistics.median(taken["ours"]) / 1e6
+    evidence = f"{rate:,.0f} MB/s with SHA-256, {num_bytes >> 20} MiB"
+    ratio = median_ratio(taken["plain"], taken["ours"])
+    return at_least("checkpoint bytes/s to a plain write and flush", ratio, 0.5, evidence)
 
 
 def _write_plainly(path: Path, weights: Tensor) -> None:

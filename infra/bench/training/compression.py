@@ -48,23 +48,14 @@ def figures(bench: Bench) -> Measured:
     for way, (changes, bound) in WAYS.items():
         models = trained(changes)
         sent, mean = _sent_bytes(models[0]), fmean(map(_auc, models))
-        measured.append(
-            at_most(
-                f"bytes with {way}, to fp32",
-                sent / _sent_bytes(plain[0]),
-                bound,
-                f"{sent / 1024:,.1f} KiB a rank and step",
-            )
-        )
-        measured.append(
-            at_most(
-                f"AUC lost to {way}, seed spreads",
-                (fmean(plain_aucs) - mean) / spread,
-                MAX_AUC_LOST,
-                f"mean {mean:.4f}, fp32's {fmean(plain_aucs):.4f}, {len(seeds)} seeds that are "
-                f"{spread:.4f} apart",
-            )
-        )
+        share, kib = sent / _sent_bytes(plain[0]), f"{sent / 1024:,.1f} KiB a rank and step"
+        lost = (fmean(plain_aucs) - mean) / spread
+        means = f"mean {mean:.4f}, fp32's {fmean(plain_aucs):.4f}"
+        apart = f"{means}, {len(seeds)} seeds that are {spread:.4f} apart"
+        measured += [
+            at_most(f"bytes with {way}, to fp32", share, bound, kib),
+            at_most(f"AUC lost to {way}, seed spreads", lost, MAX_AUC_LOST, apart),
+        ]
     return measured
 
 

@@ -35,15 +35,13 @@ def figures(bench: Bench) -> Measured:
         folder = bench.folder / str(number)
         _seconds_of("-m", "infra.bench.training.launch", str(folder))
         forked.append(float((folder / "seconds").read_text()))
-    return [
-        at_most(
-            "first epoch, forked ranks, s beyond importing",
-            min(forked) - min(importing),
-            BOUND_S,
-            f"{min(forked):.2f} s ({min(forked) / min(importing):.1f} imports); importing PyTorch "
-            f"takes {min(importing):.2f} s, best of {rounds}",
-        )
-    ]
+    epoch_s, import_s = min(forked), min(importing)
+    evidence = (
+        f"{epoch_s:.2f} s ({epoch_s / import_s:.1f} imports); importing PyTorch takes "
+        f"{import_s:.2f} s, best of {rounds}"
+    )
+    name = "first epoch, forked ranks, s beyond importing"
+    return [at_most(name, epoch_s - import_s, BOUND_S, evidence)]
 
 
 def _seconds_of(*arguments: str) -> float:

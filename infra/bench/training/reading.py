@@ -57,14 +57,10 @@ def figures(bench: Bench) -> Measured:
     )
     peak = max(rank.peak_memory_bytes for rank in ranks)
     speed = model.epochs[0].rows_per_s
+    on_disk = f"the Parquet file takes {copies.data.num_bytes / 1e9:.2f}"
     return [
         at_most("ranks wait for rows, share of steps", waited, 0.1, f"{speed:,.0f} rows/s"),
-        at_most(
-            "resident memory of a rank, GB",
-            peak / 1e9,
-            1.5,
-            f"the Parquet file takes {copies.data.num_bytes / 1e9:.2f}",
-        ),
+        at_most("resident memory of a rank, GB", peak / 1e9, 1.5, on_disk),
     ]
 
 

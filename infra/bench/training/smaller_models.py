@@ -13,20 +13,19 @@ from functools import partial
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
+from infra.bench.conversion.variants import build_all
 from infra.bench.figures import Figure, LeftOut, Measured, at_least
 from infra.bench.parts import Bench
 from infra.bench.training.trainings import Trainings
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import SnapshotRows, tabular_signature
 from tasks.contracts.evaluation import StudentReport
-from tasks.contracts.release import BuiltVariant, CompressionParent, RegisteredProgram
+from tasks.contracts.release import CompressionParent, RegisteredProgram
 from tasks.contracts.training import CompressedModel, DistillationTargets, TrainedModel
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import read_rows
 from tasks.conversion.measure import time_interleaved
-from tasks.conversion.targets.catalog import with_sources
 from tasks.conversion.targets.interface import LoadedModel, Runtime, load_files
-from tasks.conversion.variants import build_variant
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_networks, score_window
 from tasks.training.compression.config import CompressionConfig
@@ -155,16 +154,13 @@ def _loaded(
 ) -> tuple[dict[str, LoadedModel], dict[str, str]]:
     """Variants that this host computes, and why it does not compute the others."""
     rows = SnapshotRows(dataset=trainings.dataset, splits=trainings.splits)
-    built: dict[str, BuiltVariant] = {}
     loaded: dict[str, LoadedModel] = {}
     left_out: dict[str, str] = {}
-    for target in with_sources(FORMATS):
-        sources = tuple(built[name] for name in target.made_from)
-        made = build_variant(target, program, sources, rows, ConversionConfig(), trainings.store)
-        built[target.name] = made
+    built = build_all(FORMATS, program, rows, ConversionConfig(), trainings.store)
+    for name, made in built.items():
         if made.files is None:
-            left_out[target.name] = made.failure or "it was not built"
+            left_out[name] = made.failure or "it was not built"
         else:
             files = trainings.store.path(made.files)
-            loaded[target.name] = load_files(target.name, files, program.signature, Runtime())
+            loaded[name] = load_files(name, files, program.signature, Runtime())
     return loaded, left_out

@@ -7,42 +7,33 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from infra.bench.conversion.encoder import TOKENS, full_texts
-from infra.bench.conversion.variants import NUM_TURNS, CpuTimes, best_of, cpu_times
+from infra.bench.conversion.variants import best_of
 from infra.bench.figures import at_least
 from tasks.contracts.conversion import PreparedRows
+from tasks.conversion.measure import Timing
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 
-TIMES = CpuTimes(
-    {
-        "floats": np.array([4.0, 8.0, 4.0]),
-        "halves": np.array([2.0, 4.0, 2.0]),
-        "bytes": np.array([1.0, 2.0, 9.0]),
-    }
-)
+
+def timing(*milliseconds: float) -> Timing:
+    taken = np.array(milliseconds)
+    return Timing(taken, taken, taken)
+
+
+TIMES = {"floats": timing(4, 8, 4), "halves": timing(2, 4, 2), "bytes": timing(1, 2, 9)}
 
 
 def test_the_best_form_is_that_of_the_least_share_within_a_turn() -> None:
     share, told = best_of(TIMES, ["halves", "bytes"], "floats")
     assert share == 0.25
-    assert told == "bytes 2000.000 ms, floats 4000.000 ms"
+    assert told == "bytes 2.000 ms, floats 4.000 ms"
 
 
 def test_a_figure_that_no_form_reaches_misses() -> None:
     share, told = best_of(TIMES, [], "floats")
     assert not at_least("encoder", 1 / share, 2.0, told).holds
     assert told == "no form passes"
-
-
-def test_calls_take_turns_and_each_turn_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.bench.conversion.variants.TURN_S", 0.0)
-    times = cpu_times({"one": lambda: sum(range(50)), "other": lambda: sum(range(50))})
-    assert {name: len(turns) for name, turns in times.by_name.items()} == {
-        "one": NUM_TURNS,
-        "other": NUM_TURNS,
-    }
 
 
 def test_timed_texts_have_their_length_without_padding(tmp_path: Path) -> None:
