@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import hashlib
 import json
 import os
@@ -211,15 +212,15 @@ def mutants(folder: Path, module: str, rule: Rule) -> Iterator[tuple[str, tuple[
             continue
         code = hashlib.sha256(_plain(node).encode()).hexdigest()[:12]
         key = f"{path.stem}.{function.lstrip('x').lstrip('_ǁ').replace('ǁ', '.')}@{code}"
-        lines = [ast.unparse(each).splitlines() for each in (original, node)]
-        gone, come = (
-            [f"{sign} {line.strip()}" for line in one if line not in other]
-            for sign, one, other in (("-", *lines), ("+", *reversed(lines)))
-        )
-        yield (
-            key,
-            (f"{module.removesuffix('.py').replace('/', '.')}.{name}", "\n".join(gone + come)),
-        )
+        name = f"{module.removesuffix('.py').replace('/', '.')}.{name}"
+        yield key, (name, _change(*(ast.unparse(each).splitlines() for each in (original, node))))
+
+
+def _change(original: list[str], changed: list[str]) -> str:
+    """The lines that differ; the first, with the function's name, only where no other does."""
+    differ = difflib.ndiff(original[1:], changed[1:])
+    kept = [f"{line[0]} {line[1:].strip()}" for line in differ if line[0] in "-+"]
+    return "\n".join(kept or [f"- {original[0]}", f"+ {changed[0]}"])
 
 
 def _plain(function: ast.FunctionDef | ast.AsyncFunctionDef, *, text: bool = True) -> str:
