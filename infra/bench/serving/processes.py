@@ -29,7 +29,7 @@ NextIn = Callable[[bytes], float | None]
 def running(
     command: Sequence[str],
     log: Path,
-    is_ready: Callable[[], bool],
+    is_ready: Callable[[], object],
     environment: Mapping[str, str] | None = None,
     folder: Path = PROJECT_ROOT,
 ) -> Iterator[psutil.Process]:
@@ -40,7 +40,7 @@ def running(
     """
     variables = {**os.environ, **(environment or {})}
     with guarded_process(command, log, variables, folder=folder, grace_s=20) as process:
-        wait_until_ready(process, is_ready, f"{command}", log, START_LIMIT_S)
+        wait_until_ready(process, lambda: bool(is_ready()), f"{command}", log, START_LIMIT_S)
         yield psutil.Process(process.pid)
 
 

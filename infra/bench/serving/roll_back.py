@@ -17,9 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -49,6 +51,8 @@ FEW = 200
 """Answers that are waited for before and after."""
 LIMIT_S = 120
 AT_ONCE = ReleaseConfig(steps=(StepConfig(name="all", candidate_percent=100, min_minutes=0),))
+Answers = list[tuple[float, str]]
+"""Moment and version of each."""
 BODY = json.dumps(
     {
         "inputs": [
@@ -100,54 +104,39 @@ class Installation:
         return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
 
 
-class Load:
+@contextmanager
+def load(made: Installation) -> Iterator[Answers]:
     """Clients, each with a token and a connection of its own, that ask without end."""
+    answers: Answers = []
+    stopping = threading.Event()
+    requests = [request(MODEL, BODY, made.signer, sub=f"c{n}") for n in range(NUM_CLIENTS)]
 
-    def __init__(self, installation: Installation) -> None:
-        self.answers: list[tuple[float, str]] = []
-        """Moment and version of each."""
-        self._installation = installation
-        self._stopping = threading.Event()
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def next_in(head: bytes) -> float | None:
+        version = head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
+        answers.append((time.time(), version))
+        return None if stopping.is_set() else NUM_CLIENTS / PER_S
 
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(LIMIT_S)
-
-    def wait_for(self, count: int, version: str) -> None:
-        """Wait until so many further answers have come, the newest of a version."""
-        wanted = len(self.answers) + count
-
-        def came() -> bool:
-            if self._failure is not None:
-                raise RuntimeError("a client was not answered") from self._failure
-            newest = self.answers[-count:]
-            return len(self.answers) >= wanted and all(of == version for _, of in newest)
-
-        wait_until(came, f"{count} answers of version {version}", LIMIT_S)
-
-    def last_of(self, version: str) -> float:
-        """When the last answer of a version came, seconds since 1970."""
-        return max(moment for moment, of in self.answers if of == version)
-
-    def _run(self) -> None:
-        made = self._installation
-        requests = [request(MODEL, BODY, made.signer, sub=f"c{n}") for n in range(NUM_CLIENTS)]
-
-        def next_in(head: bytes) -> float | None:
-            version = head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
-            self.answers.append((time.time(), version))
-            return None if self._stopping.is_set() else NUM_CLIENTS / PER_S
-
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(lambda: asyncio.run(ask(requests, made.port, next_in, tls=True)))
         try:
-            asyncio.run(ask(requests, made.port, next_in, tls=True))
-        except (OSError, RuntimeError) as exc:
-            self._failure = exc
+            yield answers
+        except TimeoutError:
+            if asking.done():
+                asking.result()  # raises what a client met
+            raise
+        finally:
+            stopping.set()
+        asking.result(LIMIT_S)
+
+
+def wait_for(answers: Answers, version: str) -> None:
+    """Wait until `FEW` further answers have come, all of a version."""
+    wanted = len(answers) + FEW
+
+    def came() -> bool:
+        return len(answers) >= wanted and all(of == version for _, of in answers[-FEW:])
+
+    wait_until(came, f"{FEW} answers of version {version}", LIMIT_S)
 
 
 def figures(bench: Bench) -> Measured:
@@ -163,13 +152,13 @@ def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef
     """Seconds from the decision to the last answer of the candidate."""
     version = str(candidate.version)
     installation.promote(candidate)
-    with Load(installation) as load:
-        load.wait_for(FEW, "1")
+    with load(installation) as answers:
+        wait_for(answers, "1")
         installation.releasing.begin(MODEL, AT_ONCE, "bench")
-        load.wait_for(FEW, version)
+        wait_for(answers, version)
         decided_s = installation.roll_back()
-        load.wait_for(FEW, "1")
-    return max(0.0, load.last_of(version) - decided_s)
+        wait_for(answers, "1")
+    return max(0.0, max(moment for moment, of in answers if of == version) - decided_s)
 
 
 @contextmanager
@@ -189,13 +178,7 @@ def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]
     command = [sys.executable, "-m", "serving", "--home", str(home), "--admin-port", "0"]
     command += ["--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])]
     with ExitStack() as stack:
-        stack.enter_context(
-            running(
-                command,
-                folder / "serving.log",
-                lambda: read_addresses(home) is not None,
-                environment,
-            )
-        )
+        is_ready = partial(read_addresses, home)
+        stack.enter_context(running(command, folder / "serving.log", is_ready, environment))
         stack.enter_context(envoy(home, folder / "envoy.log"))
         yield made, world.add(1)

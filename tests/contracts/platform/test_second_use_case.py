@@ -11,14 +11,10 @@ import pandas as pd
 import pytest
 from sklearn.metrics import mean_absolute_error, r2_score
 
-from flows.config import read_pipeline_config
-from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
+from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.run import RunRecord
-from tasks.evaluation.slices import judge_slices
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
-from tasks.registry.gates import Evidence, judge
-from tasks.registry.model_folder import VersionRecord
-from tests.support.data.use_cases import TRAFFIC, small_traffic
+from tests.support.data.use_cases import small_traffic
 from tests.support.host.processes import processes_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -83,48 +79,6 @@ def test_reported_metrics_of_a_regression_can_be_recomputed(home: Path, record: 
     errors = [((one - rows["volume"])[known] ** 2).mean() for one in (rows["score"], last_week)]
     assert overall.skill is not None
     assert overall.skill.value == pytest.approx(1 - errors[0] / errors[1], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_model_that_is_bad_on_one_slice_is_refused_by_the_gate(
-    home: Path, record: RunRecord
-) -> None:
-    """It takes each Monday for the Sunday before; the baseline model's own predictions pass."""
-    store, columns = ArtifactStore(home / "artifacts"), record.dataset.snapshot.columns
-    rows = pd.read_parquet(store.path(record.evaluation.predictions))
-    rows["weekday"] = pd.to_datetime(rows["hour_id"]).dt.tz_localize("UTC").dt.day_name()
-    rows["score"] = rows["yardstick_score"]
-    is_monday = rows["weekday"] == "Monday"
-    day_before = rows["score"].shift(24).fillna(rows["score"])
-    spoilt = rows.assign(score=rows["score"].mask(is_monday, day_before))
-    judging = read_pipeline_config(TRAFFIC).evaluation.model_copy(
-        update={"slices": ("weekday",), "min_slice_rows": 80, "min_days": 3}
-    )
-    columns = columns.model_copy(update={"categorical": ("weekday",)})
-    found = {}
-    for name, frame in (("as it is", rows), ("spoilt", spoilt)):
-        slices, _ = judge_slices(frame, columns, judging)
-        evaluation = record.evaluation.model_copy(update={"slices": slices})
-        found[name] = gate_on_slices(record, evaluation)
-    assert found["as it is"][0], found
-    assert not found["spoilt"][0], found
-    assert "is weekday=Monday" in found["spoilt"][1]
-
-
-def gate_on_slices(record: RunRecord, evaluation: EvaluationReport) -> tuple[bool, str]:
-    """What the gate of the real use case says of these slices."""
-    evidence = Evidence(
-        candidate=record.version,
-        record=VersionRecord(ref=record.version, manifest=None, variants=None, damage=()),
-        evaluation=evaluation,
-        dataset=record.dataset,
-        variants=record.variants,
-        lost=(),
-        champion=None,
-        now=record.started,
-    )
-    gates = {gate.name: gate for gate in judge(evidence, read_pipeline_config(TRAFFIC).promotion)}
-    return gates["worst-slice"].passed, gates["worst-slice"].evidence
 
 
 @pytest.mark.slow
