@@ -55,15 +55,8 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     if champion is None:
         return None
     reference, current = validated_rows(config), validated_rows(config, window)
-    # Rows of the validation window: the champion was not trained on them.
-    before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
     now = score_model_window(champion, current, window, config.evaluation)
-    report = check_drift(
-        *(reference, config.splits.train, current, window, before, now, config.drift),
-        columns_with_unit(config),
-    )
-    hand_over(report, champion, current, now, config)
-    return report
+    return _compared(champion, reference, current, now, window, config)
 
 
 @flow(
@@ -109,14 +102,36 @@ def check_served(
     )
     if isinstance(served, TooFewPredictions):
         return served
-    before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
     now = judge_served_window(served, config.evaluation)
-    compared = check_drift(
-        *(served.reference, config.splits.train, served.dataset, window, before, now, config.drift),
-        columns_with_unit(config),
-    )
-    report = compared.model_copy(update={"evidence": (*compared.evidence, served.told)})
-    hand_over(report, champion, served.dataset, now, config, served)
+    return _compared(champion, reference, served.dataset, now, window, config, served)
+
+
+def _compared(
+    champion: RegisteredProgram,
+    reference: ValidatedDataset,
+    current: ValidatedDataset,
+    now: ScoredWindow,
+    window: TimeWindow,
+    config: PipelineConfig,
+    served: ServedWindow | None = None,
+) -> DriftReport:
+    """Compare, and store the result for the controller, with how the former champion would do."""
+    # Rows of the validation window: the champion was not trained on them.
+    before = score_model_window(champion, reference, config.splits.validation, config.evaluation)
+    known = served.reference if served else reference
+    units = columns_with_unit(config)
+    windows = (known, config.splits.train, current, window, before, now)
+    report = check_drift(*windows, config.drift, units)
+    if served:
+        report = report.model_copy(update={"evidence": (*report.evidence, served.told)})
+    standing, difference = find_champion_state(config.registry.model_name), None
+    whole = served is None or not served.left_out  # else the former cannot score the rows
+    policy = config.retraining
+    if whole and standing and standing.previous and asks_for_former(report, standing, policy):
+        former = fetch_version(standing.previous)
+        then = score_model_window(former, current, report.current, config.evaluation)
+        difference = compare_previous(then, now, current)
+    store_drift_result(report, champion.version, standing, difference, config.name, policy)
     return report
 
 
@@ -134,32 +149,6 @@ def columns_with_unit(config: PipelineConfig) -> tuple[str, ...]:
         for prefix, suite in suites.items()
         for names in suite.units.values()
         for name in names
-    )
-
-
-def hand_over(
-    report: DriftReport,
-    champion: RegisteredProgram,
-    current: ValidatedDataset,
-    now: ScoredWindow,
-    config: PipelineConfig,
-    served: ServedWindow | None = None,
-) -> None:
-    """Store the result for the controller, with how the former champion would have done."""
-    standing = find_champion_state(config.registry.model_name)
-    difference = None
-    whole = served is None or not served.left_out  # else the former cannot score the rows
-    if (
-        whole
-        and standing
-        and standing.previous
-        and asks_for_former(report, standing, config.retraining)
-    ):
-        former = fetch_version(standing.previous)
-        then = score_model_window(former, current, report.current, config.evaluation)
-        difference = compare_previous(then, now, current)
-    store_drift_result(
-        report, champion.version, standing, difference, config.name, config.retraining
     )
 
 
@@ -192,10 +181,8 @@ def check_drift_by_volume(config: PipelineConfig) -> str | None:
 
 def check_served_by_volume(config: PipelineConfig) -> str | None:
     """The same for rows that the champion has answered, by the log of predictions."""
-    standing, rows = (
-        find_champion_state(config.registry.model_name),
-        config.drift.served.volume_rows,
-    )
+    standing = find_champion_state(config.registry.model_name)
+    rows = config.drift.served.volume_rows
     if rows is None or standing is None:
         return None
     champion, offset = standing.version, server_clock_offset(config)

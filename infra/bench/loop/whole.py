@@ -1,5 +1,7 @@
 """The whole loop: with Prefect, once more with nothing changed, and as plain functions.
 
+    python -m infra.bench.loop.whole STATE_FOLDER        runs it as plain functions
+
 The first run is that of the state folder which other measurements read.
 
 Measure whole commands: wall time, and peak resident memory of the process tree.
@@ -8,14 +10,17 @@ Measure whole commands: wall time, and peak resident memory of the process tree.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -109,7 +114,7 @@ def figures(bench: Bench) -> Measured:
     settings, log = bench.settings, bench.folder / "log.txt"
     first = read_cost(settings.home.parent / FIRST_RUN)
     second = run_measured(["-m", "falaj", "--home", str(settings.home), "run"], log)
-    plain = run_measured(["-m", "infra.bench.loop.plain", str(bench.folder / "plain")], log)
+    plain = run_measured(["-m", "infra.bench.loop.whole", str(bench.folder / "plain")], log)
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"
     return [
         at_most("loop, minutes", first.wall_s / 60, 6, f"{first.wall_s:.0f} s"),
@@ -138,3 +143,49 @@ def _model_figures(settings: Settings) -> list[Figure]:
         at_least("AUC minus gradient boosting", ours - theirs, -0.005, f"it has {theirs:.4f}"),
         at_most("best variant to PyTorch eager, batch 1", ratio, 0.5, name),
     ]
+
+
+def without_prefect() -> None:
+    """Make every flow and task a plain call, and every Prefect artifact nothing."""
+    import prefect
+    import prefect.artifacts
+    import prefect.logging
+    import prefect.states
+
+    def call(self: Any, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
+        result = self.fn(*args, **kwargs)
+        return prefect.states.Completed(data=result) if return_state else result
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    def logger(*args: Any, **kwargs: Any) -> logging.Logger:
+        return logging.getLogger("plain")
+
+    prefect.Task.__call__ = call  # type: ignore[method-assign, assignment]
+    prefect.Flow.__call__ = call  # type: ignore[method-assign, assignment]
+    for name in ("table", "markdown", "image", "link", "progress"):
+        setattr(prefect.artifacts, f"create_{name}_artifact", nothing)
+    prefect.artifacts.update_progress_artifact = nothing  # type: ignore[assignment]
+    prefect.get_run_logger = prefect.logging.get_run_logger = logger
+
+
+def main(home: str) -> None:
+    """Run the loop once on the state folder `home`, as plain functions: what Prefect adds to.
+
+    Nothing is recorded, cached or retried by Prefect; all else is the same code on the same data.
+    """
+    os.environ["FALAJ_HOME"] = home
+    for name in ("ID", "ROOT_FLOW_RUN_ID"):  # lineage names the flow run that a step belongs to
+        os.environ[f"PREFECT__RUNTIME__FLOW_RUN__{name}"] = str(uuid.UUID(int=1))
+    os.environ["PREFECT__RUNTIME__FLOW_RUN__FLOW_NAME"] = "plain"
+    without_prefect()
+    from flows.config import read_pipeline_config
+    from flows.pipeline import pipeline_flow
+
+    Path(home).mkdir(parents=True, exist_ok=True)
+    pipeline_flow(read_pipeline_config(Settings.from_environment().feature_repo))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

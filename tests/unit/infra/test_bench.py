@@ -24,7 +24,7 @@ COMMIT = "1a2b3c4"
 FIGURE = at_most("a figure | of two", 0.5, 1, "what was seen")
 PLAIN = """
 from prefect import flow, task
-from infra.bench.loop.plain import without_prefect
+from infra.bench.loop.whole import without_prefect
 
 @task
 def add(one: int, other: int) -> int:
