@@ -13,9 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from infra.bench.parts import wait_until
@@ -137,9 +137,7 @@ class Cluster:
     def kill_host(self, host: str) -> None:
         """As if its power were cut: all processes at once, and the link."""
         self.cut(host)
-        for pid in pids_of(host):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(namespace(host))
         self._sshds.pop(host).wait()
 
     def cut(self, host: str) -> None:
@@ -194,16 +192,19 @@ def remove_leftovers() -> None:
         if (name := line.split()[0]).startswith(f"{PREFIX}-")
     ]
     for space in spaces:
-        deadline = time.monotonic() + 10
-        while pids := run("ip", "netns", "pids", space).split():
-            assert time.monotonic() < deadline, f"processes {pids} in {space} do not end"
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.05)
+        wait_until(partial(kill_all, space), f"the processes in {space} end", 10)
         run("ip", "netns", "delete", space)
     for folder in Path("/etc/netns").glob(f"{PREFIX}-*"):
         shutil.rmtree(folder)
+
+
+def kill_all(space: str) -> bool:
+    """Kill what runs there; true where nothing does."""
+    pids = run("ip", "netns", "pids", space).split()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    return not pids
 
 
 @contextmanager

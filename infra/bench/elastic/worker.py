@@ -110,13 +110,9 @@ class TinySession:
         self._note()
 
     def _sum_gradients(self) -> None:
-        gradients = [p.grad for p in self._network.parameters() if p.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self._ranks.sum_(flat)
-        for gradient, part in zip(
-            gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True
-        ):
-            gradient.copy_(part.view_as(gradient))
+        for parameter in self._network.parameters():
+            assert parameter.grad is not None
+            self._ranks.sum_(parameter.grad)
 
     def _note(self) -> None:
         if self._ranks.rank == 0:
