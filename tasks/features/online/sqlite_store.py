@@ -250,7 +250,7 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origi
     connection.executemany(
         f"INSERT INTO {name} (entity_key, feature_name, {', '.join(copied)}) VALUES {values} "
         "ON CONFLICT (entity_key, feature_name) DO UPDATE "
-        f"SET {', '.join(f'{column} = excluded.{column}' for column in copied)} "
+        f"SET value_text = NULL, {', '.join(f'{c} = excluded.{c}' for c in copied)} "
         f"WHERE (excluded.event_us, coalesce(excluded.created_us, {NO_TIME}), {ours}) >= "
         f"(coalesce({name}.event_us, {NO_TIME}), "
         f"coalesce({name}.created_us, {NO_TIME}), coalesce({name}.origin_us, 0)) "

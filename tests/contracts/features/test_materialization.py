@@ -12,7 +12,7 @@ import pytest
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
-from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.access.store import open_store
 from tasks.features.checks.parity import check_parity
 from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
@@ -163,25 +163,6 @@ def test_a_view_says_how_many_entities_were_written_and_how(
     assert again.keys() == views.keys()
     known = {n: v.num_entities for n, v in views.items()}
     assert {n: v.num_entities for n, v in again.items()} == known
-
-
-@pytest.mark.slow
-def test_a_store_without_the_mark_is_filled_again_although_its_tables_are_there(
-    refreshed: tuple[Installation, FeatureTables],
-) -> None:
-    """Somebody removed the file, and an apply made its tables anew."""
-    installation, tables = refreshed
-    home, repo = installation.home, installation.repository.path
-    once = installation.materialize(tables, days(0, 3))
-    mark = read_token(home, repo)
-    assert mark == ledger_of(home).mark > 0
-    for file in (home / "feast").glob("online.db*"):
-        file.unlink()
-    apply_definitions(open_store(home, repo), home, repo, again=True)
-    assert read_token(home, repo) is None
-    assert online_views(tables, days(2, 1), home, repo) is None
-    assert installation.materialize(tables, days(2, 1)) == once
-    assert read_token(home, repo) not in (None, mark)
 
 
 def test_the_watermark_stays_where_entities_are_missing_after_the_write(

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from redis.cluster import RedisCluster
 
 from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
-from tasks.features.online.redis_store import GROUP_ROWS, NewerWinsRedisOnlineStore
+from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import FeatureStoreError, TransientError
 from tests.support.data.feature_views import (
@@ -281,25 +281,6 @@ def one_row(value: int, moment_us: int) -> pa.RecordBatch:
             "event": pa.array([moment_us], pa.timestamp("us", "UTC")),
         }
     )
-
-
-def test_many_batches_and_groups_lose_no_row(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    config = repo_config(tmp_path, redis_online(server))
-    view = make_view(["number"], ["int32"], created=False)
-    num_rows = 20 * GROUP_ROWS + 1
-    table = pa.table(
-        {
-            "number": pa.array(np.arange(num_rows), pa.int64()),
-            "int32": pa.array(np.arange(num_rows), pa.int32()),
-            "event": pa.array(np.full(num_rows, 10**15), pa.timestamp("us", "UTC")),
-        }
-    )
-    assert write_to_redis(config, view, *table.to_batches(3 * GROUP_ROWS + 1)) == num_rows
-    assert client.dbsize() == num_rows
-    older = table.set_column(2, "event", pa.array(np.full(num_rows, 10**15 - 1), "timestamp[us]"))
-    assert write_to_redis(config, view, *older.to_batches()) == 0
 
 
 def test_a_view_of_thousands_of_features_is_written_whole(

@@ -109,18 +109,13 @@ def test_a_store_that_loses_rows_is_refused_inside_another(repo: Path) -> None:
     ("path", "value", "said"),
     [
         ("registry.serve_features_while_materializing", False, "readers are refused"),
-        ("registry.serve_features_while_materializing", None, "readers are refused"),
         ("registry.serve_while_materializing", True, "registry.serve_while_materializing"),
-        ("registry.registry_type", "snowflake.registry", "registry.registry_type.*'sql'"),
         ("registry.registry_type", "file", "registry.registry_type.*'sql'"),
-        ("registry", "data/registry.db", "registry: Input should be"),
         ("materialisation", {"pull_latest_features": True}, "materialisation"),
         ("materialization.pull_latest_features", None, "pulls the whole range"),
         ("materialization.online_write_batch_size", None, "Python objects of all rows"),
         ("materialization.online_write_batch_size", 10**9, "less than or equal to 100000"),
-        ("materialization.batch_size", 10, "materialization.batch_size"),
         ("entity_key_serialization_version", 2, "should be 3.*never found again"),
-        ("entity_key_serialization_version", None, "never found again"),
         ("online_store.skip_dedup", True, "older value overwrite a newer one"),
         ("online_store.type", "sqlite", "older value overwrite a newer one"),
         ("online_store.type", "redis", "NewerWinsRedisOnlineStore"),
@@ -155,7 +150,6 @@ def test_a_registry_over_the_network_must_not_reload_inside_a_request(
     [
         ("postgresql+psycopg://u:secret@db.example/feast", "sslmode unset"),
         ("postgresql://u:secret@db.example/feast?sslmode=disable", "sslmode disable"),
-        ("postgresql+psycopg://u:secret@db.example/feast?sslmode=prefer", "sslmode prefer"),
         ("postgresql+psycopg://u:secret@/feast?host=db.example", "on db.example"),
         ("postgresql+psycopg://u:secret@localhost.evil.example/feast", "localhost.evil.example"),
     ],
@@ -181,7 +175,6 @@ def test_postgres_must_be_encrypted_unless_it_is_on_this_machine(
         ("127.0.0.1:6379,password=sec,ret", "must hold no comma"),
         ("127.0.0.1", "host:port"),
         ("[::1]:6379", "knows no IPv6"),
-        ("password=secret", "host:port"),
     ],
 )
 def test_redis_must_be_encrypted_and_closed_unless_it_is_on_this_machine(

@@ -81,13 +81,11 @@ def test_the_only_time_of_a_frame_is_its_moment_as_in_feast(feast_store: Feature
             "cannot be read as a time .*yesterday.* such as 2013",
         ),
         (lambda f: f.assign(__row=1), "column __row of the entity frame is reserved"),
-        (lambda f: f.assign(K0="a"), "column k0 comes more than once in the entity frame"),
         (
             lambda f: pd.concat([f, f[["k0"]]], axis=1),
             "column k0 comes more than once in the entity frame",
         ),
         (lambda f: f.assign(value=0.0), "column value comes more than once in the result"),
-        (lambda f: f.assign(Value=0.0), "column value comes more than once in the result"),
         (
             lambda f: f.assign(k0=[1, 2]),
             "key k0 of the entity frame is Int64, feature view values has String",
@@ -98,14 +96,7 @@ def test_the_only_time_of_a_frame_is_its_moment_as_in_feast(feast_store: Feature
         ),
         (lambda f: "SELECT 1 AS", "the entity query cannot be run, .*expected one SELECT"),
         (lambda f: "SELECT 1; DROP TABLE x", "has 2 statements or is no SELECT"),
-        (lambda f: "DROP TABLE x", "has 1 statements or is no SELECT"),
-        (lambda f: " -- nothing", "has 0 statements or is no SELECT"),
-        (lambda f: "SELECT * FROM nowhere", "the entity query cannot be run, .*nowhere"),
         (lambda f: "SELECT * FROM f", "the entity query cannot be run"),
-        (
-            lambda f: "SELECT 'a' AS k0, 'b' AS k0, now() AS event_timestamp",
-            "column k0 comes more than once in the entity frame",
-        ),
     ],
 )
 def test_a_frame_that_cannot_be_meant_is_refused_with_a_sentence(

@@ -81,24 +81,6 @@ def test_the_newest_row_of_every_key_is_pulled_and_ties_have_a_winner(
     assert every["value"].tolist() == sorted(inside["value"])
 
 
-@pytest.mark.filterwarnings("ignore:.*fetch_arrow_table:DeprecationWarning")
-@pytest.mark.parametrize(
-    "method", ["pull_latest_from_table_or_query", "pull_all_from_table_or_query"]
-)
-def test_what_is_pulled_equals_feasts_own_store(
-    feast_store: FeatureStore, tmp_path: Path, method: str
-) -> None:
-    frame = values(
-        ("a", 0, 0, 1), ("a", 10, 5, 2), ("a", 10, 20, 3), ("b", 3, 3, 4), (None, 5, 5, 5)
-    )
-    file = write_rows(frame, tmp_path / "values.parquet")
-    ours, theirs = (
-        pull(feast_store, file, method, kind, end_date=at(10))
-        for kind in (AsofDuckDBOfflineStore, DuckDBOfflineStore)
-    )
-    pd.testing.assert_frame_equal(ours, theirs, check_dtype=False)
-
-
 def test_all_columns_come_where_no_feature_is_named(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
