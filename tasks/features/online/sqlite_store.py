@@ -164,16 +164,20 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         if features is not None:
             meant += f" AND feature_name IN ({', '.join(map(_text, features))})"
         values = f"FROM {_quote_id(name)} WHERE {meant}"
-        with self._transaction(config) as connection:
+        counted = f"SELECT count(DISTINCT entity_key) {values}"
+        with self._writer(config) as connection:
+            connection.execute("BEGIN IMMEDIATE")
             if not _make_ready(connection, name):
-                return 0
-            if keys is not None:
+                found = 0
+            elif keys is not None:
                 each = f"DELETE {values} AND entity_key = ?"
-                return sum(connection.execute(each, [key]).rowcount > 0 for key in keys)
-            found = connection.execute(f"SELECT count(DISTINCT entity_key) {values}").fetchone()
-            if not count_only:
-                connection.execute(f"DELETE {values}")
-        return int(found[0])
+                found = sum(connection.execute(each, [key]).rowcount > 0 for key in keys)
+            else:
+                found = int(connection.execute(counted).fetchone()[0])
+                if not count_only:
+                    connection.execute(f"DELETE {values}")
+            connection.execute("COMMIT")
+        return found
 
     def count_entities(self, config: RepoConfig, table: FeatureView) -> int:
         """Number of entities that have a value of this view online."""
@@ -226,14 +230,6 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
                 connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
                 connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
                 yield connection
-
-    @contextmanager
-    def _transaction(self, config: RepoConfig) -> Iterator[sqlite3.Connection]:
-        """One transaction of a writer, whole or not at all."""
-        with self._writer(config) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
 
 
 def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origin: Origin) -> int:

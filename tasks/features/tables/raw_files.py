@@ -97,30 +97,22 @@ class RawTable(FrozenConfig):
 
     @model_validator(mode="after")
     def _columns_are_declared(self) -> Self:
-        named = {*self.key, *([self.time_column] if self.time_column else [])}
-        if unknown := sorted(named - self.columns.keys()):
+        given = list(self.rename.values())
+        named = [*self.key, *([self.time_column] if self.time_column else [])]
+        for what, columns in (("key or time column is", named), ("rename gives", given)):
+            if unknown := sorted(set(columns) - self.columns.keys()):
+                raise ValueError(
+                    f"raw table {self.name}: {what} {', '.join(unknown)}, which is not among its "
+                    f"columns ({', '.join(self.columns)})"
+                )
+        if twice := sorted({name for name in given if given.count(name) > 1}):
             raise ValueError(
-                f"raw table {self.name}: key or time column {', '.join(unknown)} is not among its "
-                "columns"
+                f"raw table {self.name}: rename gives {', '.join(twice)} to several columns"
             )
         if self.time_column and self.columns[self.time_column] != "TIMESTAMPTZ":
             raise ValueError(
                 f"raw table {self.name}: time column {self.time_column} must be TIMESTAMPTZ, a "
                 "moment with its time zone"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _renamed_columns_are_declared_once(self) -> Self:
-        names = list(self.rename.values())
-        if unknown := sorted(set(names) - self.columns.keys()):
-            raise ValueError(
-                f"raw table {self.name}: rename gives {', '.join(unknown)}, which is not among its "
-                f"columns ({', '.join(self.columns)})"
-            )
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(
-                f"raw table {self.name}: rename gives {', '.join(twice)} to several columns"
             )
         return self
 
