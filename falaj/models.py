@@ -62,10 +62,9 @@ def _answer(
 
     from flows.config import faults
     from tasks.features.access.audit import AuditTrail, process_identity
-    from tasks.registry.approval import Answer
+    from tasks.registry.approval import Answer, outcome
     from tasks.registry.connection import RegistryLocation
     from tasks.registry.promotion import answer_and_promote
-    from tasks.registry.question import outcome
 
     settings, now = context.settings, datetime.now(UTC)
     try:

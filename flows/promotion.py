@@ -32,9 +32,9 @@ from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.features.task import record_act
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.settings import Settings
-from tasks.registry.approval import VISIBLE, Answer, is_open
+from tasks.registry.approval import VISIBLE, Answer, is_open, outcome
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.question import OpenQuestion, outcome
+from tasks.registry.promotion import OpenQuestion
 from tasks.registry.task import (
     answer_promotion_question,
     close_promotion_question,

@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
     "promotion": {
         "min_auc": 0.55,
         "max_plausible_auc": 0.85,
-        "yardstick_margin": 0.2,
+        "baseline_model_margin": 0.2,
         "max_calibration_error": 0.3,
         "min_slice_auc": 0.2,
     },

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, retired
 from tasks.contracts.conversion import (
@@ -196,7 +204,8 @@ class CalibrationSource(CompressionParent):
 class GateResult(Contract):
     """One gate of a promotion."""
 
-    name: str
+    name: Annotated[str, BeforeValidator(lambda n: "baseline-model" if n == "yardstick" else n)]
+    """Decisions before 2026-11-26 hold `yardstick`."""
     passed: bool
     evidence: str
 
@@ -211,6 +220,17 @@ class Approval(Contract):
     comment: str = ""
     answered: datetime | None = None
 
+    @property
+    def outcome(self) -> str:
+        """What came of the question while the version is not the champion; follows its name."""
+        until = f"{self.deadline:%Y-%m-%d %H:%M} UTC"
+        return {
+            "waiting": f"waits for a person's approval until {until}",
+            "approved": f"was approved by {self.approver} and not moved",
+            "rejected": f"was rejected by {self.approver}",
+            "timed_out": f"was rejected: nobody answered before {until}",
+        }[self.state]
+
 
 class PromotionDecision(Contract):
     """All gates of one promotion, and what was done."""
@@ -222,6 +242,11 @@ class PromotionDecision(Contract):
     approval: Approval | None = Field(
         default=None, description="None where no person was asked: none required, or a gate closed."
     )
+
+    @property
+    def closed(self) -> list[str]:
+        """Names of the gates that are closed."""
+        return [gate.name for gate in self.gates if not gate.passed]
 
 
 class ChampionState(Contract):

@@ -139,8 +139,8 @@ class Entry(BaseModel):
     evidence: Evidence | None = None
 
 
-class ReleaseSummary(BaseModel):
-    """A release as its page shows it."""
+class ReleaseState(BaseModel):
+    """What was decided of a release so far."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -150,22 +150,28 @@ class ReleaseSummary(BaseModel):
     candidate: str
     state: State
     step: int
-    step_names: tuple[str, ...]
     step_since: datetime
     opened_at: datetime
     opened_by: str
-    closed_at: datetime | None
-    held_by: str
-    is_moved: bool
-    can_split: bool
-    is_ranking: bool
-    """Whether the task metric is an AUC."""
-    chance: float
-    """To roll back a version that is no worse."""
-    split_alpha: float
-    periods: tuple[Period, ...]
+    closed_at: datetime | None = None
+    held_by: str = ""
+    """Who holds it; empty where nobody does."""
+    can_split: bool = True
+    periods: tuple[Period, ...] = ()
 
     @property
     def title(self) -> str:
         """Release, for messages."""
         return f"release of {self.model} version {self.candidate} (before: {self.stable})"
+
+
+class ReleaseSummary(ReleaseState):
+    """A release as its page shows it."""
+
+    step_names: tuple[str, ...]
+    is_moved: bool
+    is_ranking: bool
+    """Whether the task metric is an AUC."""
+    chance: float
+    """To roll back a version that is no worse."""
+    split_alpha: float

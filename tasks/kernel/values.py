@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html import escape
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
@@ -37,6 +41,34 @@ def retired(*names: str) -> Any:
         return {name: value for name, value in given.items() if name not in names}
 
     return model_validator(mode="before")(leave_out)
+
+
+_SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_[]|~"})
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(text: object) -> str:
+    """The text without control characters, which neither XML nor a reader can take."""
+    return _UNPRINTABLE.sub("\ufffd", str(text))
+
+
+def plain(text: object) -> str:
+    """Text that neither Markdown nor HTML reads as anything else, on one line."""
+    return escape(" ".join(printable(text).split()), quote=False).translate(_SPECIAL)
+
+
+def flattened(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A nested configuration as rows: names joined by dots, words as they are, the rest as JSON."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield (
+                f"{prefix}{name}",
+                value if isinstance(value, str) else json.dumps(value, default=str),
+            )
 
 
 class Contract(BaseModel):

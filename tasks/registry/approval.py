@@ -1,4 +1,4 @@
-"""A person's consent before the alias `champion` moves: the question, its answer, what is known.
+"""A person's consent before the alias `champion` moves: the question, its answer, what is shown.
 
 The question holds all that the gates looked at, so that an answer goes through the same gates
 again, days later, on the same evidence. It is a file named by its digest; what became of it is in
@@ -7,17 +7,22 @@ tags of the version. The first answer counts. Nothing here moves an alias: see `
 
 from __future__ import annotations
 
+import base64
 import logging
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
 from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
-from tasks.contracts.release import Approval, ModelVariant
+from tasks.contracts.release import Approval, ModelVariant, PromotionDecision
 from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import platform_address
+from tasks.kernel.values import plain
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import RegisteredVersion, Registry
@@ -280,3 +285,79 @@ def _closed_in_time(
     registry.set_tags(version, {STATE_TAG: TIMED_OUT})
     logger.warning("%s is rejected: nobody answered before %s", version, known.deadline.isoformat())
     return known.model_copy(update={"state": TIMED_OUT})
+
+
+MAX_PICTURE_BYTES = 200_000
+PICTURE = Path("pictures") / "quality.png"
+
+
+def outcome(decision: PromotionDecision) -> str:
+    """What became of a candidate, in a sentence without an end."""
+    ref, approval = decision.candidate, decision.approval
+    subject = f"{ref.name} version {ref.version}"
+    if decision.promoted:
+        by = f", approved by {approval.approver}" if approval and approval.approver else ""
+        return f"{subject} is the champion{by}"
+    if decision.closed:
+        return f"{subject} was refused by gate {', '.join(decision.closed)}"
+    return f"{subject} {'was not moved' if approval is None else approval.outcome}"
+
+
+def describe(decision: PromotionDecision, run_folder: Path) -> str:
+    """The question in Markdown: what is asked, the picture as a data URL, the gates' table."""
+    ref, before, approval = decision.candidate, decision.previous_champion, decision.approval
+    place = f"takes the place of version {before}" if before else "becomes the first champion"
+    lines = [
+        f"## May {plain(ref.name)} version {ref.version} become the champion?",
+        "",
+        f"If you approve, it {place} after the gates below were asked once more. If you reject "
+        "it, nothing changes and nobody is asked about this version again.",
+        "",
+    ]
+    if approval is not None:
+        lines += [f"**No answer until {approval.deadline:%Y-%m-%d %H:%M} UTC means no.**", ""]
+    lines += [*_picture(run_folder), "| gate | state | evidence |", "| --- | --- | --- |"]
+    lines += [
+        f"| {plain(gate.name)} | {'open' if gate.passed else '**CLOSED**'} | "
+        f"{plain(gate.evidence)} |"
+        for gate in decision.gates
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _picture(run_folder: Path) -> list[str]:
+    """The picture that registration drew, where it is there and small enough for a page."""
+    file = run_folder / PICTURE
+    if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
+        return []
+    data = base64.b64encode(file.read_bytes()).decode()
+    return [f"![quality](data:image/png;base64,{data})", ""]
+
+
+def announcement(
+    ref: ModelVersionRef, evaluation: EvaluationReport, commit: str, run_folder: Path, home: Path
+) -> str:
+    """What was registered, from what, and where to read more.
+
+    Args:
+        ref: the version.
+        evaluation: its judgement.
+        commit: of the code.
+        run_folder: folder of the MLflow run's files, with the pictures that were drawn.
+        home: the state folder; a platform that runs on it is linked to.
+    """
+    base = platform_address(home, "mlflow_url")
+    page = f"{base}/#/models/{quote(ref.name)}/versions/{ref.version}"
+    facts = {
+        "MLflow": f"[model version and run]({page}) (asks for the platform's user and password)"
+        if base
+        else f"run `{plain(ref.run_id)}`",
+        "lineage": f"`python -m falaj trace models/{plain(ref.name)}/{ref.version}`",
+        "judged on": plain(evaluation.window),
+        "program": f"`{plain(ref.program_sha256[:12])}`",
+        "training snapshot": f"`{plain(ref.snapshot_sha256[:12])}`",
+        "code": f"`{plain(commit[:12])}`",
+    }
+    lines = [f"## {plain(ref.name)} version {ref.version}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    return "\n".join([*lines, "", *_picture(run_folder)]) + "\n"

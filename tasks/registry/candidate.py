@@ -1,11 +1,13 @@
-"""Registering: a trained and judged model as the candidate, an imported program, a name's owner."""
+"""Registering: a trained and judged model as the candidate, an import, a name's owner, trials.
+
+Trials of a search are runs of MLflow, nested under one run for the study.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram
@@ -16,10 +18,13 @@ from tasks.contracts.training import (
     CompressedModel,
     EpochMetrics,
     RecalibratedModel,
+    StudyRecord,
     TrainedModel,
+    TrialRecord,
 )
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.values import flattened
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, exclusive
 from tasks.registry.mlflow_registry import (
@@ -145,8 +150,9 @@ def _register(
     snapshot = dataset.snapshot
     run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
     run = registry.start_run(config.experiment, run_name, tags)
-    registry.log(run.run_id, flatten(trained.config), [*_learnt(trained), *_final(evaluation)])
-    draw_pictures(trained, evaluation, run.folder / "pictures")
+    parameters = {_taggable(name): text for name, text in flattened(trained.config)}
+    registry.log(run.run_id, parameters, [*_learnt(trained), *_final(evaluation)])
+    draw_pictures(evaluation, run.folder / "pictures")
     folder, commit = run.folder / MODEL_FOLDER, tags["code_commit"]
     manifest = write_model(folder, trained, evaluation, snapshot, config.model_name, commit, store)
     described = _describe(trained, evaluation)
@@ -165,46 +171,11 @@ def _tags(trained: CandidateModel, snapshot: FeatureSnapshot, code_commit: str) 
         **made_from,
         "code_commit": code_commit,
         "feature_service": snapshot.feature_service,
-        **pin_tags(snapshot),
     }
-
-
-def pin_tags(snapshot: FeatureSnapshot) -> dict[str, str]:
-    """What the training snapshot was made from, so that the registry alone can say it."""
-    pins = snapshot.pins
-    if pins is None:
-        return {}
-    return {
-        "feature_service_version": str(pins.service_version),
-        "feature_service_definition": pins.service_definition,
-        "feature_registry": pins.registry,
-        "tables_version": snapshot.tables_version,
-        "entity_sql": pins.entity_sql,
-        "retrieval_sql": pins.retrieval_sql,
-        "evidence_sha256": pins.evidence.sha256,
-        **{
-            f"feature_view.{_taggable(name)}": f"v{view.version} {view.definition}"
-            for name, view in pins.views.items()
-        },
-    }
-
-
-def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Parameters of a run: nested names joined by dots, values as they are or as JSON.
-
-    MLflow allows letters, digits and `_-. /:` in names; anything else becomes `_`.
-    """
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        name = prefix + _taggable(str(key))
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{name}.")
-        else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
 
 
 def _taggable(name: str) -> str:
+    """MLflow allows letters, digits and `_-. /:` in names."""
     return re.sub(r"[^\w\-. /:]", "_", name)
 
 
@@ -231,7 +202,7 @@ def epoch_points(epochs: Iterable[EpochMetrics]) -> Iterator[MetricPoint]:
 
 
 def _final(evaluation: EvaluationReport) -> Iterator[MetricPoint]:
-    judged = {"test": evaluation.overall, "yardstick": evaluation.baseline_model}
+    judged = {"test": evaluation.overall, "baseline_model": evaluation.baseline_model}
     if evaluation.baseline is not None:
         judged["baseline"] = evaluation.baseline
     for owner, quality in judged.items():
@@ -385,3 +356,96 @@ def _described(owner: str | None) -> str:
     if owner is None:
         return "the use case of another feature service"
     return "imported models" if owner == IMPORTS else f"use case {owner}"
+
+
+STUDY_TAG = "search_study"
+TRIAL_TAG = "search_trial"
+TRIAL_STATE_TAG = "search_state"
+PARENT_TAG = "mlflow.parentRunId"
+_WHOLE = "whole"  # what the study's own run bears in place of a number
+_STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+
+
+def record_trials(
+    study: str,
+    trials: Sequence[TrialRecord],
+    config: RegistryConfig,
+    location: RegistryLocation,
+) -> int:
+    """Write those trials that have no run yet; returns how many were written.
+
+    Safe to repeat: a trial has one run. One that was cut off while it was written is discarded and
+    written anew.
+
+    Raises:
+        TransientError: the registry was busy.
+        RegistryError: MLflow refused.
+        StorageError: the disk refused.
+    """
+    registry = Registry(location)
+    with exclusive(location):
+        known = registry.runs_by_tag(config.experiment, {STUDY_TAG: study}, TRIAL_TAG)
+        parent = known[_WHOLE].run_id if _WHOLE in known else _start_study(registry, config, study)
+        for number, run in known.items():
+            if number != _WHOLE and not run.is_complete:
+                registry.discard_run(run.run_id, "cut off while it was written")
+        lacking = [t for t in trials if not (r := known.get(str(t.number))) or not r.is_complete]
+        for trial in lacking:
+            _record(registry, config, study, parent, trial)
+    return len(lacking)
+
+
+def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLocation) -> None:
+    """Write what trials are lacking, the best trial's AUC or R2, and end the study's own run.
+
+    Raises:
+        TransientError, RegistryError, StorageError: as `record_trials`.
+    """
+    record_trials(record.study, record.trials, config, location)
+    registry = Registry(location)
+    with exclusive(location):
+        known = registry.runs_by_tag(config.experiment, {STUDY_TAG: record.study}, TRIAL_TAG)
+        states: list[str] = [trial.state for trial in record.trials]
+        points = [
+            MetricPoint(f"trials_{state}", states.count(state), step=len(states))
+            for state in _STATUS
+        ]
+        best = next((t for t in record.trials if t.number == record.best), None)
+        if best is not None and best.quality is not None:
+            points.append(MetricPoint(_best_name(best), best.quality, step=len(states)))
+            points.append(MetricPoint("best_trial", best.number, step=len(states)))
+        registry.log(known[_WHOLE].run_id, {}, points)
+        registry.end_run(known[_WHOLE].run_id)
+
+
+def _start_study(registry: Registry, config: RegistryConfig, study: str) -> str:
+    tags = {STUDY_TAG: study, TRIAL_TAG: _WHOLE}
+    return registry.start_run(config.experiment, study, tags).run_id
+
+
+def _record(
+    registry: Registry, config: RegistryConfig, study: str, parent: str, trial: TrialRecord
+) -> None:
+    tags = {
+        STUDY_TAG: study,
+        TRIAL_TAG: str(trial.number),
+        TRIAL_STATE_TAG: trial.state,
+        PARENT_TAG: parent,
+        **({"reason": trial.reason} if trial.reason else {}),
+    }
+    run = registry.start_run(config.experiment, f"{study}-trial-{trial.number}", tags)
+    parameters = {name: str(value) for name, value in trial.point.items()}
+    registry.log(run.run_id, parameters, list(_points(trial)))
+    registry.end_run(run.run_id, _STATUS[trial.state])
+
+
+def _best_name(trial: TrialRecord) -> str:
+    return "best_validation_auc" if trial.r2 is None else "best_validation_r2"
+
+
+def _points(trial: TrialRecord) -> Iterator[MetricPoint]:
+    yield from epoch_points(trial.epochs)
+    if trial.quality is not None:
+        yield MetricPoint(_best_name(trial), trial.quality)
+    yield MetricPoint("training_s", trial.seconds)
+    yield MetricPoint("attempts", trial.attempts)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from tasks.contracts.base import field_title
 from tasks.kernel.settings import USE_CASE_NAME
@@ -80,7 +88,7 @@ class PromotionConfig(BaseModel):
         gt=0,
         le=100,
         description="Of a regression: ceiling of the RMSE on the worst slice, as a multiple of the "
-        "yardstick's or baseline's there, whichever errs less.",
+        "baseline model's or baseline's there, whichever errs less.",
     )
     max_bias: float = Field(
         default=0.1,
@@ -89,11 +97,12 @@ class PromotionConfig(BaseModel):
         description="Of a regression: ceiling of the mean error, either way, in standard "
         "deviations of the label.",
     )
-    yardstick_margin: float = Field(
+    baseline_model_margin: float = Field(
         default=0.005,
         ge=0,
         le=0.5,
-        description="AUC (or R2) the candidate may lie below the yardstick.",
+        validation_alias=AliasChoices("baseline_model_margin", "yardstick_margin"),
+        description="AUC (or R2) the candidate may lie below the baseline model.",
     )
     champion_margin: float = Field(
         default=0.005,

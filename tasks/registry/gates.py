@@ -171,7 +171,7 @@ def leak_suspicion(evidence: Evidence, config: PromotionConfig) -> tuple[bool, s
 
 def baseline_model(evidence: Evidence, config: PromotionConfig) -> tuple[bool, str]:
     """AUC (or R2) is at most a margin below that of the baseline model on the same rows."""
-    report, margin = evidence.evaluation, config.yardstick_margin
+    report, margin = evidence.evaluation, config.baseline_model_margin
     comparison = _only(report.comparisons, "yardstick")
     if comparison is None:
         return False, "there is not exactly one comparison with the baseline model"
@@ -326,7 +326,7 @@ _FIRST: dict[str, Gate] = {
     "not-withdrawn": not_withdrawn,
     "later-test-window": later_test_window,
 }
-_COMPARED: dict[str, Gate] = {"yardstick": baseline_model, "champion": champion}
+_COMPARED: dict[str, Gate] = {"baseline-model": baseline_model, "champion": champion}
 _LAST: dict[str, Gate] = {"worst-slice": worst_slice, "hardware": hardware, "freshness": freshness}
 GATES: dict[str, Gate] = {
     **_FIRST,

@@ -26,7 +26,7 @@ from tasks.contracts.conversion import (
     tabular_signature,
 )
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
-from tasks.contracts.evaluation import Calibration, Comparison, EvaluationReport, Quality
+from tasks.contracts.evaluation import Calibration, EvaluationReport
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.contracts.training import (
     CandidateModel,
@@ -44,7 +44,6 @@ from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
     NOBODY,
     ORIGIN_TAG,
-    PROGRAM_TAG,
     VARIANTS_TAG,
     RegisteredVersion,
     Registry,
@@ -97,13 +96,6 @@ def write_model(
         started_from=trained.started_from,
         calibration=trained.calibration if isinstance(trained, RecalibratedModel) else None,
         compression=trained.compression if isinstance(trained, CompressedModel) else None,
-        evaluation=EvaluationSummary(
-            window=evaluation.window,
-            overall=evaluation.overall,
-            yardstick_name=evaluation.baseline_model_name,
-            yardstick=evaluation.baseline_model,
-            comparisons=evaluation.comparisons,
-        ),
         files=files,
     )
     return _write_value(folder / MANIFEST_FILE, manifest)
@@ -238,7 +230,7 @@ def verified_program(version: RegisteredVersion) -> tuple[Path, RegisteredProgra
     """
     interface = verified_manifest(version, ModelInterface)
     path, ref = version.folder / PROGRAM_FILE, version.ref
-    _require(version, path, version.tags.get(PROGRAM_TAG, ""))
+    _require(version, path, ref.program_sha256)
     file = Artifact(uri=f"registry:{path.name}", sha256=ref.program_sha256, num_bytes=size_of(path))
     try:
         values = {"version": ref, "program": file, **dict(interface)}
@@ -336,11 +328,11 @@ def _record(path: Path) -> FileRecord:
     return FileRecord(sha256=digest_of(path), num_bytes=size_of(path))
 
 
-def _text_of(value: Contract) -> str:
+def _text_of(value: BaseModel) -> str:
     return value.model_dump_json(indent=1) + "\n"
 
 
-def _write_value(path: Path, value: Contract) -> str:
+def _write_value(path: Path, value: BaseModel) -> str:
     write_atomically(path, _text_of(value))
     flush_to_disk(path.parent)
     return digest_of(path)
@@ -375,68 +367,6 @@ class Preprocessing(Contract):
     category_code_rule: str = CATEGORY_CODE_RULE
 
 
-class EvaluationSummary(Contract):
-    """The judgement in short; `evaluation.json` holds the whole."""
-
-    window: TimeWindow
-    overall: Quality
-    yardstick_name: str
-    yardstick: Quality
-    comparisons: tuple[Comparison, ...]
-
-
-class ModelManifest(Contract):
-    """`model.json`: everything needed to use, check and trace one registered model."""
-
-    manifest_version: Literal[1] = 1
-    model_name: str
-    code_commit: str
-    columns: DatasetSchema
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    preprocessing: Preprocessing
-    snapshot_sha256: str
-    splits: DataSplits
-    feature_service: str
-    feature_views: dict[str, str]
-    tables_version: str
-    pins: SnapshotPins | None = Field(
-        default=None, description="What the snapshot was made from; None in earlier releases."
-    )
-    label_definition: str
-    training_config: dict[str, object]
-    best_epoch: NonNegativeInt
-    started_from: StartingPoint | None = Field(
-        default=None, description="Whose weights it began with; None for none."
-    )
-    calibration: Calibration | None = Field(
-        default=None,
-        description="The map of another version's scores; None where the network was trained.",
-    )
-    compression: ModelCompression | None = Field(
-        default=None,
-        validation_alias=AliasChoices("compression", "shrinking"),
-        description="The version that it is a smaller one of; None for none.",
-    )
-    evaluation: EvaluationSummary
-    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
-
-
-class ImportedManifest(Contract):
-    """`model.json` of a program that was trained elsewhere."""
-
-    manifest_version: Literal[1] = 1
-    model_name: str
-    code_commit: str
-    family: str
-    signature: Signature
-    columns: DatasetSchema | None
-    origin: dict[str, str] = Field(description="Package, its version and licence; settings.")
-    origin_files: dict[str, str] = Field(description="Digest of every file it was made from.")
-    snapshot_sha256: str = Field(description="Digest of `origin_files`: there is no snapshot.")
-    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
-
-
 class ModelInterface(BaseModel):
     """The part of `model.json` that using the model takes.
 
@@ -458,13 +388,54 @@ class ModelStart(ModelInterface):
     snapshot_sha256: str
     splits: DataSplits
     training_config: dict[str, object]
-    files: dict[str, FileRecord]
-    started_from: StartingPoint | None = None
     best_epoch: NonNegativeInt
-    calibration: Calibration | None = None
-    compression: ModelCompression | None = Field(
-        default=None, validation_alias=AliasChoices("compression", "shrinking")
+    started_from: StartingPoint | None = Field(
+        default=None, description="Whose weights it began with; None for none."
     )
+    calibration: Calibration | None = Field(
+        default=None,
+        description="The map of another version's scores; None where the network was trained.",
+    )
+    compression: ModelCompression | None = Field(
+        default=None,
+        validation_alias=AliasChoices("compression", "shrinking"),
+        description="The version that it is a smaller one of; None for none.",
+    )
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
+
+
+class ModelManifest(ModelStart):
+    """`model.json`: everything needed to use and trace one registered model.
+
+    How good it is says `evaluation.json`; versions before 2026-11-26 have a summary here too.
+    """
+
+    manifest_version: Literal[1] = 1
+    model_name: str
+    code_commit: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    preprocessing: Preprocessing
+    feature_service: str
+    feature_views: dict[str, str]
+    tables_version: str
+    pins: SnapshotPins | None = Field(
+        default=None, description="What the snapshot was made from; None in earlier releases."
+    )
+    label_definition: str
+
+
+class ImportedManifest(ModelInterface):
+    """`model.json` of a program that was trained elsewhere."""
+
+    manifest_version: Literal[1] = 1
+    model_name: str
+    code_commit: str
+    signature: Signature
+    origin: dict[str, str] = Field(description="Package, its version and licence; settings.")
+    origin_files: dict[str, str] = Field(description="Digest of every file it was made from.")
+    snapshot_sha256: str = Field(description="Digest of `origin_files`: there is no snapshot.")
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
 
 class RegisteredVariant(Contract):

@@ -6,53 +6,31 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from tasks.contracts.evaluation import EvaluationReport, MetricSet, RegressionMetrics
-from tasks.contracts.training import CandidateModel, TrainedModel
 from tasks.kernel.errors import refused_writes_explained
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d97706", "#8a8f98"
 DOTS_PER_INCH = 110
-LEARNING, QUALITY = "learning-curve.png", "quality.png"
+QUALITY = "quality.png"
 
 
-def draw_pictures(trained: CandidateModel, evaluation: EvaluationReport, folder: Path) -> None:
-    """Write what was learnt, where something was trained, and how good it is on the test rows.
+def draw_pictures(evaluation: EvaluationReport, folder: Path) -> None:
+    """Write how good the model is on the test rows; what it learnt MLflow draws by its metrics.
 
     Raises:
         StorageError: the disk refused.
     """
-    figures = {QUALITY: draw_quality(evaluation)}
-    if isinstance(trained, TrainedModel):
-        figures[LEARNING] = draw_learning_curve(trained)
+    figure = draw_quality(evaluation)
     with refused_writes_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            figure.savefig(folder / name, dpi=DOTS_PER_INCH)
-
-
-def draw_learning_curve(trained: TrainedModel) -> Figure:
-    """Losses and validation AUC (or R2) by epoch, the kept epoch marked."""
-    figure, left, right = _two_axes()
-    epochs = [e.epoch for e in trained.epochs]
-    left.plot(epochs, [e.train_loss for e in trained.epochs], ".-", color=GREY, label="training")
-    validation = [e.validation_loss for e in trained.epochs]
-    left.plot(epochs, validation, ".-", color=BLUE, label="validation")
-    right.plot(epochs, [e.quality for e in trained.epochs], ".-", color=BLUE)
-    for axes in (left, right):
-        axes.axvline(trained.best_epoch, color=ORANGE, linestyle=":", label="kept epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    name = trained.epochs[0].quality_name
-    is_number = trained.columns.task == "regression"
-    _finish(left, "Loss", "epoch", "Huber loss" if is_number else "cross-entropy (nats)")
-    _finish(right, f"Validation {name}", "epoch", name)
-    return figure
+        figure.savefig(folder / QUALITY, dpi=DOTS_PER_INCH)
 
 
 def draw_quality(evaluation: EvaluationReport) -> Figure:
     """ROC and calibration of the test rows; of a regression labels by prediction, and errors."""
-    figure, left, right = _two_axes()
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
     if isinstance(evaluation.overall, MetricSet):
         _draw_probabilities(left, right, evaluation, evaluation.overall)
     else:
@@ -88,12 +66,6 @@ def _draw_numbers(
     unit = f" ({overall.unit})" if overall.unit else ""
     _finish(left, "Observed", f"predicted{unit}", "observed")
     _finish(right, "Errors", f"predicted minus observed{unit}", "rows")
-
-
-def _two_axes() -> tuple[Figure, Axes, Axes]:
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    return figure, left, right
 
 
 def _finish(axes: Axes, title: str, x: str, y: str) -> None:

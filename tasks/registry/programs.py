@@ -38,7 +38,6 @@ from tasks.registry.model_folder import (
 
 logger = logging.getLogger(__name__)
 Weighted = TypeVar("Weighted", CalibrationSource, CompressionParent)
-_OF_MANIFEST = {"best_epoch", "calibration"}
 
 
 def find_incumbent(
@@ -228,10 +227,16 @@ def find_compression_parent(
         TransientError: the registry was busy.
     """
     registry = Registry(location)
-    if version is not None:
-        return _fetch_parent(registry.version(name, version), store)
-    champion = _required_champion(registry, name)
-    return _fetch_parent(_before_compression(champion, registry), store)
+    if version is None:
+        parent = _before_compression(_required_champion(registry, name), registry)
+    else:
+        parent = registry.version(name, version)
+    if ORIGIN_TAG in parent.tags:
+        raise RegistryError(
+            f"{parent} was trained elsewhere, so nothing here can train a smaller network as it "
+            "was; expected a version that this project trained. Convert it to fewer bits instead"
+        )
+    return _fetch_with_weights(parent, store, CompressionParent)
 
 
 def _required_champion(registry: Registry, name: str) -> RegisteredVersion:
@@ -239,15 +244,6 @@ def _required_champion(registry: Registry, name: str) -> RegisteredVersion:
     if champion is None:
         raise RegistryError(f"{name} has no champion; train and promote a first version")
     return champion
-
-
-def _fetch_parent(version: RegisteredVersion, store: ArtifactStore) -> CompressionParent:
-    if ORIGIN_TAG in version.tags:
-        raise RegistryError(
-            f"{version} was trained elsewhere, so nothing here can train a smaller network as it "
-            "was; expected a version that this project trained. Convert it to fewer bits instead"
-        )
-    return _fetch_with_weights(version, store, CompressionParent)
 
 
 def _before_compression(champion: RegisteredVersion, registry: Registry) -> RegisteredVersion:
@@ -270,16 +266,11 @@ def _fetch_with_weights(
 ) -> Weighted:
     """A version's program and checkpoint in the store, with what training goes on from."""
     checkpoint, manifest = verified_start(version)
-    program = _fetch(version, store)
+    program, described = _fetch(version, store), dict(manifest)
+    recorded = {name: described[name] for name in kind.model_fields.keys() & described.keys()}
 
     def build(folder: StagedFolder) -> Weighted:
-        return kind(
-            program=program,
-            checkpoint=_staged(checkpoint, folder),
-            splits=manifest.splits,
-            training_config=manifest.training_config,
-            **{name: getattr(manifest, name) for name in kind.model_fields.keys() & _OF_MANIFEST},
-        )
+        return kind(program=program, checkpoint=_staged(checkpoint, folder), **recorded)
 
     key = content_key(kind.__name__, version.ref)
     return store.build_once("programs", key, kind, build)

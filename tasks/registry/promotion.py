@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 
-from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
@@ -25,8 +25,11 @@ from tasks.registry.approval import (
     Answer,
     Question,
     consent,
+    describe,
     known_approval,
+    read_question,
     record_answer,
+    reopen_question,
 )
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation, exclusive
@@ -147,6 +150,84 @@ def decide_question(
     return promote(*evidence, asked.config, location, store, now)
 
 
+class OpenQuestion(Contract):
+    """A question as it is put to a person; or, where nobody needs to be asked, why not."""
+
+    digest: str
+    decision: PromotionDecision
+    markdown: str
+
+    @property
+    def is_open(self) -> bool:
+        """True where a person is to be asked: all gates are open and nobody has answered yet."""
+        approval = self.decision.approval
+        return approval is not None and approval.state == WAITING and not self.decision.closed
+
+
+def open_question(
+    name: str,
+    number: int,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    now: datetime,
+    *,
+    again: bool,
+) -> OpenQuestion:
+    """The question that waits for an answer, with the gates as they are at this moment.
+
+    Args:
+        name: registered model.
+        number: version that was asked about.
+        location: the registry.
+        store: holds the evidence.
+        now: this moment, UTC.
+        again: ask again about a version that was answered, or whose time is over.
+
+    Raises:
+        RegistryError: nobody was asked, or the question cannot be read.
+        TransientError: the registry was busy.
+        StorageError: the disk refused.
+    """
+    registry = Registry(location)
+    asked = read_question(registry, registry.version(name, number))
+    decision = decide_question(asked, location, store, now)
+    if again and not decision.promoted:
+        asked = reopen_question(name, number, location, now)
+        decision = decide_question(asked, location, store, now)
+    text = describe(decision, registry.run_folder(asked.candidate.run_id))
+    return OpenQuestion(digest=asked.digest, decision=decision, markdown=text)
+
+
+def settle(
+    name: str,
+    number: int,
+    digest: str,
+    answer: Answer | None,
+    location: RegistryLocation,
+    store: ArtifactStore,
+    now: datetime,
+) -> PromotionDecision:
+    """Record an answer and decide; without one, report what was settled elsewhere.
+
+    Raises:
+        RegistryError: by now another question was put, or nothing was settled.
+        TransientError: the registry was busy.
+        StorageError: the disk refused; the alias was not moved.
+    """
+    if answer is not None:
+        return answer_and_promote(name, number, answer, location, store, digest)
+    registry = Registry(location)
+    asked = read_question(registry, registry.version(name, number))
+    decision = decide_question(asked, location, store, now)
+    if decision.approval is not None and decision.approval.state == WAITING:
+        raise RegistryError(
+            f"the run that asks about {name} version {number} was resumed as if the question were "
+            "settled, and it is not. Nothing was changed; approve or reject it with "
+            f"`python -m falaj models approve {name} {number} --approver NAME`"
+        )
+    return decision
+
+
 def _is_champion(version: RegisteredVersion, current: RegisteredVersion | None) -> bool:
     return current is not None and current.number == version.number
 
@@ -197,16 +278,13 @@ def _record(registry: Registry, version: RegisteredVersion, decision: PromotionD
 
 
 def _summary(decision: PromotionDecision) -> str:
-    closed = [gate.name for gate in decision.gates if not gate.passed]
-    if closed:
-        return f"refused: {', '.join(closed)}"
+    if decision.closed:
+        return f"refused: {', '.join(decision.closed)}"
     approval = decision.approval
-    return "all gates open" if approval is None else f"all gates open, {_described(approval)}"
-
-
-def _described(approval: Approval) -> str:
+    if approval is None:
+        return "all gates open"
     by = f" by {approval.approver}" if approval.approver else ""
-    return approval.state.replace("_", " ") + by
+    return f"all gates open, {approval.state.replace('_', ' ')}{by}"
 
 
 def _log(decision: PromotionDecision) -> None:
@@ -214,7 +292,7 @@ def _log(decision: PromotionDecision) -> None:
     if decision.promoted:
         logger.info("%s is the champion", subject)
     elif decision.approval is not None:
-        logger.info("%s: %s", subject, _described(decision.approval))
+        logger.info("%s %s", subject, decision.approval.outcome)
     for gate in decision.gates:
         if not gate.passed:
             logger.warning("%s: gate %s is closed: %s", subject, gate.name, gate.evidence)
@@ -355,7 +433,7 @@ def withdraw(
         registry.set_tags(version, {WITHDRAWN_TAG: reason})
         champion = current
         if current is not None and registry.why_withdrawn(registry.version(name, current.number)):
-            champion = _whole_previous(registry, current)
+            champion = _previous_champion(registry, current, whole=True)
         record = Withdrawal(
             version=version.ref,
             reason=reason,
@@ -378,22 +456,19 @@ def withdraw(
     return record
 
 
-def _whole_previous(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
-    version = _previous_champion(registry, champion)
-    while version is not None and (trouble := _trouble(version)):
-        logger.warning("%s is passed over: %s", version, trouble)
-        version = _previous_champion(registry, version)
-    return version
-
-
-def _previous_champion(registry: Registry, champion: RegisteredVersion) -> RegisteredVersion | None:
-    """The champion before, or before that one where it was withdrawn."""
+def _previous_champion(
+    registry: Registry, champion: RegisteredVersion, *, whole: bool = False
+) -> RegisteredVersion | None:
+    """The champion before, or before that one where it was withdrawn, or `whole` and damaged."""
     known = {v.number: v for v in registry.versions(champion.name) if v.number != champion.number}
     version: RegisteredVersion | None = champion
     while version is not None:
         version = known.pop(_number(version.tags.get(PREVIOUS_TAG)) or 0, None)
-        if version is not None and registry.why_withdrawn(version) is None:
+        if version is None or registry.why_withdrawn(version):
+            continue
+        if not whole or (trouble := _trouble(version)) is None:
             return version
+        logger.warning("%s is passed over: %s", version, trouble)
     return None
 
 

@@ -34,13 +34,12 @@ from tasks.contracts.release import (
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import ArtifactStore, Settings
-from tasks.registry import approval, candidate, model_folder, programs, promotion, question
-from tasks.registry import trials as trial_runs
+from tasks.registry import approval, candidate, model_folder, programs, promotion
 from tasks.registry.approval import Answer
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import Registry
-from tasks.registry.question import OpenQuestion
+from tasks.registry.promotion import OpenQuestion
 
 EARLIEST_S = 60.0
 """Seconds before the end of a question for which whoever comes to close it waits."""
@@ -207,7 +206,7 @@ def register_candidate(
     )
     folder = Registry(location).run_folder(ref.run_id)
     create_markdown_artifact(
-        question.announcement(
+        approval.announcement(
             ref, evaluation, code_commit, folder, Settings.from_environment().home
         ),
         key="registered-model",
@@ -240,7 +239,7 @@ def record_trials(study: str, trials: tuple[TrialRecord, ...], config: RegistryC
     Safe to retry: a trial has one run, and one that was cut off is written anew.
     """
     location, _ = _installation()
-    return trial_runs.record_trials(study, trials, config, location)
+    return candidate.record_trials(study, trials, config, location)
 
 
 @task(name="end-study", task_run_name="end-{record.study}", **_POLICY)
@@ -249,7 +248,7 @@ def end_study(record: StudyRecord, config: RegistryConfig) -> None:
 
     Safe to retry: what is there already is left, and the numbers are the same.
     """
-    trial_runs.end_study(record, config, _installation()[0])
+    candidate.end_study(record, config, _installation()[0])
 
 
 @task(
@@ -318,7 +317,9 @@ def open_promotion_question(model: str, version: int, again: bool) -> OpenQuesti
         RegistryError: nobody was asked, or the question cannot be read. Not retried.
     """
     location, store = _installation()
-    opened = question.open_question(model, version, location, store, datetime.now(UTC), again=again)
+    opened = promotion.open_question(
+        model, version, location, store, datetime.now(UTC), again=again
+    )
     create_markdown_artifact(
         opened.markdown,
         key="approval-question",
@@ -345,7 +346,7 @@ def answer_promotion_question(
         RegistryError: by now another question was put, or nothing was settled. Not retried.
     """
     location, store = _installation()
-    decision = question.settle(model, version, digest, answer, location, store, datetime.now(UTC))
+    decision = promotion.settle(model, version, digest, answer, location, store, datetime.now(UTC))
     show_gates(decision)
     return decision
 
@@ -378,7 +379,7 @@ def show_gates(decision: PromotionDecision) -> None:
             }
             for gate in decision.gates
         ],
-        description=question.outcome(decision),
+        description=approval.outcome(decision),
     )
 
 

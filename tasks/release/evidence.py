@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.contracts.rollout import Period
-from tasks.kernel.errors import DataContractError
 from tasks.release.records import Release
 
 STABLE, CANDIDATE, SHADOW = "stable", "candidate", "shadow"
 KEY = ["request", "request_row"]
+_OF_LABELS = [*KEY, "label", "labelled_at"]
 COLUMNS = (
     "request_id",
     "request_row",
@@ -61,7 +60,7 @@ class RequestLog(Protocol):
         """
 
     def labels(self, release: Release, now: datetime) -> pd.DataFrame:
-        """Labels of the release's rows that are known now, as `observe` takes them.
+        """Labels of the release's rows that are known now, as `no_labels` has columns.
 
         Raises:
             DataContractError: a table of labels is damaged, or there are too many.
@@ -77,7 +76,7 @@ class Observed:
             `candidate`, `shadow`), `period` (its number) and `failed` (refused by a fault of the
             version, or answered by no number); `failed_surely`: the request is not to blame; in
             the order of arrival.
-        labels: columns `request`, `request_row`, `label`, and where known `labelled_at`.
+        labels: columns `request`, `request_row`, `label`, `labelled_at`.
         seen_until: rows that arrived before are all there.
     """
 
@@ -107,8 +106,7 @@ class Observed:
     def _labelled(self, who: str, period: int | None) -> pd.DataFrame:
         answered = self.of(who, period).dropna(subset=["score"])
         found = self.labels.merge(answered, on=KEY, how="inner", sort=False)
-        known = "labelled_at" if "labelled_at" in found else "event_timestamp"
-        return found.sort_values([known, *KEY], kind="stable", ignore_index=True)
+        return found.sort_values(["labelled_at", *KEY], kind="stable", ignore_index=True)
 
     def _once(
         self, kind: str, who: str, period: int | None, make: Callable[[], pd.DataFrame]
@@ -126,19 +124,15 @@ def observe(rows: pa.Table, release: Release, labels: pd.DataFrame, until: datet
     Args:
         rows: of the log, with `COLUMNS`; one that was logged twice counts once.
         release: its versions and periods.
-        labels: columns `request_id`, `label` (a number), `request_row` (0 where absent) and
-            `labelled_at` where labels do not come in the order of their requests.
+        labels: as `RequestLog.labels` gives them, one for each row of a request.
         until: rows that arrived before are all there.
-
-    Raises:
-        DataContractError: the labels lack a column.
     """
     known = rows.append_column("is_no_number", _without_number(rows.column("score")))
     frame = _with_digest(known.to_pandas(categories=["version", "slot"])).drop_duplicates(
         [*KEY, "version", "slot"]
     )
     frame = frame.sort_values(["event_timestamp", *KEY], kind="stable", ignore_index=True)
-    return Observed(_assigned(frame, release, until), check_labels(labels), until)
+    return Observed(_assigned(frame, release, until), _with_digest(labels)[_OF_LABELS], until)
 
 
 def _with_digest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -195,39 +189,8 @@ def _who(rows: pd.DataFrame, release: Release, period: Period) -> pd.Series[Any]
     return who
 
 
-def check_labels(labels: pd.DataFrame) -> pd.DataFrame:
-    """One label for each row of a request, and when it became known where that is known.
-
-    Raises:
-        DataContractError: a column is missing or a label is no number.
-    """
-    if missing := {"request_id", "label"} - set(labels.columns):
-        raise DataContractError(
-            f"labels lack the column {', '.join(sorted(missing))}; expected request_id, label, "
-            "and where requests have several rows request_row. Nothing was decided"
-        )
-    known = labels if "request_row" in labels else labels.assign(request_row=0)
-    try:
-        known = known.assign(label=known["label"].astype(float))
-    except (TypeError, ValueError) as exc:
-        raise DataContractError(
-            f"a label is no number ({exc}); expected 0 and 1, or a measured value. Nothing was "
-            "decided"
-        ) from exc
-    known = _with_digest(known)
-    columns = [*KEY, "label", *(["labelled_at"] if "labelled_at" in known else [])]
-    if "labelled_at" in known:  # of several labels of a row the one that became known last holds
-        known = known.sort_values("labelled_at", ascending=False, kind="stable")
-    checked: pd.DataFrame = known[np.isfinite(known["label"])].drop_duplicates(KEY)[columns]
-    return checked
-
-
 def no_labels() -> pd.DataFrame:
-    """Labels before the first one."""
-    return pd.DataFrame(
-        {
-            "request_id": pd.Series(dtype=str),
-            "request_row": pd.Series(dtype="int32"),
-            "label": pd.Series(dtype=float),
-        }
-    )
+    """Labels before the first one: numbers, and the moments from which they were known."""
+    kinds = {"request_id": str, "request_row": "int32", "label": float}
+    known = pd.Series(dtype="datetime64[us, UTC]")
+    return pd.DataFrame({n: pd.Series(dtype=k) for n, k in kinds.items()}).assign(labelled_at=known)

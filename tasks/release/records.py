@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from tasks.contracts.rollout import Action, Period, ReleaseSummary, Shares, State
+from tasks.contracts.rollout import Action, ReleaseState, ReleaseSummary, Shares
 from tasks.release.config import ALPHA, SPLIT_ALPHA, ReleaseConfig, StepConfig
 
 OPEN, RELEASED, ROLLED_BACK, SUPERSEDED = "open", "released", "rolled_back", "superseded"
@@ -40,30 +39,14 @@ class Decision(BaseModel):
     reason: str
 
 
-class Release(BaseModel):
+class Release(ReleaseState):
     """One release as the ledger has it."""
 
-    model_config = ConfigDict(frozen=True)
-
-    release_id: str
-    model: str
-    stable: str
-    candidate: str
-    state: State
-    step: int
-    step_since: datetime
-    opened_at: datetime
-    opened_by: str
-    closed_at: datetime | None = None
-    held_by: str = ""
-    """Who holds it; empty where nobody does."""
     generation: int
     """Counts what was decided; a mover learns by it that something else was decided since."""
     moved: int
     """Generation whose traffic was set."""
-    can_split: bool = True
     config: ReleaseConfig
-    periods: tuple[Period, ...] = Field(default=())
 
     @property
     def is_open(self) -> bool:
@@ -109,22 +92,13 @@ class Release(BaseModel):
         )
 
     @property
-    def title(self) -> str:
-        """Release, for messages."""
-        return f"release of {self.model} version {self.candidate} (before: {self.stable})"
-
-    @property
     def summary(self) -> ReleaseSummary:
         """What its page shows."""
-        same = {name: getattr(self, name) for name in SHOWN}
         return ReleaseSummary(
-            **same,
+            **{name: getattr(self, name) for name in ReleaseState.model_fields},
             step_names=tuple(step.name for step in self.steps),
             is_moved=self.is_moved,
             is_ranking=self.config.ranks,
             chance=sum(ALPHA),
             split_alpha=SPLIT_ALPHA,
         )
-
-
-SHOWN = ReleaseSummary.model_fields.keys() & Release.model_fields.keys()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasks.contracts.conversion import VariantLatency
@@ -20,7 +19,7 @@ from tasks.contracts.evaluation import (
     RegressionMetrics,
     SliceMetrics,
 )
-from tasks.contracts.release import Approval, ModelVariant
+from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.reporting.quantities import (
     MISSING,
@@ -67,7 +66,7 @@ def promotion_result(record: RunRecord) -> Result:
     """Promoted, refused (by which gates), or nothing to move."""
     decision = record.promotion
     version, before = decision.candidate.version, decision.previous_champion
-    closed = [gate.name for gate in decision.gates if not gate.passed]
+    closed = decision.closed
     num_passed = len(decision.gates) - len(closed)
     passed = f"{num_passed} of {plural(len(decision.gates), 'gate')} passed"
     kept = f"version {before} stays the champion" if before else "there is no champion"
@@ -81,20 +80,9 @@ def promotion_result(record: RunRecord) -> Result:
     if closed:
         detail = f"{passed}, version {version} is not promoted; {kept}."
         return Result("bad", "✕", f"Refused: {', '.join(closed)}", detail)
-    headline = f"Version {version} {_consent(decision.approval)}"
+    became = decision.approval.outcome if decision.approval else "was not moved"
+    headline = f"Version {version} {became}"
     return Result("care", "→", headline, f"{passed}; {kept}.")
-
-
-def _consent(approval: Approval | None) -> str:
-    if approval is None:
-        return "was not moved"
-    until = f"{approval.deadline:%Y-%m-%d %H:%M} UTC"
-    return {
-        "waiting": f"waits for a person's approval until {until}",
-        "approved": "is approved and was not moved",
-        "rejected": f"was rejected by {approval.approver}",
-        "timed_out": f"was rejected: nobody answered before {until}",
-    }[approval.state]
 
 
 def drift_result(record: RunRecord) -> Result:
@@ -438,16 +426,6 @@ def _counted(things: list[Origin]) -> list[Origin]:
     rest = things[MOST_ORIGINS - 1 :]
     names = ", ".join(thing.name for thing in rest)
     return [*things[: MOST_ORIGINS - 1], Origin(f"and {len(rest)} more", "", names)]
-
-
-def settings_of(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """A nested configuration as rows: dotted name, value as JSON without quotes around words."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from settings_of(value, f"{prefix}{name}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            yield f"{prefix}{name}", text
 
 
 def is_committed(record: RunRecord) -> bool:

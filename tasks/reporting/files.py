@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,10 +20,10 @@ from tasks.kernel.errors import (
 from tasks.kernel.files import write_atomically
 from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.values import plain
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
 from tasks.reporting.page import StoredArtifact, render_page, stored_artifacts
 from tasks.reporting.pictures import Pictures
-from tasks.reporting.quantities import printable
 
 SCHEMA_VERSION = 1
 PAGE, FACTS, LATEST = "report.html", "report.json", "latest"
@@ -127,9 +126,6 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-_SPECIAL = str.maketrans({c: f"&#{ord(c)};" for c in "\\`*_[]|~"})
-
-
 def announcement(record: RunRecord, files: ReportFiles, address: str | None = None) -> str:
     """Results, key figures and where the page lies; names out of the data stay plain text.
 
@@ -138,20 +134,15 @@ def announcement(record: RunRecord, files: ReportFiles, address: str | None = No
         files: its report.
         address: where a platform shows all reports; None where none runs.
     """
-    lines = [f"## {_plain(record.use_case)}: {_plain(record.question)}", ""]
+    lines = [f"## {plain(record.use_case)}: {plain(record.question)}", ""]
     for result in (promotion_result(record), drift_result(record)):
-        lines.append(f"- **{_plain(result.headline)}.** {_plain(result.detail)}")
+        lines.append(f"- **{plain(result.headline)}.** {plain(result.detail)}")
     lines += ["", "| figure | value | |", "| --- | --- | --- |"]
     for tile in key_figures(record):
         value = f"{tile.value} {tile.interval}".strip()
-        lines.append(f"| {_plain(tile.title)} | {_plain(value)} | {_plain(tile.note)} |")
+        lines.append(f"| {plain(tile.title)} | {plain(value)} | {plain(tile.note)} |")
     if address:
         page = f"{address}/{quote(record.run_id)}/{quote(files.page_path.name)}"
         lines += ["", f"[The report]({page}) (asks for the platform's user and password)"]
-    lines += ["", f"Page: {_plain(files.page_path)}", "", f"Facts: {_plain(files.facts_path)}"]
+    lines += ["", f"Page: {plain(files.page_path)}", "", f"Facts: {plain(files.facts_path)}"]
     return "\n".join(lines)
-
-
-def _plain(text: object) -> str:
-    """Text that neither Markdown nor HTML reads as anything else, on one line."""
-    return escape(" ".join(printable(text).split()), quote=False).translate(_SPECIAL)

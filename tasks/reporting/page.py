@@ -24,6 +24,7 @@ from tasks.kernel.settings import (
     ArtifactStore,
     named_artifacts,
 )
+from tasks.kernel.values import flattened
 from tasks.reporting import facts, quantities, training_cost
 from tasks.reporting.drawing import STYLE_SHEET
 from tasks.reporting.pictures import Pictures, draw
@@ -75,7 +76,7 @@ def page_environment() -> Environment:
     )
     for name, sheet in (("chart_style", STYLE_SHEET), ("page_style", FOLDER / "report.css")):
         environment.globals[name] = Markup(sheet.read_text(encoding="utf-8"))
-    environment.filters["prose"] = prose
+    environment.filters.update(prose=prose, flattened=flattened)
     environment.tests["is_shown"] = quantities.is_shown
     environment.filters.update(getmembers(quantities, isfunction))
     return environment

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime
 from typing import TypeGuard
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import Metric
+from tasks.kernel.values import printable as printable
 
 MISSING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -17,17 +17,11 @@ THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
 LARGEST_SHOWN = 1e12
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def is_shown(value: float | None) -> TypeGuard[float]:
     """True for a number that can be written and drawn: neither absent, NaN nor beyond measure."""
     return value is not None and math.isfinite(value) and abs(value) < LARGEST_SHOWN
-
-
-def printable(text: object) -> str:
-    """The text without control characters, which neither XML nor a reader can take."""
-    return _UNPRINTABLE.sub("\ufffd", str(text))
 
 
 def shortened(text: object, longest: int) -> str:

@@ -18,11 +18,15 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import RegistryError
-from tasks.registry.approval import Answer, close_question, reopen_question
+from tasks.registry.approval import Answer, close_question, outcome, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.mlflow_registry import CHAMPION, Registry
-from tasks.registry.promotion import answer_and_promote, find_champion_state, promote
-from tasks.registry.question import open_question, outcome
+from tasks.registry.promotion import (
+    answer_and_promote,
+    find_champion_state,
+    open_question,
+    promote,
+)
 from tests.support.registry.builders import CONFIG, World, comparison, draw_nothing
 from tests.support.suite.promises import Promise, proves
 

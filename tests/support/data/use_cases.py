@@ -26,7 +26,7 @@ WEEKS = {
     "evaluation": {"slices": ["weekday"], "min_slice_rows": 80, "min_days": 3, "replicates": 100},
     "conversion": {"formats": ["onnx-fp32"], "measurement": "quick"},
     "promotion": {
-        **{"min_r2": 0.5, "yardstick_margin": 0.3, "min_skill": -5, "max_bias": 0.5},
+        **{"min_r2": 0.5, "baseline_model_margin": 0.3, "min_skill": -5, "max_bias": 0.5},
         **{"max_slice_error_ratio": 5, "required_hardware": []},
     },
 }

@@ -171,7 +171,7 @@ def variants(
     return kept, dropped
 
 
-def draw_nothing(trained: TrainedModel, evaluation: EvaluationReport, folder: Path) -> None:
+def draw_nothing(evaluation: EvaluationReport, folder: Path) -> None:
     """Stands in for the drawing of pictures, three quarters of the time of registering."""
     folder.mkdir(parents=True, exist_ok=True)
 

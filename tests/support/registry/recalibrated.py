@@ -35,7 +35,7 @@ NAME = CONFIG.model_name
 TRAIN, FIT, HOLDOUT = month(1, 6), month(7, 3), month(10, 3)
 SPLITS = DataSplits(train=TRAIN, validation=FIT, test=HOLDOUT)
 JUDGING = EvaluationConfig(slices=("month",))
-GATES = PromotionConfig(min_auc=0.55, max_calibration_error=0.5, yardstick_margin=0.2)
+GATES = PromotionConfig(min_auc=0.55, max_calibration_error=0.5, baseline_model_margin=0.2)
 RECALIBRATING = RecalibrationConfig(min_rows=200)
 
 

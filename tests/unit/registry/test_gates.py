@@ -18,6 +18,7 @@ from tasks.contracts.evaluation import (
     Metric,
     SingleFeature,
 )
+from tasks.contracts.release import GateResult
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
 from tests.support.data import builders as shared
@@ -52,11 +53,11 @@ def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> No
         ("overall.auc.value", NAN, "auc-floor", "nan"),
         ("overall.auc.value", 0.96, "leak-suspicion", "leak of the label"),
         ("overall.auc.value", NAN, "leak-suspicion", "nan"),
-        ("comparisons.0.auc_difference.value", -0.0051, "yardstick", "-0.0051"),
-        ("comparisons.0.auc_difference.value", NAN, "yardstick", "nan"),
-        ("comparisons", (), "yardstick", "not exactly one"),
-        ("comparisons.0.against", "champion:1", "yardstick", "not exactly one"),
-        ("comparisons.1.against", "yardstick", "yardstick", "not exactly one"),
+        ("comparisons.0.auc_difference.value", -0.0051, "baseline-model", "-0.0051"),
+        ("comparisons.0.auc_difference.value", NAN, "baseline-model", "nan"),
+        ("comparisons", (), "baseline-model", "not exactly one"),
+        ("comparisons.0.against", "champion:1", "baseline-model", "not exactly one"),
+        ("comparisons.1.against", "yardstick", "baseline-model", "not exactly one"),
         ("comparisons.1.auc_difference.low", -0.0051, "champion", "version 1"),
         ("comparisons.1.auc_difference.low", NAN, "champion", "nan"),
         ("comparisons", (), "champion", "compares with nothing"),
@@ -86,7 +87,7 @@ def test_a_gate_closes_on_bad_or_missing_judgement(
         ("overall.auc.value", CONFIG.min_auc, "auc-floor"),
         ("overall.auc.value", CONFIG.max_plausible_auc, "leak-suspicion"),
         ("overall.calibration_error.value", CONFIG.max_calibration_error, "calibration"),
-        ("comparisons.0.auc_difference.value", -CONFIG.yardstick_margin, "yardstick"),
+        ("comparisons.0.auc_difference.value", -CONFIG.baseline_model_margin, "baseline-model"),
         ("comparisons.1.auc_difference.low", -CONFIG.champion_margin, "champion"),
         ("slices.0.metrics.auc.value", CONFIG.min_slice_auc, "worst-slice"),
     ],
@@ -214,7 +215,7 @@ def judged(good: Evidence, auc: float, error: float, yardstick: float, low: floa
 @example(
     auc=CONFIG.max_plausible_auc,
     error=0.0,
-    yardstick=-CONFIG.yardstick_margin,
+    yardstick=-CONFIG.baseline_model_margin,
     low=-CONFIG.champion_margin,
 )
 def test_gates_open_exactly_when_each_number_is_within_its_bound(
@@ -224,7 +225,7 @@ def test_gates_open_exactly_when_each_number_is_within_its_bound(
         "auc-floor": auc >= CONFIG.min_auc,
         "leak-suspicion": auc <= CONFIG.max_plausible_auc,
         "calibration": 0 <= error <= CONFIG.max_calibration_error,
-        "yardstick": -CONFIG.yardstick_margin <= yardstick <= 1,
+        "baseline-model": -CONFIG.baseline_model_margin <= yardstick <= 1,
         "champion": -CONFIG.champion_margin <= low <= 1,
     }
 
@@ -241,6 +242,11 @@ def test_the_worst_of_all_slices_decides(good: Evidence, aucs: list[float]) -> N
     refused = closed(with_evaluation(good, "slices", slices))
 
     assert ("worst-slice" not in refused) == all(CONFIG.min_slice_auc <= auc <= 1 for auc in aucs)
+
+
+def test_decisions_and_configurations_of_before_are_read_under_todays_names() -> None:
+    assert GateResult(name="yardstick", passed=True, evidence="").name == "baseline-model"
+    assert PromotionConfig.model_validate({"yardstick_margin": 0.1}).baseline_model_margin == 0.1
 
 
 def test_a_floor_above_the_ceiling_is_rejected_with_the_fix() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from tasks.contracts.training import EpochMetrics, StudyRecord, TrialRecord
+from tasks.registry.candidate import end_study, record_trials
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow
 from tasks.registry.mlflow_registry import Registry
-from tasks.registry.trials import end_study, record_trials
 
 CONFIG = RegistryConfig(model_name="delay", experiment="flights")
 

@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.rollout import Action, Evidence, Finding, MetricName, Period, Shares
-from tasks.kernel.errors import DataContractError
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
-from tasks.release.evidence import check_labels, no_labels, observe
+from tasks.release.evidence import no_labels, observe
 from tasks.release.policy import decide
 from tasks.release.records import Release
 from tests.support.release.builders import CONFIG, SETTLE, START, Rows, release
@@ -24,7 +23,9 @@ STICKY = release(CONFIG.model_copy(update={"sticky": True}), step=1)
 def seen(
     rows: Rows, known: Release, labels: pd.DataFrame | None = None, until: datetime = NOW - SETTLE
 ) -> Evidence:
-    table = no_labels() if labels is None else labels
+    table = no_labels() if labels is None else labels.assign(request_row=0)
+    if "labelled_at" not in table:
+        table = table.assign(labelled_at=pd.date_range(START, periods=len(table), freq="s"))
     return compare(observe(rows.table, known, table, until), known)
 
 
@@ -308,13 +309,3 @@ def test_each_period_counts_for_its_own_split() -> None:
     found = seen(rows, known)
     assert found.step_requests == 250
     assert (found.shadow.num_requests, found.stable.num_requests) == (1000, 1750)
-
-
-def test_labels_that_are_none_are_refused_with_a_sentence() -> None:
-    with pytest.raises(DataContractError, match="label"):
-        check_labels(pd.DataFrame({"request_id": ["a"]}))
-    with pytest.raises(DataContractError, match="number"):
-        check_labels(pd.DataFrame({"request_id": ["a"], "label": ["late"]}))
-    moments = pd.to_datetime([START, START + timedelta(hours=1)])
-    twice = pd.DataFrame({"request_id": ["a", "a"], "label": [0.0, 1.0], "labelled_at": moments})
-    assert check_labels(twice)["label"].tolist() == [1.0]
