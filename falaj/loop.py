@@ -57,7 +57,7 @@ def train(*, context: Here) -> list[str]:
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.training import training_flow
-        from tasks.reporting.training_cost import describe_cost
+        from tasks.reporting.facts import describe_cost
 
         trained = training_flow(config)
         version, model, store = trained.version, trained.model, context.settings.store
@@ -217,14 +217,14 @@ def compress(
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.compression import model_compression_flow
-        from tasks.reporting.compression import page_path
+        from tasks.reporting.page import compression_path
 
         if method:
             chosen = config.compression.model_copy(update={"method": method})
             config = config.model_copy(update={"compression": chosen})
         result = model_compression_flow(config, version)
-        page = page_path(result, context.settings.reports)
-        return [*compression_lines(result), row("Page", page)]
+        path = compression_path(result, context.settings.reports)
+        return [*compression_lines(result), row("Told in", path)]
 
     return run_flow(context, work)
 

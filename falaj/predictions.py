@@ -84,8 +84,7 @@ def export(
     """
     import pyarrow as pa
 
-    from tasks.predictions.joining import JoinTally, labelled_rows
-    from tasks.predictions.labels import LABEL
+    from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
     from tasks.predictions.reading import (
         LogQuery,
         ReadTally,

@@ -60,7 +60,7 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
         evaluation = judge(model, dataset, config)
         released = promoted(model, evaluation, dataset, config)
         result = result.model_copy(update={"evaluation": evaluation, **released})
-    publish_compression(result, config.name)
+    publish_compression(result)
     return result
 
 

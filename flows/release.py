@@ -22,8 +22,7 @@ from tasks.contracts.release import ChampionState
 from tasks.features.task import record_act
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import Settings
-from tasks.predictions.joining import JoinTally, LabelJoin, labels_of_requests
-from tasks.predictions.labels import KNOWN_AT
+from tasks.predictions.labels import KNOWN_AT, JoinTally, LabelJoin, labels_of_requests
 from tasks.predictions.reading import LogQuery, ReadTally, read_rows
 from tasks.predictions.schema import FIXED
 from tasks.registry.approval import VISIBLE

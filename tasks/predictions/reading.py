@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -119,28 +120,20 @@ def count_by_version(
 ) -> list[LogCount]:
     """Rows by model, version, variant and track, in this order."""
     keys = [VERSION, VARIANT, TRACK]
-    wanted = [*keys, EVENT_TIME, ERROR]
-    moments = [(EVENT_TIME, "count"), (EVENT_TIME, "min"), (EVENT_TIME, "max"), (ERROR, "count")]
+    each = [(EVENT_TIME, "count"), (EVENT_TIME, "min"), (EVENT_TIME, "max"), (ERROR, "count")]
+    whole = {f"{name}_{what}": "sum" if what == "count" else what for name, what in each}
     found: list[LogCount] = []
     for name in [model] if model else logged_models(home):
         query = LogQuery(name, window, answered=None)
         counted = [
-            table.group_by(keys).aggregate(moments)
-            for table in read_rows(home, query, wanted, tally=tally)
+            table.group_by(keys).aggregate(each).to_pandas()
+            for table in read_rows(home, query, [*keys, EVENT_TIME, ERROR], tally=tally)
         ]
-        if not counted:
-            continue
-        summed = pa.concat_tables(counted).group_by(keys).aggregate(
-            [(f"{column}_{what}", "sum" if what == "count" else what) for column, what in moments]
-        )  # fmt: skip
-        columns = [column.to_pylist() for column in summed.select(keys).columns]
-        numbers = [summed.column(f"{c}_{w}_{'sum' if w == 'count' else w}") for c, w in moments]
-        for version, variant, track, rows, first, last, refused in zip(
-            *columns, *(number.to_pylist() for number in numbers), strict=True
-        ):
-            names = (name, version or "", variant or "", track or "")
-            found.append(LogCount(*names, rows - refused, refused, first, last))
-    return sorted(found, key=lambda count: (count.model, count.version, count.variant, count.track))
+        if counted:
+            parts = pd.concat(counted).fillna(dict.fromkeys(keys, ""))
+            for by, (rows, first, last, refused) in parts.groupby(keys).agg(whole).iterrows():
+                found.append(LogCount(name, *by, rows - refused, refused, first, last))
+    return found
 
 
 def logged_columns(home: Path, model: str, window: TimeWindow | None = None) -> pa.Schema:

@@ -81,6 +81,15 @@ def model_folder(home: Path, model: str) -> Path:
     return log_root(home) / f"model={quote(model, safe='')}"
 
 
+BY_REQUEST, BY_ENTITY = "request", "entity"
+"""What labels are named by: beginnings of the names of their tables."""
+
+
+def labels_folder(home: Path, model: str) -> Path:
+    """Where the labels of a model lie."""
+    return log_root(home) / "labels" / f"model={quote(model, safe='')}"
+
+
 def day_folder(home: Path, model: str, day: date) -> Path:
     """Folder of one UTC day of a model."""
     return model_folder(home, model) / f"day={day.isoformat()}"

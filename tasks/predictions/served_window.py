@@ -26,8 +26,7 @@ from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.predictions.joining import JoinTally, labelled_rows
-from tasks.predictions.labels import LABEL, labels_folder
+from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
 from tasks.predictions.reading import (
     LogQuery,
     ReadTally,
@@ -35,7 +34,14 @@ from tasks.predictions.reading import (
     logged_segments,
     read_rows,
 )
-from tasks.predictions.schema import EVENT_TIME, FEATURE, MOMENT_TYPE, SCORE, open_mask
+from tasks.predictions.schema import (
+    EVENT_TIME,
+    FEATURE,
+    MOMENT_TYPE,
+    SCORE,
+    labels_folder,
+    open_mask,
+)
 
 SUITE = "prediction_log"
 STABLE = "stable"

@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import private_folder, write_atomically
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.labels import BY_REQUEST, labels_folder
 from tasks.predictions.schema import (
+    BY_REQUEST,
     REQUEST_ID,
     SUBJECT,
     WRITTEN,
     day_of,
+    labels_folder,
     log_root,
     logged_models,
     mask_key_file,
@@ -117,9 +118,8 @@ def _keep_day(home: Path, folder: Path, writer: SegmentWriter, *, is_finished: b
 def _is_whole(home: Path, segment: Path) -> bool:
     """Read all of a segment; a damaged one is moved out of the log, where nobody reads it."""
     try:
-        with pq.ParquetFile(segment, page_checksum_verification=True) as file:
-            for number in range(file.num_row_groups):
-                file.read_row_group(number, use_threads=False)
+        for _ in _row_groups(segment, page_checksum_verification=True):
+            pass
     except (OSError, pa.ArrowException) as exc:
         logger.error("%s", damaged(segment, exc))
         aside = private_folder(log_root(home) / "damaged")
@@ -127,6 +127,12 @@ def _is_whole(home: Path, segment: Path) -> bool:
         segment.rename(aside / f"{day.parent.name}.{day.name}.{segment.name}")
         return False
     return True
+
+
+def _row_groups(segment: Path, **options: bool) -> Iterator[pa.Table]:
+    with pq.ParquetFile(segment, **options) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number, use_threads=False)
 
 
 def _remove(folder: Path) -> None:
@@ -156,12 +162,11 @@ def _tables(segments: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
     """Rows of all segments in tables of about a row group, at most two of them in memory."""
     waiting: list[pa.Table] = []
     for segment in segments:
-        with pq.ParquetFile(segment) as file:
-            for number in range(file.num_row_groups):
-                waiting.append(fitted(file.read_row_group(number, use_threads=False), schema))
-                if sum(table.num_rows for table in waiting) >= ROW_GROUP_ROWS:
-                    yield pa.concat_tables(waiting)
-                    waiting = []
+        for table in _row_groups(segment):
+            waiting.append(fitted(table, schema))
+            if sum(table.num_rows for table in waiting) >= ROW_GROUP_ROWS:
+                yield pa.concat_tables(waiting)
+                waiting = []
     if waiting:
         yield pa.concat_tables(waiting)
 
@@ -254,11 +259,9 @@ def _erase_from(
 
 def _others(segment: Path, names: list[str]) -> Iterator[pa.Table]:
     """The rows of everybody else, one row group at a time."""
-    with pq.ParquetFile(segment) as file:
-        for number in range(file.num_row_groups):
-            table = file.read_row_group(number)
-            theirs = pc.is_in(table.column(SUBJECT), value_set=pa.array(names))
-            yield table.filter(pc.invert(theirs))
+    for table in _row_groups(segment):
+        theirs = pc.is_in(table.column(SUBJECT), value_set=pa.array(names))
+        yield table.filter(pc.invert(theirs))
 
 
 def _erase_labels(folder: Path, requests: set[str], erasure: Erasure) -> None:

@@ -24,8 +24,8 @@ from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import platform_address
 from tasks.kernel.values import plain
 from tasks.registry.config import PromotionConfig
-from tasks.registry.connection import RegistryLocation, exclusive
-from tasks.registry.mlflow_registry import RegisteredVersion, Registry
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.mlflow_registry import RegisteredVersion, Registry, held_registry
 from tasks.registry.model_folder import digest_of_value
 
 logger = logging.getLogger(__name__)
@@ -153,8 +153,7 @@ def reopen_question(name: str, number: int, location: RegistryLocation, now: dat
         TransientError: the registry was busy.
         StorageError: the disk refused. Nothing was asked.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         version = registry.version(name, number)
         question, known = read_question(registry, version), known_approval(version)
         if known is not None and known.state != WAITING:
@@ -180,8 +179,7 @@ def record_answer(
         RegistryError: nobody was asked, or by now about something else.
         TransientError: the registry was busy.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         version = registry.version(name, number)
         question, known = read_question(registry, version), known_approval(version)
         if digest not in (None, question.digest):
@@ -210,8 +208,7 @@ def close_question(
         RegistryError: the version is gone.
         TransientError: the registry was busy.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         version = registry.version(name, number)
         known = known_approval(version)
         if known is None or version.tags.get(QUESTION_TAG) != digest:
@@ -334,30 +331,23 @@ def _picture(run_folder: Path) -> list[str]:
     return [f"![quality](data:image/png;base64,{data})", ""]
 
 
-def announcement(
-    ref: ModelVersionRef, evaluation: EvaluationReport, commit: str, run_folder: Path, home: Path
-) -> str:
-    """What was registered, from what, and where to read more.
+def announcement(ref: ModelVersionRef, run_folder: Path, home: Path) -> str:
+    """What was registered, and where to read more.
 
     Args:
         ref: the version.
-        evaluation: its judgement.
-        commit: of the code.
-        run_folder: folder of the MLflow run's files, with the pictures that were drawn.
+        run_folder: folder of the MLflow run's files, with the picture that was drawn.
         home: the state folder; a platform that runs on it is linked to.
     """
     base = platform_address(home, "mlflow_url")
     page = f"{base}/#/models/{quote(ref.name)}/versions/{ref.version}"
-    facts = {
-        "MLflow": f"[model version and run]({page}) (asks for the platform's user and password)"
-        if base
-        else f"run `{plain(ref.run_id)}`",
-        "lineage": f"`python -m falaj trace models/{plain(ref.name)}/{ref.version}`",
-        "judged on": plain(evaluation.window),
-        "program": f"`{plain(ref.program_sha256[:12])}`",
-        "training snapshot": f"`{plain(ref.snapshot_sha256[:12])}`",
-        "code": f"`{plain(commit[:12])}`",
-    }
-    lines = [f"## {plain(ref.name)} version {ref.version}", "", "| | |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in facts.items()]
-    return "\n".join([*lines, "", *_picture(run_folder)]) + "\n"
+    found = f"[In MLflow]({page}) (asks for the platform's user and password)"
+    lines = [
+        f"## {plain(ref.name)} version {ref.version}",
+        "",
+        found if base else f"MLflow run `{plain(ref.run_id)}`",
+        "",
+        f"Lineage: `python -m falaj trace models/{plain(ref.name)}/{ref.version}`",
+        "",
+    ]
+    return "\n".join([*lines, *_picture(run_folder)]) + "\n"

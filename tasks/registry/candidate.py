@@ -26,7 +26,7 @@ from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.settings import ArtifactStore
 from tasks.kernel.values import flattened
 from tasks.registry.config import RegistryConfig
-from tasks.registry.connection import RegistryLocation, exclusive
+from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
     COMPRESSED_TAG,
@@ -41,6 +41,7 @@ from tasks.registry.mlflow_registry import (
     MetricPoint,
     RegisteredVersion,
     Registry,
+    held_registry,
 )
 from tasks.registry.model_folder import VersionRecord, read_version, write_import, write_model
 
@@ -72,8 +73,8 @@ def register_candidate(
         StorageError: the disk refused.
     """
     _check_they_belong_together(trained, evaluation, dataset)
-    registry, tags = Registry(location), _tags(trained, dataset.snapshot, code_commit)
-    with exclusive(location):
+    tags = _tags(trained, dataset.snapshot, code_commit)
+    with held_registry(location) as registry:
         version = _find_undamaged(
             registry, config.model_name, tags, lambda record: record.manifest is not None
         )
@@ -271,8 +272,8 @@ def register_import(
         "family": imported.family,
         "code_commit": code_commit,
     }
-    registry, name = Registry(location), config.model_name
-    with exclusive(location):
+    name = config.model_name
+    with held_registry(location) as registry:
         version = _find_undamaged(
             registry,
             name,
@@ -327,8 +328,8 @@ def claim_model_name(
     database = location.database_path
     if not reserve and database is not None and not database.exists():
         return
-    registry, name = Registry(location), config.model_name
-    with exclusive(location):
+    name = config.model_name
+    with held_registry(location) as registry:
         owner = registry.owner(name)
         if owner == use_case:
             return
@@ -382,8 +383,7 @@ def record_trials(
         RegistryError: MLflow refused.
         StorageError: the disk refused.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         known = registry.runs_by_tag(config.experiment, {STUDY_TAG: study}, TRIAL_TAG)
         parent = known[_WHOLE].run_id if _WHOLE in known else _start_study(registry, config, study)
         for number, run in known.items():
@@ -402,8 +402,7 @@ def end_study(record: StudyRecord, config: RegistryConfig, location: RegistryLoc
         TransientError, RegistryError, StorageError: as `record_trials`.
     """
     record_trials(record.study, record.trials, config, location)
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         known = registry.runs_by_tag(config.experiment, {STUDY_TAG: record.study}, TRIAL_TAG)
         states: list[str] = [trial.state for trial in record.trials]
         points = [

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,13 @@ from urllib.request import url2pathname
 from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.files import write_atomically
-from tasks.registry.connection import RegistryLocation, explained, load_mlflow, prepare_database
+from tasks.registry.connection import (
+    RegistryLocation,
+    exclusive,
+    explained,
+    load_mlflow,
+    prepare_database,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -329,6 +336,14 @@ class Registry:
         with explained(self.location):
             models = self._client.search_registered_models(f"name = '{name}'")
         return models[0] if models else None
+
+
+@contextmanager
+def held_registry(location: RegistryLocation) -> Iterator[Registry]:
+    """The registry, and nobody else changes it meanwhile; see `exclusive`."""
+    registry = Registry(location)
+    with exclusive(location):
+        yield registry
 
 
 def _known(version: ModelVersion) -> RegisteredVersion:

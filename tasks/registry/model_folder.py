@@ -38,7 +38,7 @@ from tasks.contracts.training import (
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
 from tasks.kernel.settings import ArtifactStore
-from tasks.registry.connection import RegistryLocation, exclusive
+from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
     MANIFEST_TAG,
@@ -46,7 +46,7 @@ from tasks.registry.mlflow_registry import (
     ORIGIN_TAG,
     VARIANTS_TAG,
     RegisteredVersion,
-    Registry,
+    held_registry,
 )
 
 Value = TypeVar("Value", bound=BaseModel)
@@ -489,8 +489,7 @@ def attach_variants(
         StorageError: the disk refused.
     """
     _check(ref, variants)
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         version = registry.confirmed(ref)
         record = read_version(version)
         together = _with_other_classes(record, variants)

@@ -32,7 +32,7 @@ from tasks.registry.approval import (
     reopen_question,
 )
 from tasks.registry.config import PromotionConfig
-from tasks.registry.connection import RegistryLocation, exclusive
+from tasks.registry.connection import RegistryLocation
 from tasks.registry.gates import Evidence, judge
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
@@ -44,6 +44,7 @@ from tasks.registry.mlflow_registry import (
     WITHDRAWN_TAG,
     RegisteredVersion,
     Registry,
+    held_registry,
 )
 from tasks.registry.model_folder import read_version
 
@@ -78,8 +79,7 @@ def promote(
         TransientError: the registry was busy.
         StorageError: the disk refused; the alias was not moved.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         version = registry.confirmed(candidate)
         current = registry.by_alias(candidate.name, CHAMPION)
         evidence = Evidence(
@@ -369,8 +369,7 @@ def roll_back(
         TransientError: the registry was busy.
         StorageError: the disk refused; the alias was not moved.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         champion = registry.by_alias(name, CHAMPION)
         if champion is not None and champion.tags.get(RESTORED_BY_TAG) == order_id:
             return _read_record(registry, champion, order_id)
@@ -426,8 +425,7 @@ def withdraw(
         TransientError: the registry was busy.
         StorageError: the disk refused; no alias was moved.
     """
-    registry = Registry(location)
-    with exclusive(location):
+    with held_registry(location) as registry:
         version = registry.version(name, number)
         current = registry.by_alias(name, CHAMPION)
         registry.set_tags(version, {WITHDRAWN_TAG: reason})

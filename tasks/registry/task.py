@@ -206,9 +206,7 @@ def register_candidate(
     )
     folder = Registry(location).run_folder(ref.run_id)
     create_markdown_artifact(
-        approval.announcement(
-            ref, evaluation, code_commit, folder, Settings.from_environment().home
-        ),
+        approval.announcement(ref, folder, Settings.from_environment().home),
         key="registered-model",
         description=f"{ref.name} version {ref.version} is the candidate",
     )

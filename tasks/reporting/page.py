@@ -1,34 +1,49 @@
-"""The page of one run: a template filled with the record, its pictures and nothing from outside."""
+"""The page of one run, and putting it where people find it: complete, one address for the newest.
+
+A template is filled with the record, its pictures and nothing from outside.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from inspect import getmembers, isfunction
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts.base import Artifact
 from tasks.contracts.evaluation import RegressionMetrics
+from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
-from tasks.kernel.errors import ArtifactError
+from tasks.kernel.errors import (
+    ArtifactError,
+    ConfigurationError,
+    StorageError,
+    refused_writes_explained,
+)
+from tasks.kernel.files import write_atomically
+from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
     URI_SCHEME,
     ArtifactStore,
     named_artifacts,
 )
-from tasks.kernel.values import flattened
-from tasks.reporting import facts, quantities, training_cost
+from tasks.kernel.values import flattened, plain
+from tasks.reporting import facts, quantities
 from tasks.reporting.drawing import STYLE_SHEET
+from tasks.reporting.facts import drift_result, key_figures, promotion_result
 from tasks.reporting.pictures import Pictures, draw
-from tasks.reporting.quantities import count, decimal
+from tasks.reporting.quantities import count, decimal, difference, estimate
 
 FOLDER = Path(__file__).parent
 _UNBROKEN = re.compile(
@@ -55,7 +70,6 @@ def render_page(
         record=record,
         facts=facts,
         pictures=pictures or draw(record),
-        training_cost=training_cost,
         stored=stored,
         docs=docs,
         checks=checks(record, stored),
@@ -178,3 +192,180 @@ def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
 
 def _python(program: str) -> str:
     return f"python -c {shlex.quote(program)}"
+
+
+SCHEMA_VERSION = 1
+PAGE, FACTS, LATEST = "report.html", "report.json", "latest"
+DATA_DOCS = Path("data_docs") / "current" / "index.html"
+"""Place in the state folder; one for all use cases, whose reports lie in folders of their own."""
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where one report lies; `latest_path` is the page of the newest run, at a fixed place."""
+
+    page_path: Path
+    facts_path: Path
+    latest_path: Path
+
+
+def write_report(
+    record: RunRecord, store: ArtifactStore, folder: Path, pictures: Pictures | None = None
+) -> ReportFiles:
+    """Write `<folder>/<run id>/report.html` and `report.json`, and let `latest` lead to the newest.
+
+    The same record gives the same files, so it can be repeated. The page is written after its
+    facts: where there is a page, there are facts. `latest` never goes back to an older run.
+
+    Args:
+        record: what the run did.
+        store: holds the artifacts that the record names; each is read to check its digest.
+        folder: folder of all reports.
+        pictures: of the run; they are drawn here where none are given.
+
+    Raises:
+        ConfigurationError: the run id cannot be the name of a folder.
+        StorageError: the disk refused a write, or something else lies at `latest`.
+    """
+    _check_run_id(record.run_id)
+    stored = stored_artifacts(record, store)
+    target = folder / record.run_id
+    write_atomically(target / FACTS, facts_as_json(record, stored))
+    docs = os.path.relpath(store.root.parent / DATA_DOCS, target)
+    write_atomically(target / PAGE, render_page(record, stored, docs, pictures))
+    _lead_to(target, folder / LATEST, record.started)
+    return ReportFiles(target / PAGE, target / FACTS, folder / LATEST / PAGE)
+
+
+def facts_as_json(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:
+    """The record as JSON, its fields at the top level, so that a stranger can recompute its claims.
+
+    Beside them: `schema_version`; `paths`, the place of each artifact URI below the state folder;
+    `damaged`, URIs whose content was absent or not what the digest says when this was written. A
+    number that is not finite is null, because JSON has no word for it.
+    """
+    facts = {
+        "schema_version": SCHEMA_VERSION,
+        **json.loads(record.model_dump_json()),
+        "paths": {s.artifact.uri: s.path for s in stored},
+        "damaged": [s.artifact.uri for s in stored if not s.whole],
+    }
+    return json.dumps(facts, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _check_run_id(run_id: str) -> None:
+    if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
+        raise ConfigurationError(
+            f"run id {run_id!r} cannot name the report's folder; expected 1 to 128 letters, "
+            "digits, dots, dashes and underscores, starting with a letter or digit, and not "
+            f"{LATEST!r}. No report was written"
+        )
+
+
+def _lead_to(target: Path, latest: Path, started: datetime) -> None:
+    """Swap the link `latest` in one step, unless it leads to a run that started later."""
+    if latest.exists() and not latest.is_symlink():
+        raise StorageError(
+            f"{latest} is a file or folder, expected a link to the newest report; the report "
+            f"itself is whole in {target}. Move {latest} away and run again"
+        )
+    if _started(latest / FACTS) > _in_utc(started):
+        return
+    with (
+        refused_writes_explained(latest),
+        scratch_folder(".latest", latest.parent) as aside,
+    ):
+        link = aside / LATEST
+        os.symlink(target.name, link, target_is_directory=True)
+        link.replace(latest)
+
+
+def _started(facts_path: Path) -> datetime:
+    """When the run of these facts started; the beginning of time where they cannot be read."""
+    try:
+        facts = json.loads(facts_path.read_text(encoding="utf-8"))
+        return _in_utc(datetime.fromisoformat(facts["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return _BEGINNING
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def announcement(record: RunRecord, files: ReportFiles, address: str | None = None) -> str:
+    """Results, key figures and where the page lies; names out of the data stay plain text.
+
+    Args:
+        record: what the run did.
+        files: its report.
+        address: where a platform shows all reports; None where none runs.
+    """
+    lines = [f"## {plain(record.use_case)}: {plain(record.question)}", ""]
+    for result in (promotion_result(record), drift_result(record)):
+        lines.append(f"- **{plain(result.headline)}.** {plain(result.detail)}")
+    lines += ["", "| figure | value | |", "| --- | --- | --- |"]
+    for tile in key_figures(record):
+        value = f"{tile.value} {tile.interval}".strip()
+        lines.append(f"| {plain(tile.title)} | {plain(value)} | {plain(tile.note)} |")
+    if address:
+        page = f"{address}/{quote(record.run_id)}/{quote(files.page_path.name)}"
+        lines += ["", f"[The report]({page}) (asks for the platform's user and password)"]
+    lines += ["", f"Page: {plain(files.page_path)}", "", f"Facts: {plain(files.facts_path)}"]
+    return "\n".join(lines)
+
+
+def write_compression(result: CompressionResult, folder: Path) -> tuple[Path, str]:
+    """Write the outcome of a model compression as `compression.md`, and its facts beside it.
+
+    The same result gives the same files, so it can be repeated.
+
+    Returns:
+        Path of the Markdown, and its text.
+
+    Raises:
+        StorageError: the disk refused a write.
+    """
+    path, text = compression_path(result, folder), describe_compression(result)
+    write_atomically(path.with_suffix(".json"), result.model_dump_json(indent=1) + "\n")
+    write_atomically(path, text)
+    return path, text
+
+
+def compression_path(result: CompressionResult, folder: Path) -> Path:
+    """Where the outcome is told: one for each parent and method."""
+    made = result.compression
+    name = f"compression-{made.parent.name}-v{made.parent.version}-{made.method}"
+    return folder / name / "compression.md"
+
+
+def describe_compression(result: CompressionResult) -> str:
+    """How small, how good, and whether a teacher helped, in Markdown."""
+    made, judged, decision = result.compression, result.judged, result.promotion
+    outcome = f"**Not registered.** {judged.refusal}"
+    if result.version is not None:
+        is_champion = decision is not None and decision.promoted
+        became = "is the champion" if is_champion else "was registered, and is not the champion"
+        outcome = f"**{result.version.name} version {result.version.version} {became}.**"
+    small, distils = result.num_parameters, judged.control is not None
+    networks = {
+        "large network": (made.parent_parameters, judged.parent),
+        "small network": (small, None if distils else judged.student),
+        "small, distilled": (small, judged.distilled),
+        "small, control": (small, judged.control),
+    }
+    changes = {"small minus large": judged.to_parent, "distilled minus control": judged.gain}
+    lines = [outcome, "", f"| network | parameters | {judged.parent.primary_name} |"]
+    lines += ["| --- | --- | --- |"]
+    for name, (size, quality) in networks.items():
+        if quality is not None:
+            lines.append(f"| {name} | {size:,} | {estimate(quality.primary, 4)} |")
+    lines.append("")
+    lines += [f"- {name}: {difference(c.primary)}" for name, c in changes.items() if c is not None]
+    gates = decision.gates if decision else ()
+    lines += [f"- gate {gate.name}: {plain(gate.evidence)}" for gate in gates if not gate.passed]
+    if judged.result:
+        lines += ["", judged.result, "", f"{result.choice[:1].upper()}{result.choice[1:]}."]
+    return "\n".join(lines) + "\n"

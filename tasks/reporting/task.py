@@ -23,7 +23,7 @@ from tasks.kernel.settings import Settings, platform_address
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from tasks.reporting.files import ReportFiles
+    from tasks.reporting.page import ReportFiles
 
 # Never cached: a report that someone removed is written again, and it takes a moment only.
 
@@ -42,7 +42,7 @@ def publish_report(record: RunRecord) -> ReportFiles:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.files import announcement, write_report
+    from tasks.reporting.page import announcement, write_report
     from tasks.reporting.pictures import draw
 
     settings, pictures = Settings.from_environment(), draw(record)
@@ -122,29 +122,25 @@ def publish_search(record: StudyRecord) -> str:
     task_run_name="page-{result.compression.method}-of-v{result.compression.parent.version}",
     **_POLICY,
 )
-def publish_compression(result: CompressionResult, use_case: str) -> str:
-    """Write the page of a model compression, show its pictures; returns the page's path.
+def publish_compression(result: CompressionResult) -> str:
+    """Write the outcome of a model compression and show it; returns the path of its Markdown.
 
     The path is relative to the state folder. Safe to retry: the same result gives the same files.
 
     Raises:
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.compression import announcement, gallery, write_compression_page
+    from tasks.reporting.page import write_compression
 
-    settings = Settings.from_environment()
-    pictures, made = gallery(result), result.compression
-    page = write_compression_page(result, use_case, settings.reports, pictures)
-    path = str(page.relative_to(settings.home))
-    parent = f"{made.parent.name} version {made.parent.version}"
-    _show(pictures, "compression", f"{made.method} of {parent}")
+    settings, parent = Settings.from_environment(), result.compression.parent
+    path, text = write_compression(result, settings.reports)
+    outcome = "refused" if result.judged.refusal else "registered"
     create_markdown_artifact(
-        announcement(result, path),
+        text,
         key="compression",
-        description=f"A smaller network of {parent}: "
-        f"{'refused' if result.judged.refusal else 'registered'}",
+        description=f"A smaller network of {parent.name} version {parent.version}: {outcome}",
     )
-    return path
+    return str(path.relative_to(settings.home))
 
 
 def _show(pictures: Mapping[str, Markup], key: str, subject: str) -> None:

@@ -16,7 +16,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore, Settings
-from tasks.reporting.files import write_report
+from tasks.reporting.page import write_report
 from tasks.reporting.task import publish_report
 from tests.support.reporting.run_records import hostile_record, run_record
 from tests.support.services.browser import Page, browser, needs_browser

@@ -30,16 +30,18 @@ from tasks.kernel.settings import Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
-from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.task import find_champion
 from tests.support.control import builders as evidence
 from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry import builders
+from tests.support.registry.builders import migrated
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.serving.served_rows import log_frame, served
 
+__all__ = ["migrated"]  # a fixture
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WINDOW = month(10)
 FRAME = frame(8000)
@@ -74,13 +76,6 @@ def check_in_a_run(
     champion = find_champion(config.registry)
     assert champion is not None
     return check_served(champion, reference, window, config)
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
 
 
 @pytest.fixture

@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 
 from tasks.registry import pictures
-from tasks.registry.connection import RegistryLocation, prepare_database
 from tests.support.registry import builders
-from tests.support.registry.builders import World
+from tests.support.registry.builders import World, migrated
 
-
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database; its schema migrations run once."""
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
+__all__ = ["migrated"]  # a fixture
 
 
 @pytest.fixture

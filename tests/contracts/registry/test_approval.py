@@ -20,7 +20,6 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import RegistryError
 from tasks.registry.approval import Answer, close_question, outcome, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
-from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import (
     answer_and_promote,
     find_champion_state,
@@ -65,13 +64,8 @@ def answer(
     return answer_and_promote(NAME, number, what, world.location, world.store, seen)
 
 
-def champion(world: World) -> int | None:
-    found = Registry(world.location).by_alias(NAME, CHAMPION)
-    return None if found is None else found.number
-
-
 def tags(world: World, number: int = 1) -> dict[str, str]:
-    return dict(Registry(world.location).version(NAME, number).tags)
+    return dict(world.version(number).tags)
 
 
 def state_of(decision: PromotionDecision) -> str | None:
@@ -84,7 +78,7 @@ def test_open_gates_are_not_enough_where_consent_is_required(world: World) -> No
     assert all(gate.passed for gate in decision.gates)
     assert not decision.promoted
     assert state_of(decision) == "waiting"
-    assert champion(world) is None
+    assert world.champion is None
     assert tags(world)["promotion"] == "all gates open, waiting"
     assert "waits for a person's approval until 2014-02-02 12:00 UTC" in outcome(decision)
 
@@ -96,7 +90,7 @@ def test_an_approval_moves_the_champion_and_is_recorded_in_decision_tags_and_fil
     decision = answer(world, said())
 
     assert decision.promoted
-    assert champion(world) == 1
+    assert world.champion == 1
     assert decision.approval is not None
     assert (decision.approval.state, decision.approval.approver) == ("approved", "Ana")
     assert decision.approval.answered == NOON + HOUR
@@ -105,7 +99,7 @@ def test_an_approval_moves_the_champion_and_is_recorded_in_decision_tags_and_fil
         "approved", "Ana", "seen",
     )  # fmt: skip
     assert seen["promotion"] == "all gates open, approved by Ana"
-    folder = Registry(world.location).run_folder(decision.candidate.run_id) / "promotion"
+    folder = world.registry.run_folder(decision.candidate.run_id) / "promotion"
     kept = folder / f"{seen['promotion_sha256'][:12]}.json"
     assert PromotionDecision.model_validate_json(kept.read_text()) == decision
 
@@ -151,7 +145,7 @@ def test_no_answer_in_time_rejects_and_a_late_approval_changes_nothing(world: Wo
     ask(world, what)
     decision = answer(world, said(after=24 * HOUR))
     assert (decision.promoted, state_of(decision)) == (False, "timed_out")
-    assert champion(world) is None
+    assert world.champion is None
     assert state_of(ask(world, what, NOON + 30 * HOUR)) == "timed_out"
     assert "nobody answered before 2014-02-02 12:00 UTC" in outcome(decision)
 
@@ -170,7 +164,7 @@ def test_a_question_is_closed_only_when_its_time_is_over_and_nobody_answered(wor
     reopen_question(NAME, 1, world.location, NOON + 25 * HOUR)
     answer(world, said(after=26 * HOUR))
     assert not close(80 * HOUR)
-    assert champion(world) == 1
+    assert world.champion == 1
 
 
 def test_the_first_answer_stays_unless_somebody_overrules_it(world: World) -> None:
@@ -191,7 +185,7 @@ def test_an_approval_goes_through_the_gates_of_its_own_moment(world: World) -> N
 
     assert [g.name for g in decision.gates if not g.passed] == ["champion"]
     assert (decision.promoted, state_of(decision)) == (False, "approved")
-    assert champion(world) == 1
+    assert world.champion == 1
     assert outcome(decision).endswith("version 2 was refused by gate champion")
 
 
@@ -204,7 +198,7 @@ def test_an_approval_counts_for_its_evidence_only(world: World) -> None:
     assert state_of(ask(world, what, config=stricter)) == "waiting"
     with pytest.raises(RegistryError, match=r"another one .* was put"):
         answer_and_promote(NAME, 1, said(), world.location, world.store, digest)
-    assert champion(world) is None
+    assert world.champion is None
     assert answer(world, said()).promoted
 
 
@@ -218,9 +212,7 @@ def test_a_closed_gate_asks_nobody(world: World) -> None:
 
 def test_a_spoilt_question_is_no_approval(world: World) -> None:
     ask(world, present(world))
-    (file,) = (
-        Registry(world.location).version(NAME, 1).folder.parent.glob("promotion/question-*.json")
-    )
+    (file,) = world.version(1).folder.parent.glob("promotion/question-*.json")
     file.write_text(file.read_text().replace('"min_auc": 0.6', '"min_auc": 0.5'))
     with pytest.raises(RegistryError, match="it was changed"):
         answer(world, said())
@@ -230,17 +222,17 @@ def test_a_spoilt_question_is_no_approval(world: World) -> None:
     shutil.rmtree(file.parent)
     with pytest.raises(RegistryError, match="cannot be read"):
         answer(world, said())
-    assert champion(world) is None
+    assert world.champion is None
 
 
 def test_tags_that_make_no_sense_are_no_approval(world: World) -> None:
     what = present(world)
     ask(world, what)
-    registry = Registry(world.location)
+    registry = world.registry
     registry.set_tags(registry.version(NAME, 1), {"approval": "yes"})
     with pytest.raises(RegistryError, match="make no sense"):
         ask(world, what)
-    assert champion(world) is None
+    assert world.champion is None
 
 
 def test_the_question_shows_gates_and_pictures_and_no_text_of_the_data_as_markup(
@@ -248,7 +240,7 @@ def test_the_question_shows_gates_and_pictures_and_no_text_of_the_data_as_markup
 ) -> None:
     what = present(world)
     ask(world, what)
-    folder = Registry(world.location).run_folder(what[0].run_id) / "pictures"
+    folder = world.registry.run_folder(what[0].run_id) / "pictures"
     folder.mkdir(exist_ok=True)
     (folder / "quality.png").write_bytes(b"picture")
     text = open_question(NAME, 1, world.location, world.store, NOON, again=False).markdown
@@ -293,7 +285,7 @@ def test_the_command_approves_through_the_gates_and_writes_the_audit(
     ask(here, present(here))
     assert main(["models", "approve", NAME, "1", "--approver", "Ana", "--comment", "ok"]) == 0
     assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
-    assert champion(here) == 1
+    assert here.champion == 1
     trail = AuditTrail(home / "audit")
     (line,) = trail.lines()
     assert line.content["said"] == "approve"

@@ -35,7 +35,6 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry.config import ApprovalConfig, PromotionConfig
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.promotion import promote
 from tests.support.data import builders
 from tests.support.registry.builders import CONFIG, World, comparison
@@ -58,7 +57,7 @@ class Office:
 
     def candidate(self, seed: int, timeout_h: float = 24) -> PromotionDecision:
         """Register the model of one seed and promote it as far as the question."""
-        reigning = self.champion()
+        reigning = self.world.champion
         against = (comparison(f"champion:{reigning}", 0.004),) if reigning else ()
         ref, report = self.world.register(seed, against=against)
         config = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=timeout_h))
@@ -68,12 +67,8 @@ class Office:
             ref, report, world.dataset, made, config, world.location, world.store, datetime.now(UTC)
         )
 
-    def champion(self) -> int | None:
-        found = Registry(self.world.location).by_alias(NAME, CHAMPION)
-        return None if found is None else found.number
-
     def state_of(self, version: int) -> str:
-        return Registry(self.world.location).version(NAME, version).tags["approval"]
+        return self.world.version(version).tags["approval"]
 
     def audit(self, version: int) -> list[tuple[str, str | None]]:
         """What was said about a version, and by whom."""
@@ -173,7 +168,7 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
         {"decision": "approve", "approver": "Ana", "signed": "yes"},
     ):
         assert resume(waiting, wrong) == "REJECT", wrong
-    assert office.champion() is None
+    assert office.world.champion is None
 
     with browser(tmp_path) as page:
         log_in(page, prefect_api)
@@ -182,7 +177,7 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
-    assert office.champion() == number
+    assert office.world.champion == number
     assert office.state_of(number) == "approved"
     assert office.audit(number) == [("approve", "Ana Lytic")]
     assert num_shown(done, "approval-question") == 1
@@ -256,13 +251,13 @@ def num_shown(run: FlowRun, key: str) -> int:
 @pytest.mark.timeout(600)
 def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(office: Office) -> None:
     decision = office.candidate(2, timeout_h=40 / 3600)
-    number, before = decision.candidate.version, office.champion()
+    number, before = decision.candidate.version, office.world.champion
     promoting(decision)
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
     assert office.state_of(number) == "timed_out"
-    assert office.champion() == before
+    assert office.world.champion == before
     assert office.audit(number) == [("timed out", None)]
     promoting(office.candidate(2))  # the same version is promoted again, later
     assert [run.id for run in runs_about(number)] == [done.id]
@@ -288,7 +283,7 @@ def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
 @pytest.mark.timeout(600)
 def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office: Office) -> None:
     decision = office.candidate(3)
-    number, before = decision.candidate.version, office.champion()
+    number, before = decision.candidate.version, office.world.champion
     promoting(decision)
     waiting = wait_for(number, StateType.PAUSED)
     with get_client(sync_client=True) as client:
@@ -297,7 +292,7 @@ def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office
     assert failed.state is not None
     assert failed.state.is_failed()
     assert "without an answer about flight-delay" in str(failed.state.message)
-    assert office.champion() == before
+    assert office.world.champion == before
     assert office.state_of(number) == "waiting"  # and can still be answered
 
 
@@ -307,7 +302,7 @@ def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     office: Office, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decision = office.candidate(4)
-    number, before = decision.candidate.version, office.champion()
+    number, before = decision.candidate.version, office.world.champion
     promoting(decision)
     wait_for(number, StateType.PAUSED)
     assert main(["models", "reject", NAME, str(number), "--approver", "Bo", "--comment", "no"]) == 0
@@ -315,7 +310,7 @@ def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
-    assert office.champion() == before
+    assert office.world.champion == before
     assert office.audit(number) == [("reject", "Bo")]
     (told,) = events_named("falaj.promotion.rejected", number)
     assert (told["approver"], told["comment"]) == ("Bo", "no")

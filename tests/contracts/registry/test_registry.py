@@ -26,7 +26,7 @@ from tasks.registry import task as registry_tasks
 from tasks.registry.candidate import IMPORTS, claim_model_name, register_import
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import load_mlflow
-from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
+from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
 from tasks.registry.model_folder import attach_variants, read_version
 from tasks.registry.programs import (
     fetch_version,
@@ -50,15 +50,6 @@ def client(world: World) -> Any:
     return load_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def alias(world: World, name: str) -> int | None:
-    version = Registry(world.location).by_alias(NAME, name)
-    return None if version is None else version.number
-
-
-def numbers(world: World) -> list[int]:
-    return [v.number for v in Registry(world.location).versions(NAME)]
-
-
 # Registering
 
 
@@ -71,7 +62,7 @@ def test_a_registered_version_holds_the_whole_model_and_its_run(
 
     version = client(world).get_model_version_by_alias(NAME, CANDIDATE)
     run = client(world).get_run(ref.run_id)
-    folder = Registry(world.location).version(NAME, 1).folder
+    folder = world.version(1).folder
     assert (ref.version, int(version.version), version.run_id) == (1, 1, ref.run_id)
     assert version.tags | {"manifest_sha256": "", "variants_sha256": ""} == {
         "program_sha256": ref.program_sha256,
@@ -105,13 +96,13 @@ def test_a_registered_version_holds_the_whole_model_and_its_run(
 def test_registering_the_same_model_again_changes_nothing_but_the_alias(world: World) -> None:
     first, _ = world.register(seed=0)
     second, _ = world.register(seed=1)
-    assert alias(world, CANDIDATE) == second.version == 2
+    assert world.alias(CANDIDATE) == second.version == 2
 
     again, _ = world.register(seed=0)
 
     assert again == first
-    assert numbers(world) == [1, 2]
-    assert alias(world, CANDIDATE) == 1
+    assert [v.number for v in world.registry.versions(NAME)] == [1, 2]
+    assert world.alias(CANDIDATE) == 1
     assert len(client(world).search_runs(["1"])) == 2
 
 
@@ -129,17 +120,17 @@ def test_an_evaluation_of_something_else_is_not_registered(
 
     with pytest.raises(RegistryError, match=f"{words}.*nothing was registered"):
         world.register_judged(0, report)
-    assert numbers(world) == []
+    assert [v.number for v in world.registry.versions(NAME)] == []
 
 
 def test_a_version_whose_files_were_damaged_is_passed_over_by_a_new_one(world: World) -> None:
     ref, _ = world.register()
-    (Registry(world.location).version(NAME, 1).folder / "program.pt2").unlink()
+    (world.version(1).folder / "program.pt2").unlink()
 
     again, _ = world.register()
 
     assert (ref.version, again.version) == (1, 2)
-    assert alias(world, CANDIDATE) == 2
+    assert world.alias(CANDIDATE) == 2
 
 
 # Attaching
@@ -151,7 +142,7 @@ def test_variants_of_another_program_are_not_attached(world: World) -> None:
 
     with pytest.raises(RegistryError, match="was made from program ffffffffffff"):
         attach_variants(ref, alien, world.location, world.store)
-    assert read_version(Registry(world.location).version(NAME, 1)).variants is None
+    assert read_version(world.version(1)).variants is None
 
 
 @pytest.mark.parametrize(
@@ -183,7 +174,7 @@ def test_variants_for_another_hardware_class_stay_when_one_is_converted_again(
 
     newer = world.attach(ref, "another graph")
 
-    record = read_version(Registry(world.location).version(NAME, 1))
+    record = read_version(world.version(1))
     assert record.variants is not None
     assert tuple(entry.variant for entry in record.variants.variants) == (*newer, *for_gpu)
     assert record.damage == ()
@@ -236,7 +227,7 @@ def test_a_program_is_fetched_once_and_again_when_its_copy_is_damaged(world: Wor
 
     assert fetch_version(ref, world.location, world.store) == fetched
     assert digest_of(world.store.path(fetched.program)) == ref.program_sha256
-    shutil.rmtree(Registry(world.location).version(NAME, ref.version).folder)
+    shutil.rmtree(world.registry.version(NAME, ref.version).folder)
     with pytest.raises(RegistryError, match=r"model\.json is missing"):
         fetch_version(ref, world.location, world.store)
 
@@ -297,7 +288,7 @@ def test_the_first_candidate_through_the_gates_becomes_champion_and_the_decision
     assert int(version.version) == 1
     assert version.tags["promotion"] == "all gates open"
     assert version.tags["previous_champion"] == "none"
-    (kept,) = (Registry(world.location).run_folder(version.run_id) / "promotion").iterdir()
+    (kept,) = (world.registry.run_folder(version.run_id) / "promotion").iterdir()
     assert digest_of(kept) == version.tags["promotion_sha256"]
     assert PromotionDecision.model_validate_json(kept.read_text()) == decision
 
@@ -325,8 +316,8 @@ def test_a_refused_candidate_leaves_the_champion_and_keeps_the_reasons(world: Wo
     assert not decision.promoted
     assert decision.previous_champion == 1
     assert [g.name for g in decision.gates if not g.passed] == ["champion"]
-    assert alias(world, CHAMPION) == 1
-    tags = Registry(world.location).version(NAME, 2).tags
+    assert world.champion == 1
+    tags = world.version(2).tags
     assert tags["promotion"] == "refused: champion"
     assert "previous_champion" not in tags
 
@@ -337,7 +328,7 @@ def test_a_better_candidate_replaces_the_champion_and_a_repeated_call_moves_noth
     world.promoted(0)
     better = (comparison("champion:1", 0.004),)
     first = world.promoted(1, against=better)
-    before = dict(Registry(world.location).version(NAME, 2).tags)
+    before = dict(world.version(2).tags)
 
     again = world.promoted(1, against=better)
 
@@ -347,15 +338,15 @@ def test_a_better_candidate_replaces_the_champion_and_a_repeated_call_moves_noth
     assert (
         "is the champion already" in next(g for g in again.gates if g.name == "champion").evidence
     )
-    assert alias(world, CHAMPION) == 2
-    assert dict(Registry(world.location).version(NAME, 2).tags) == before
+    assert world.champion == 2
+    assert dict(world.version(2).tags) == before
 
 
 def test_a_champion_whose_files_were_lost_gives_way_to_the_same_model_registered_anew(
     world: World,
 ) -> None:
     world.promoted(0)
-    shutil.rmtree(Registry(world.location).version(NAME, 1).folder)
+    shutil.rmtree(world.version(1).folder)
 
     decision = world.promoted(0)
 
@@ -365,7 +356,7 @@ def test_a_champion_whose_files_were_lost_gives_way_to_the_same_model_registered
 
 
 def lose_program(world: World, ref: ModelVersionRef) -> None:
-    (Registry(world.location).version(NAME, ref.version).folder / "program.pt2").unlink()
+    (world.registry.version(NAME, ref.version).folder / "program.pt2").unlink()
 
 
 def lose_snapshot(world: World, ref: ModelVersionRef) -> None:
@@ -378,7 +369,7 @@ def damage_predictions(world: World, ref: ModelVersionRef) -> None:
 
 
 def edit_variants(world: World, ref: ModelVersionRef) -> None:
-    path = Registry(world.location).version(NAME, ref.version).folder / "variants.json"
+    path = world.registry.version(NAME, ref.version).folder / "variants.json"
     path.write_text(path.read_text().replace('"kept": false', '"kept": true'))
 
 
@@ -395,7 +386,7 @@ def test_evidence_that_is_gone_or_was_tampered_with_closes_the_gate(
 
     assert not decision.promoted
     assert "whole-artifacts" in [g.name for g in decision.gates if not g.passed]
-    assert alias(world, CHAMPION) is None
+    assert world.champion is None
 
 
 # Tasks
@@ -466,12 +457,12 @@ def test_a_model_name_of_another_use_case_is_refused_unless_it_is_adopted(world:
             claim(world, "houses", reserve=reserve)
     with pytest.raises(ConfigurationError, match="belongs to use case flights"):
         claim(world, "houses", adopts="shops")
-    assert Registry(world.location).owner(NAME) == "flights"
+    assert world.registry.owner(NAME) == "flights"
     claim(world, "houses", adopts="flights")
     claim(world, "houses")
     with pytest.raises(ConfigurationError, match="belongs to use case houses"):
         claim(world, "flights")
-    assert alias(world, CANDIDATE) == 1
+    assert world.alias(CANDIDATE) == 1
 
 
 def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> None:
@@ -480,4 +471,4 @@ def test_a_model_of_an_earlier_release_is_its_feature_services(world: World) -> 
         with pytest.raises(ConfigurationError, match="another feature service"):
             claim(world, use_case, service)
     claim(world, "flights")
-    assert Registry(world.location).owner(NAME) == "flights"
+    assert world.registry.owner(NAME) == "flights"

@@ -15,7 +15,6 @@ from tasks.kernel.errors import RegistryError, TransientError
 from tasks.registry.connection import load_mlflow
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
-    CHAMPION,
     Registry,
 )
 from tasks.registry.model_folder import read_version
@@ -37,11 +36,6 @@ def processes() -> Any:
     return context
 
 
-def alias(world: World, name: str) -> int | None:
-    version = Registry(world.location).by_alias(NAME, name)
-    return None if version is None else version.number
-
-
 def runs_of(world: World) -> list[Any]:
     """All runs of the experiment, deleted ones too."""
     uri = world.location.uri
@@ -59,10 +53,10 @@ def killed(processes: Any, target: Callable[..., None], *args: object) -> None:
 
 
 def assert_one_whole_candidate(world: World) -> None:
-    registry = Registry(world.location)
+    registry = world.registry
     (version,) = registry.versions(NAME)
     assert read_version(version).damage == ()
-    assert alias(world, CANDIDATE) == version.number == 1
+    assert world.alias(CANDIDATE) == version.number == 1
     everything = runs_of(world)
     kept = [r for r in everything if r.info.lifecycle_stage == "active"]
     assert [(r.info.run_id, r.info.status) for r in kept] == [(version.run_id, "FINISHED")]
@@ -77,7 +71,7 @@ def test_registering_killed_at_any_step_shows_no_half_version_and_then_completes
 ) -> None:
     killed(processes, crashes.register_and_die, world.store.root.parent, step)
 
-    for version in Registry(world.location).versions(NAME):
+    for version in world.registry.versions(NAME):
         assert read_version(version).damage == ()
     world.register()
     assert_one_whole_candidate(world)
@@ -108,7 +102,7 @@ def test_attaching_killed_at_any_step_completes_when_it_is_called_again(
     ref, _ = world.register()
     old = world.attach(ref)
     killed(processes, crashes.attach_and_die, world.store.root.parent, step, "newer graph")
-    version = Registry(world.location).version(NAME, 1)
+    version = world.version(1)
     seen = read_version(version)
     if step in ("folder not renamed", "folders without list"):
         assert seen.damage == ()
@@ -117,7 +111,7 @@ def test_attaching_killed_at_any_step_completes_when_it_is_called_again(
 
     newer = world.attach(ref, "newer graph")
 
-    record = read_version(Registry(world.location).version(NAME, 1))
+    record = read_version(world.version(1))
     assert record.damage == ()
     assert record.variants is not None
     assert tuple(e.variant for e in record.variants.variants) == newer
@@ -129,10 +123,10 @@ def test_promoting_killed_at_any_step_leaves_the_alias_and_then_completes(
     world: World, processes: Any, step: str
 ) -> None:
     killed(processes, crashes.promote_and_die, world.store.root.parent, step)
-    assert alias(world, CHAMPION) is None
+    assert world.champion is None
 
     assert world.promoted().promoted
-    assert alias(world, CHAMPION) == 1
+    assert world.champion == 1
 
 
 @pytest.mark.slow
@@ -151,11 +145,11 @@ def test_two_processes_registering_at_once_make_one_version_of_each_model(
         process.join(PROCESS_LIMIT_S)
 
     assert [process.exitcode for process in both] == [0, 0]
-    versions = Registry(world.location).versions(NAME)
+    versions = world.registry.versions(NAME)
     assert [v.number for v in versions] == [1, 2, 3]
     assert len({v.ref.program_sha256 for v in versions}) == 3
     assert all(read_version(v).damage == () for v in versions)
-    assert alias(world, CANDIDATE) in (2, 3)
+    assert world.alias(CANDIDATE) in (2, 3)
     assert {r.info.status for r in runs_of(world)} == {"FINISHED"}
     with sqlite3.connect(world.database) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

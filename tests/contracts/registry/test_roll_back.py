@@ -19,7 +19,7 @@ from tasks.control.retraining.records import ClaimState, Outcome
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import Settings
-from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION, Registry
+from tasks.registry.mlflow_registry import CANDIDATE, Registry
 from tasks.registry.programs import find_champion, find_incumbent
 from tasks.registry.promotion import find_champion_state, roll_back, withdraw
 from tests.support.control import builders as evidence
@@ -39,11 +39,6 @@ def world(world: World, tmp_path: Path, migrated: Path) -> World:
     return world
 
 
-def champion(world: World) -> int | None:
-    version = Registry(world.location).by_alias(NAME, CHAMPION)
-    return None if version is None else version.number
-
-
 def back(world: World, order: str = "order", replaced: int = 2) -> Rollback:
     return roll_back(NAME, replaced, "it hurts", order, world.location, NOW)
 
@@ -58,13 +53,13 @@ def test_the_champion_before_serves_again_and_the_record_says_why(world: World) 
 
     record = back(world)
 
-    assert champion(world) == 1
+    assert world.champion == 1
     assert (record.restored.version, record.replaced.version) == (1, 2)
     found = find_champion(NAME, world.location, world.store)
     assert found is not None
     assert found.version == record.restored
-    version = Registry(world.location).version(NAME, 1)
-    (kept,) = (Registry(world.location).run_folder(version.run_id) / "rollback").iterdir()
+    version = world.version(1)
+    (kept,) = (world.registry.run_folder(version.run_id) / "rollback").iterdir()
     assert digest_of(kept) == version.tags["rollback_sha256"]
     assert Rollback.model_validate_json(kept.read_text()) == record
     after = find_champion_state(NAME, world.location, NOW)
@@ -74,20 +69,20 @@ def test_the_champion_before_serves_again_and_the_record_says_why(world: World) 
 
 def test_the_same_order_is_carried_out_once(world: World) -> None:
     assert back(world) == back(world)
-    assert champion(world) == 1
+    assert world.champion == 1
     with pytest.raises(RegistryError, match="version 1, and version 2 was to be rolled back"):
         back(world, "another order")
 
 
 def test_a_version_whose_files_are_missing_never_serves_again(world: World) -> None:
-    shutil.rmtree(Registry(world.location).version(NAME, 1).folder)
+    shutil.rmtree(world.version(1).folder)
     known = find_champion_state(NAME, world.location, NOW)
     assert known is not None
     assert known.previous_trouble is not None
     assert "model.json is missing" in known.previous_trouble
     with pytest.raises(RegistryError, match="The alias was not moved"):
         back(world)
-    assert champion(world) == 2
+    assert world.champion == 2
 
 
 @contextmanager
@@ -106,9 +101,9 @@ def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
 ) -> None:
     with killed_before_the_alias_moves(monkeypatch):
         back(world)
-    assert champion(world) == 2
+    assert world.champion == 2
     back(world)
-    assert champion(world) == 1
+    assert world.champion == 1
 
 
 @pytest.mark.timeout(300)
@@ -122,7 +117,7 @@ def test_the_controller_takes_back_a_promotion_that_hurts_once(
     with prefect_api.in_process():
         decision_flow(result.result_id)
         decision_flow(result.result_id)
-    assert champion(world) == 1
+    assert world.champion == 1
     (claim,) = ledger.claims(ClaimState.ENDED)
     assert claim.end is not None
     assert (claim.order.action, claim.end.state) == (Action.ROLL_BACK, "completed")
@@ -132,7 +127,7 @@ def test_the_controller_takes_back_a_promotion_that_hurts_once(
     with prefect_api.in_process():
         (made,) = decision_flow(late.result_id).decisions
     assert made.outcome is Outcome.SUPERSEDED
-    assert champion(world) == 1
+    assert world.champion == 1
 
 
 # Withdrawing
@@ -145,11 +140,11 @@ def withdrawn(world: World, number: int) -> Withdrawal:
 def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World) -> None:
     record = withdrawn(world, 2)
 
-    assert champion(world) == 1
+    assert world.champion == 1
     assert record.champion is not None
     assert (record.version.version, record.champion.version) == (2, 1)
-    version = Registry(world.location).version(NAME, 2)
-    (kept,) = (Registry(world.location).run_folder(version.run_id) / "withdrawal").iterdir()
+    version = world.version(2)
+    (kept,) = (world.registry.run_folder(version.run_id) / "withdrawal").iterdir()
     assert digest_of(kept) == version.tags["withdrawal_sha256"]
     assert Withdrawal.model_validate_json(kept.read_text()) == record
     assert (version.tags["withdrawn"], version.tags["withdrawn_by"]) == ("mean of all time", "ana")
@@ -169,10 +164,10 @@ def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
     world: World,
 ) -> None:
     withdrawn(world, 1)
-    assert champion(world) == 2
+    assert world.champion == 2
     assert withdrawn(world, 2).champion is None
-    assert champion(world) is None
-    assert Registry(world.location).by_alias(NAME, CANDIDATE) is None
+    assert world.champion is None
+    assert world.registry.by_alias(NAME, CANDIDATE) is None
     model = world.model(2)
     assert find_incumbent(model, CONFIG, world.location, world.store) is None
     assert world.promoted(2).promoted
@@ -183,9 +178,9 @@ def test_a_withdrawal_that_was_cut_off_is_completed(
 ) -> None:
     with killed_before_the_alias_moves(monkeypatch):
         withdrawn(world, 2)
-    assert champion(world) == 2
+    assert world.champion == 2
     withdrawn(world, 2)
-    assert champion(world) == 1
+    assert world.champion == 1
 
 
 def test_the_command_withdraws_and_keeps_who_said_why(
@@ -208,8 +203,8 @@ def test_the_command_withdraws_and_keeps_who_said_why(
     ]
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main([*words, " "]) == 2
-    assert champion(world) == 2
+    assert world.champion == 2
     assert main([*words, "it knows the future"]) == 0
-    assert champion(world) == 1
+    assert world.champion == 1
     (line,) = (tmp_path / "audit").rglob("*.jsonl")
     assert "it knows the future" in line.read_text()

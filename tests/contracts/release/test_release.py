@@ -27,8 +27,7 @@ from flows.release import release_by_hand_flow, release_flow
 from tasks.contracts.rollout import Action, Shares
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry import pictures
-from tasks.registry.connection import RegistryLocation, prepare_database
-from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.connection import RegistryLocation
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Decision, Release
@@ -36,7 +35,7 @@ from tasks.release.rollout import Cycle, Releasing
 from tasks.release.traffic import ServerTraffic, Traffic
 from tests.support.data import builders as data
 from tests.support.registry import builders
-from tests.support.registry.builders import World, comparison
+from tests.support.registry.builders import World, comparison, migrated
 from tests.support.release.builders import (
     MODEL,
     STEPS,
@@ -50,14 +49,8 @@ from tests.support.services.servers import postgres_server
 from tests.support.serving.admin_server import AdminServer, admin_server
 from tests.support.serving.served_rows import entity_batch, open_log, served
 
+__all__ = ["migrated"]  # a fixture
 LIMIT_S = 120
-
-
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("mlflow")
-    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
-    return home / "mlflow.db"
 
 
 @dataclass
@@ -79,12 +72,6 @@ class Town:
         found = self.ledger.last_release(MODEL)
         assert found is not None
         return found
-
-    @property
-    def champion(self) -> int:
-        found = Registry(self.world.location).by_alias(MODEL, CHAMPION)
-        assert found is not None
-        return found.number
 
     def traffic(self, settings: Settings) -> Traffic:
         return ServerTraffic(settings.home, self.gateway)
@@ -180,7 +167,7 @@ def test_a_good_version_takes_over_step_by_step_by_itself(
     assert town.release.state == "released"
     assert town.server.tracks == {"stable": "2", "candidate": None, "shadow": None}
     assert town.gateway.given[-1].candidate == 0
-    assert town.champion == 2
+    assert town.world.champion == 2
 
 
 @pytest.mark.timeout(300)
@@ -200,7 +187,7 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
             newest = sorted(artifacts, key=lambda a: str(a.created))  # other tests' come before
             shown = {a.key: str(a.data) for a in newest}
     assert town.server.tracks["stable"] == "1"
-    assert town.champion == 1
+    assert town.world.champion == 1
     assert town.release.state == "rolled_back"
     assert "WORSE" in shown["release-evidence"]
     assert "data:image/svg+xml;base64," in shown["release"]
@@ -228,7 +215,7 @@ def test_labels_that_name_entities_roll_a_worse_version_back(
     assert found.evidence is not None
     assert [one.metric for one in found.evidence.harms] == ["task_paired"]
     assert found.evidence.num_labels == 2000
-    assert town.champion == 1
+    assert town.world.champion == 1
 
 
 @pytest.mark.slow
@@ -258,7 +245,7 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     assert command.main(["release", "hold", "--approver", "Badr"]) == 2
     said = capsys.readouterr()
     assert "no release of flight-delay is open" in said.err
-    assert town.champion == 1
+    assert town.world.champion == 1
     assert command.main(["release", "status"]) == 0
     shown = capsys.readouterr().out
     assert "rolled back" in shown
@@ -320,7 +307,7 @@ def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
         assert release_flow(town.config) is None
     assert town.release.is_moved
     assert town.server.tracks["stable"] == "1"
-    assert town.champion == 1
+    assert town.world.champion == 1
 
 
 def test_without_a_server_nothing_is_done(prefect_api: PrefectApi, town: Town) -> None:

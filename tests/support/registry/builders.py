@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import (
@@ -22,12 +24,21 @@ from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
-from tasks.registry.connection import RegistryLocation
+from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import attach_variants
 from tasks.registry.promotion import promote
 from tests.support.data import builders
 
 CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database; its schema migrations run once."""
+    home = tmp_path_factory.mktemp("mlflow")
+    prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
+    return home / "mlflow.db"
 
 
 def metric(value: float, spread: float = 0.01) -> Metric:
@@ -203,6 +214,21 @@ class World:
         self.database.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(template, self.database)
         return self
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.location)
+
+    def alias(self, name: str) -> int | None:
+        found = self.registry.by_alias(CONFIG.model_name, name)
+        return None if found is None else found.number
+
+    @property
+    def champion(self) -> int | None:
+        return self.alias(CHAMPION)
+
+    def version(self, number: int = 1) -> RegisteredVersion:
+        return self.registry.version(CONFIG.model_name, number)
 
     def model(self, seed: int = 0) -> TrainedModel:
         return trained_model(self.store, self.dataset, seed)

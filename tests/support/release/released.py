@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -59,18 +61,12 @@ PLENTY = {"per_s": 1e6, "burst": 1_000_000}
 ISSUER = "https://issuer.test"
 FORM = ConversionConfig(formats=("onnx-fp32",), batch_sizes=(1,), measurement="quick")
 NUM_ROWS = 200
+STEPS = (("shadow", 0, 200), ("fifth", 20, 60), ("half", 50, 100), ("all", 100, 100))
 RELEASE: dict[str, Any] = {
     "steps": [
-        {
-            "name": "shadow",
-            "candidate_percent": 0,
-            "mirror_percent": 100,
-            "min_requests": 200,
-            "min_minutes": 0,
-        },
-        {"name": "fifth", "candidate_percent": 20, "min_requests": 60, "min_minutes": 0},
-        {"name": "half", "candidate_percent": 50, "min_requests": 100, "min_minutes": 0},
-        {"name": "all", "candidate_percent": 100, "min_requests": 100, "min_minutes": 0},
+        {"name": name, "candidate_percent": share, "min_requests": number, "min_minutes": 0}
+        | ({} if share else {"mirror_percent": 100})
+        for name, share, number in STEPS
     ],
     "settle_s": 0.5,
     "max_score_shift": 1.0,
@@ -89,7 +85,6 @@ class Asked:
     received_s: float
     status: int
     version: str = ""
-    track: str = ""
     request_id: str = ""
     score: float = float("nan")
 
@@ -342,6 +337,11 @@ def _write_settings(whole: Whole) -> None:
     file.write_text(yaml.safe_dump(described))
 
 
+def _tensor(name: str, kinds: dict[str, str], row: NDArray[Any]) -> dict[str, Any]:
+    shape = [1, len(row)]
+    return {"name": name, "datatype": kinds[str(row.dtype)], "shape": shape, "data": row.tolist()}
+
+
 class Load:
     """Clients, each with a name and a connection of its own, that ask without end."""
 
@@ -350,22 +350,10 @@ class Load:
         self._whole, self._num, self._pause_s = whole, num_clients, num_clients / per_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        rows = client_rows()
         kinds = {"int32": "INT32", "float32": "FP32"}
+        tensors = client_rows()
         self._bodies = [
-            json.dumps(
-                {
-                    "inputs": [
-                        {
-                            "name": name,
-                            "datatype": kinds[str(values.dtype)],
-                            "shape": [1, values.shape[1]],
-                            "data": values[row].tolist(),
-                        }
-                        for name, values in rows.items()
-                    ]
-                }
-            ).encode()
+            json.dumps({"inputs": [_tensor(n, kinds, v[row]) for n, v in tensors.items()]}).encode()
             for row in range(NUM_ROWS)
         ]
 
@@ -409,67 +397,29 @@ class Load:
         await asyncio.gather(*(self._client(n, context) for n in range(self._num)))
 
     async def _client(self, number: int, context: ssl.SSLContext) -> None:
-        subject = f"client-{number}"
+        subject, drawn = f"client-{number}", np.random.default_rng(number)
         token = self._whole.signer.token(f"infer:{FLIGHTS}", sub=subject)
-        head = (
-            f"POST /v2/models/{FLIGHTS}/infer HTTP/1.1\r\nhost: localhost\r\n"
-            f"authorization: Bearer {token}\r\ncontent-type: application/json\r\n"
-        ).encode()
-        drawn = np.random.default_rng(number)
-        port = self._whole.ports["listen"]
-        connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        url = f"https://localhost:{self._whole.ports['listen']}/v2/models/{FLIGHTS}/infer"
         await asyncio.sleep(self._pause_s * number / self._num)
-        while not self._stopping.is_set():
-            row, sent = int(drawn.integers(NUM_ROWS)), time.time()
-            body = self._bodies[row]
-            try:
-                if connection is None:
-                    connection = await asyncio.open_connection(
-                        "127.0.0.1", port, ssl=context, server_hostname="localhost"
-                    )
-                    sent = time.time()
-                reader, writer = connection
-                writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-                told, content = await _answer(reader)
-            except (OSError, EOFError, ssl.SSLError):
-                self.asked.append(Asked(subject, row, sent, time.time(), 0))
-                connection = None
-                await asyncio.sleep(0.1)
-                continue
-            self.asked.append(_asked(subject, row, sent, told, content))
-            await asyncio.sleep(max(0.0, sent + self._pause_s - time.time()))
-        if connection is not None:
-            connection[1].close()
-            with suppress(OSError, ssl.SSLError):
-                await connection[1].wait_closed()
+        connector = aiohttp.TCPConnector(ssl=context, limit=1, family=socket.AF_INET)
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+            while not self._stopping.is_set():
+                row, sent = int(drawn.integers(NUM_ROWS)), time.time()
+                try:
+                    async with session.post(url, data=self._bodies[row]) as answer:
+                        content = await answer.read()
+                except (OSError, aiohttp.ClientError):
+                    self.asked.append(Asked(subject, row, sent, time.time(), 0))
+                    await asyncio.sleep(0.1)
+                    continue
+                self.asked.append(_asked(subject, row, sent, answer, content))
+                await asyncio.sleep(max(0.0, sent + self._pause_s - time.time()))
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[dict[str, str], bytes]:
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    headers = {"status": lines[0].split()[1]}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
-    if headers.get("transfer-encoding") == "chunked":
-        content = b""
-        while size := int(await reader.readuntil(b"\r\n"), 16):
-            content += (await reader.readexactly(size + 2))[:-2]
-        await reader.readexactly(2)
-        return headers, content
-    return headers, await reader.readexactly(int(headers["content-length"]))
-
-
-def _asked(subject: str, row: int, sent: float, told: dict[str, str], content: bytes) -> Asked:
-    status = int(told["status"])
-    score = json.loads(content)["outputs"][0]["data"][0] if status == 200 else float("nan")
-    return Asked(
-        subject,
-        row,
-        sent,
-        time.time(),
-        status,
-        told.get("x-falaj-version", ""),
-        told.get("x-falaj-slot", ""),
-        told.get("x-request-id", ""),
-        score,
-    )
+def _asked(
+    subject: str, row: int, sent: float, answer: aiohttp.ClientResponse, content: bytes
+) -> Asked:
+    score = json.loads(content)["outputs"][0]["data"][0] if answer.status == 200 else float("nan")
+    told = (answer.headers.get(f"x-{name}", "") for name in ("falaj-version", "request-id"))
+    return Asked(subject, row, sent, time.time(), answer.status, *told, score)

@@ -46,6 +46,6 @@ def check_smaller_version(parent: RunRecord, home: Path) -> int:
 
     chain = trace(f"models/{name}/{made.number}", Journal(home / "lineage"))
     assert f"models/{name}/{version.version}" in {origin.data.name for origin in chain}
-    (page,) = (home / "reports").glob("compression-*/compression.html")
-    assert "Did the teacher help?" in page.read_text()
+    (page,) = (home / "reports").glob("compression-*/compression.md")
+    assert "small, control" in page.read_text()
     return made.number

@@ -12,9 +12,9 @@ import pytest
 
 from serving.interfaces import Call, ServedBatch
 from tasks.kernel.errors import DataContractError
-from tasks.predictions.joining import JoinTally, labelled_rows
-from tasks.predictions.labels import import_labels, labels_folder
+from tasks.predictions.labels import JoinTally, import_labels, labelled_rows
 from tasks.predictions.reading import LogQuery
+from tasks.predictions.schema import labels_folder
 from tests.support.data.builders import frame
 from tests.support.serving.served_rows import MODEL, NOW, batch_of, entity_batch, open_log, served
 

@@ -94,20 +94,6 @@ def test_a_lock_held_elsewhere_is_transient_and_free_again_afterwards(
         pass
 
 
-def test_the_lock_of_a_killed_process_is_free_at_once(location: RegistryLocation) -> None:
-    program = f"""
-import os, signal
-from pathlib import Path
-from tasks.registry.connection import RegistryLocation, exclusive
-with exclusive(RegistryLocation("sqlite:///x", Path({str(location.artifacts)!r}))):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -9
-
-    with exclusive(location, wait_s=0):
-        pass
-
-
 @pytest.mark.parametrize(
     ("said", "kind"),
     [

@@ -138,12 +138,6 @@ def test_a_registry_that_lacks_something_closes_its_gates(
     assert closed(replace(good, record=replace(good.record, **change))).keys() == gates
 
 
-def test_an_artifact_that_is_gone_closes_the_gate_with_its_name(good: Evidence) -> None:
-    refused = closed(replace(good, lost=("artifact:snapshots/x is absent",)))
-
-    assert refused == {"whole-artifacts": "artifact:snapshots/x is absent"}
-
-
 def test_every_required_hardware_class_needs_its_own_variant(good: Evidence) -> None:
     config = PromotionConfig(required_hardware=("cpu", "gpu"))
 

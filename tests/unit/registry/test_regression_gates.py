@@ -73,12 +73,6 @@ def evidence_of_a_regression(good: Evidence) -> Evidence:
     return replace(good, evaluation=regression(good.evaluation))
 
 
-def test_slices_of_numbers_close_the_gate_of_a_classification(good: Evidence) -> None:
-    report = edited(good.evaluation, "slices.0.metrics", quality())
-
-    assert "worst-slice" in closed(replace(good, evaluation=report))
-
-
 def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence) -> None:
     results = judge(numbers, CONFIG)
     assert [gate.name for gate in results] == list(REGRESSION_GATES)
@@ -129,6 +123,8 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
 def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence) -> None:
     report = numbers.evaluation.model_copy(update={"slices": good.evaluation.slices})
     assert "worst-slice" in closed(replace(numbers, evaluation=report), CONFIG)
+    mixed = edited(good.evaluation, "slices.0.metrics", quality())
+    assert "worst-slice" in closed(replace(good, evaluation=mixed))
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))

@@ -17,8 +17,9 @@ from serving.log.prediction_log import PredictionLog
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.rollout import Period, Shares
 from tasks.kernel.errors import DataContractError
-from tasks.predictions import joining
-from tasks.predictions.labels import import_labels, labels_folder
+from tasks.predictions import labels
+from tasks.predictions.labels import import_labels
+from tasks.predictions.schema import labels_folder
 from tasks.release.evidence import CANDIDATE, SHADOW, STABLE, Observed, observe
 from tasks.release.records import Release
 from tests.support.release.builders import SETTLE, release
@@ -132,7 +133,7 @@ def test_labels_that_no_row_of_the_release_can_meet_are_not_held(
     town.import_known(flight=[1] * 50, event_timestamp=past, label=[1.0] * 50)
     town.import_known(flight=[1], event_timestamp=[BEGUN], label=[1.0])
     town.import_known(request_id=["b", *(f"of-before-{n}" for n in range(50))], label=[0.0] * 51)
-    monkeypatch.setattr(joining, "MAX_LABELS", 1)
+    monkeypatch.setattr(labels, "MAX_LABELS", 1)
     assert town.labels() == {"a": 1.0, "b": 0.0}
     town.import_known(flight=[2], event_timestamp=[BEGUN], label=[1.0])
     with pytest.raises(DataContractError, match="more than 1 labels for the rows in question"):
@@ -150,7 +151,7 @@ def test_without_labels_the_log_is_not_read(town: Town, monkeypatch: pytest.Monk
     def refuse(*_: Any) -> None:
         raise AssertionError("the log was read")
 
-    monkeypatch.setattr(joining, "read_rows", refuse)
+    monkeypatch.setattr(labels, "read_rows", refuse)
     assert town.observed().labels.empty
     town.import_known(request_id=["a"], label=[0.0])
     assert town.known(NOW).empty  # nothing has settled yet

@@ -17,9 +17,8 @@ from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import ConfigurationError, StorageError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, named_artifacts
-from tasks.reporting import files as files_module
-from tasks.reporting.files import announcement, write_report
-from tasks.reporting.page import checks, stored_artifacts
+from tasks.reporting import page as files_module
+from tasks.reporting.page import announcement, checks, stored_artifacts, write_report
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
 

@@ -11,7 +11,7 @@ from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredP
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
 from tests.support.reporting.pages import rendered
-from tests.support.reporting.run_records import EVIL, run_record, window
+from tests.support.reporting.run_records import run_record, window
 
 YEAR = window(1, 12)
 
@@ -81,9 +81,3 @@ def test_a_run_without_monitoring_or_with_an_empty_one_can_be_shown(store: Artif
     assert "#features" not in rendered(run_record(store), store)[0]
     _, page = rendered(with_monitoring(run_record(store), monitoring(views=0, features=0)), store)
     assert "No view has a history." in page.words
-
-
-def test_names_stay_names(store: ArtifactStore) -> None:
-    text, _ = rendered(with_monitoring(run_record(store), monitoring(EVIL)), store)
-
-    assert EVIL not in text

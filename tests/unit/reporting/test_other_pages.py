@@ -1,4 +1,4 @@
-"""The pages of a search and of a model compression."""
+"""The page of a search, and the outcome of a model compression."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.evaluation import Metric, StudentReport
+from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import CompressionResult, GateResult, PromotionDecision
 from tasks.contracts.training import ModelCompression, StudyRecord
-from tasks.reporting import compression, search
+from tasks.reporting import search
 from tasks.reporting.drawing import as_data_url
+from tasks.reporting.page import describe_compression, write_compression
 from tests.support.data.builders import splits
 from tests.support.registry.builders import comparison, metric_set
 from tests.support.reporting.studies import study, trial
@@ -131,54 +132,24 @@ def result(
     )
 
 
-def rendered(result: CompressionResult) -> str:
-    return compression.render_compression_page(result, "flights", compression.gallery(result))
-
-
-def test_the_page_of_a_compression_says_who_won_with_the_interval_and_loads_nothing() -> None:
-    page = rendered(result())
-    for words in ("The teacher &lt;helped&gt;", "small, control", "+0.0020", "20.0",
-                  "128-64 of 512-256"):  # fmt: skip
-        assert words in page, words
-    assert loads_nothing(page)
-
-
-def test_a_refusal_a_closed_gate_and_a_promotion_look_different() -> None:
-    refused = rendered(result(refusal="AUC 0.70 is below 0.74"))
-    assert "Not registered" in refused
-    assert "AUC 0.70 is below 0.74" in refused
-    closed = rendered(result(promoted=False))
-    assert "did not become the champion" in closed
-    assert "lower bound" in closed
-    assert "Version 4 is the champion" in rendered(result())
-
-
-def test_without_a_teacher_nothing_is_said_about_one_and_a_lost_metric_breaks_nothing() -> None:
-    made = result(distils=False)
-    lost = Metric(value=math.nan, low=math.nan, high=math.nan)
-    student = made.judged.student.model_copy(update={"auc": lost})
-    judged = made.judged.model_copy(update={"student": student})
-    page = rendered(made.model_copy(update={"judged": judged}))
-    assert "Did the teacher help?" not in page
-    assert "Nobody distilled the smaller network" in page
-    assert "small network" in page
-    assert "distilled minus control" not in page
-
-
-def test_the_facts_are_beside_the_page_and_a_repeated_call_changes_nothing(tmp_path: Path) -> None:
-    drawn = compression.gallery(result())
-    page = compression.write_compression_page(result(), "flights", tmp_path, drawn)
-    assert page == tmp_path / "compression-late-v3-pruning-distillation" / "compression.html"
-    facts = json.loads(page.with_name("compression.json").read_text())
+def test_the_outcome_of_a_compression_is_told_beside_its_facts(tmp_path: Path) -> None:
+    path, text = write_compression(result(), tmp_path)
+    assert path == tmp_path / "compression-late-v3-pruning-distillation" / "compression.md"
+    assert path.read_text() == text
+    assert text.startswith("**late version 4 is the champion.**")
+    for words in ("| small, distilled | 8,000 |", "small, control", "+0.0020", "The teacher"):
+        assert words in text, words
+    facts = json.loads(path.with_suffix(".json").read_text())
     assert CompressionResult.model_validate(facts) == result()
-    before = page.read_text()
-    again = compression.write_compression_page(result(), "flights", tmp_path, drawn)
-    assert again.read_text() == before
+    assert write_compression(result(), tmp_path) == (path, text)
 
 
-def test_the_announcement_names_the_outcome_first() -> None:
-    told = compression.announcement(result(), "p")
-    assert told.startswith("**late version 4 is the champion.**")
-    refused = compression.announcement(result(refusal="too weak"), "p")
-    assert refused.startswith("**Not registered.** too weak")
-    assert "| small, distilled | 8,000 |" in refused
+def test_a_refusal_a_closed_gate_and_no_teacher_are_told() -> None:
+    refused = describe_compression(result(refusal="AUC 0.70 is below 0.74"))
+    assert refused.startswith("**Not registered.** AUC 0.70 is below 0.74")
+    closed = describe_compression(result(promoted=False))
+    assert "was registered, and is not the champion" in closed
+    assert "gate champion: lower bound" in closed
+    alone = describe_compression(result(distils=False))
+    assert "small network" in alone
+    assert "distilled" not in alone.replace("pruning-distillation", "")

@@ -53,14 +53,6 @@ def test_the_page_names_the_facts_of_the_run(store: ArtifactStore) -> None:
         assert words in page.words, words
 
 
-def test_every_picture_has_a_role_a_title_and_a_description(store: ArtifactStore) -> None:
-    text, page = rendered(run_record(store), store)
-    pictures = [a for tag, a in page.tags if tag == "svg" and "chart" in (a.get("class") or "")]
-    assert len(pictures) == 10
-    assert all(a.get("role") == "img" for a in pictures)
-    assert text.count("<desc>") == len(pictures)
-
-
 @pytest.mark.parametrize("make", [run_record, hostile_record])
 def test_nothing_on_the_page_leads_outside_or_runs(store: ArtifactStore, make: object) -> None:
     assert callable(make)
@@ -95,15 +87,6 @@ def test_two_hundred_features_are_all_in_the_table_and_twenty_in_the_picture(
     assert text.count(">steady<") + text.count(">▲ drifted<") == 200
     assert "20 of 200" in page.words
     assert text.count('class="fill drifted"') == 20
-
-
-def test_what_is_missing_is_said_in_words(store: ArtifactStore) -> None:
-    _, page = rendered(hostile_record(store), store)
-    for words in (
-        "No latency was measured.", "No slice held enough rows", "has no labels yet",
-        "there is no champion", "no CPU variant was kept",
-    ):  # fmt: skip
-        assert words in page.words, words
 
 
 def test_a_record_with_as_little_as_the_contract_allows_makes_a_page(store: ArtifactStore) -> None:
@@ -185,16 +168,6 @@ def test_every_drift_result_has_words_and_a_next_step(
     assert result.value.replace("_", " ").removesuffix("ing") in page.words
 
 
-def test_the_fastest_variant_is_a_kept_one_for_a_cpu_at_batch_one(store: ArtifactStore) -> None:
-    record = run_record(store)
-    best = facts.fastest_on_cpu(record.variants)
-    assert best is not None
-    assert (best[0].name, best[1].batch_rows) == ("onnx-fp32", 1)
-    elsewhere = [v.model_copy(update={"hardware_class": "gpu"}) for v in record.variants]
-    assert facts.fastest_on_cpu(elsewhere) is None
-    assert facts.fastest_on_cpu(record.variants[2:]) is None, "dropped, or never built"
-
-
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
@@ -208,18 +181,6 @@ def test_a_comparison_claims_only_what_its_interval_allows(
     low: float, high: float, words: str
 ) -> None:
     assert facts.meaning(Metric(value=0.001, low=low, high=high)) == words
-
-
-def test_bars_are_where_their_windows_and_latencies_are(store: ArtifactStore) -> None:
-    record = run_record(store)
-    spans = {bar.name: bar for bar in facts.windows(record)}
-    assert (spans["all rows"].left, spans["all rows"].width) == (0, 1)
-    assert spans["test"].left == pytest.approx(243 / 365)
-    single, *_ = facts.latencies(record).values()
-    assert [(bar.name, bar.kind) for bar in single] == [
-        ("onnx-fp32", ""), ("openvino-fp32", ""), ("openvino-int8", "dropped"),
-    ]  # fmt: skip
-    assert single[0].width < single[1].width < 1
 
 
 def test_the_lineage_names_each_version_and_counts_what_does_not_fit(store: ArtifactStore) -> None:

@@ -19,7 +19,7 @@ from tasks.contracts.telemetry import (
     TrainingTelemetry,
 )
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.training_cost import MOST_RANKS, describe_cost, money, phases, shown_ranks
+from tasks.reporting.facts import MOST_RANKS, describe_cost, money, phases, shown_ranks
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 
