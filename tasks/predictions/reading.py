@@ -131,7 +131,8 @@ def count_by_version(
         ]
         if counted:
             parts = pd.concat(counted).fillna(dict.fromkeys(keys, ""))
-            for by, (rows, first, last, refused) in parts.groupby(keys).agg(whole).iterrows():
+            summed = parts.groupby(keys, as_index=False).agg(whole)
+            for *by, rows, first, last, refused in summed.to_numpy().tolist():
                 found.append(LogCount(name, *by, rows - refused, refused, first, last))
     return found
 

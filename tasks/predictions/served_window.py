@@ -9,7 +9,7 @@ masked number says nothing, and is left out with whatever the log lacks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -233,36 +233,36 @@ def _write(
 ) -> ServedWindow:
     """Write rows and scores, and the value that names them."""
     joined, read = JoinTally(), ReadTally()
+    columns = [EVENT_TIME, SCORE, *decoding.features]
     tables = labelled_rows(
-        home,
-        query,
-        [EVENT_TIME, SCORE, *decoding.features],
-        known_by=now,
-        tally=joined,
-        read=read,
-        shift=-decoding.offset,
+        home, query, columns, known_by=now, tally=joined, read=read, shift=-decoding.offset
     )
-    _write_files(_with_scores(tables, query), decoding, folder.path)
+    schema, scores = decoding.schemas()
+    with (
+        pq.ParquetWriter(folder.path / "data.parquet", schema) as data_file,
+        pq.ParquetWriter(folder.path / "scores.parquet", scores) as score_file,
+    ):
+        start = 0
+        for table in tables:
+            _check_scores(table, query)
+            rows = decoding.decoded(table, start)
+            start += table.num_rows
+            data_file.write_table(rows.select(schema.names).cast(schema))
+            score_file.write_table(rows.select(scores.names).cast(scores))
     facts = {
         "checked": ["each score is a finite number", "each row was answered by this version"],
-        "parts": read.parts,
-        "rows": joined.rows,
-        "damaged": read.damaged,
+        **{"parts": read.parts, "rows": joined.rows, "damaged": read.damaged},
     }
     (folder.path / "validation.json").write_text(json.dumps(facts))
+    of_served = {
+        "data": folder.artifact("data.parquet"),
+        "num_rows": joined.rows,
+        "window": window,
+        "tables_version": SUITE,
+        **{"positive_rate": None, "label_summary": None, "excluded": (), "pins": None},
+    }
     like_reference = reference.snapshot.model_copy(update={"columns": decoding.columns})
-    snapshot = like_reference.model_copy(
-        update={
-            "data": folder.artifact("data.parquet"),
-            "num_rows": joined.rows,
-            "window": window,
-            "tables_version": SUITE,
-            "positive_rate": None,
-            "label_summary": None,
-            "excluded": (),
-            "pins": None,
-        }
-    )
+    snapshot = like_reference.model_copy(update=of_served)
     validation = ValidationResult(
         suite=SUITE,
         subject="served",
@@ -285,30 +285,14 @@ def _write(
     )
 
 
-def _with_scores(tables: Iterator[pa.Table], query: LogQuery) -> Iterator[pa.Table]:
-    for table in tables:
-        finite = pc.sum(pc.is_finite(table.column(SCORE))).as_py() or 0
-        if finite < table.num_rows:
-            raise DataContractError(
-                f"{table.num_rows - finite:,} answers of version {query.versions} of {query.model} "
-                f"in {query.window} are no single finite number; expected one score a row. Nothing "
-                "was compared"
-            )
-        yield table
-
-
-def _write_files(tables: Iterator[pa.Table], decoding: _Decoding, folder: Path) -> None:
-    start = 0
-    schema, scores = decoding.schemas()
-    with (
-        pq.ParquetWriter(folder / "data.parquet", schema) as data_file,
-        pq.ParquetWriter(folder / "scores.parquet", scores) as score_file,
-    ):
-        for table in tables:
-            rows = decoding.decoded(table, start)
-            start += table.num_rows
-            data_file.write_table(rows.select(schema.names).cast(schema))
-            score_file.write_table(rows.select(scores.names).cast(scores))
+def _check_scores(table: pa.Table, query: LogQuery) -> None:
+    finite = pc.sum(pc.is_finite(table.column(SCORE))).as_py() or 0
+    if finite < table.num_rows:
+        raise DataContractError(
+            f"{table.num_rows - finite:,} answers of version {query.versions} of {query.model} in "
+            f"{query.window} are no single finite number; expected one score a row. Nothing was "
+            "compared"
+        )
 
 
 def _described(query: LogQuery, joined: JoinTally, read: ReadTally, left_out: Sequence[str]) -> str:

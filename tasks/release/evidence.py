@@ -191,6 +191,6 @@ def _who(rows: pd.DataFrame, release: Release, period: Period) -> pd.Series[Any]
 
 def no_labels() -> pd.DataFrame:
     """Labels before the first one: numbers, and the moments from which they were known."""
-    kinds = {"request_id": str, "request_row": "int32", "label": float}
+    kinds: dict[str, Any] = {"request_id": str, "request_row": "int32", "label": float}
     known = pd.Series(dtype="datetime64[us, UTC]")
     return pd.DataFrame({n: pd.Series(dtype=k) for n, k in kinds.items()}).assign(labelled_at=known)

@@ -174,9 +174,7 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
         log_in(page, prefect_api)
         run_url = f"{prefect_api.url.removesuffix('/api')}/runs/flow-run/{waiting.id}"
         answer_in_the_first_ui(page, run_url)
-    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state.message
+    done = completed(number)
     assert office.world.champion == number
     assert office.state_of(number) == "approved"
     assert office.audit(number) == [("approve", "Ana Lytic")]
@@ -185,6 +183,14 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
     cancelled = wait_for(number, StateType.CANCELLED, of="approval-expiry")
     assert cancelled.run_count == 0
     assert len(events_named("falaj.promotion.waiting", number)) == 1
+
+
+def completed(number: int) -> FlowRun:
+    """The run about a version, which ended well."""
+    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    return done
 
 
 def log_in(page: Page, api: PrefectApi) -> None:
@@ -247,15 +253,12 @@ def num_shown(run: FlowRun, key: str) -> int:
         return len(client.read_artifacts(artifact_filter=wanted))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(office: Office) -> None:
     decision = office.candidate(2, timeout_h=40 / 3600)
     number, before = decision.candidate.version, office.world.champion
     promoting(decision)
-    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state.message
+    done = completed(number)
     assert office.state_of(number) == "timed_out"
     assert office.world.champion == before
     assert office.audit(number) == [("timed out", None)]
@@ -263,7 +266,6 @@ def test_no_answer_in_time_is_recorded_as_a_rejection_and_not_as_a_failure(offic
     assert [run.id for run in runs_about(number)] == [done.id]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
     office: Office,
@@ -273,13 +275,10 @@ def test_a_run_that_is_suspended_late_is_let_go_on_by_the_end_of_its_question(
     promoting(decision)
     wait_for(number, StateType.RUNNING, StateType.PAUSED)
     assert main(["models", "reject", NAME, str(number), "--approver", "Bo"]) == 0
-    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state.message
+    completed(number)
     assert office.state_of(number) == "rejected"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office: Office) -> None:
     decision = office.candidate(3)
@@ -296,7 +295,6 @@ def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office
     assert office.state_of(number) == "waiting"  # and can still be answered
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     office: Office, capsys: pytest.CaptureFixture[str]
@@ -307,9 +305,7 @@ def test_an_answer_on_the_command_line_lets_the_run_that_asks_go_on(
     wait_for(number, StateType.PAUSED)
     assert main(["models", "reject", NAME, str(number), "--approver", "Bo", "--comment", "no"]) == 0
     assert "the run that asked resumes" in capsys.readouterr().out
-    done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state.message
+    completed(number)
     assert office.world.champion == before
     assert office.audit(number) == [("reject", "Bo")]
     (told,) = events_named("falaj.promotion.rejected", number)

@@ -58,7 +58,6 @@ def test_a_view_that_stopped_is_shown_and_told_once(settings: Settings) -> None:
     assert first.alerts[0] in str(shown("feature-alerts")[0].data)
 
 
-@pytest.mark.slow
 def test_the_data_docs_are_linked_in_the_ui(settings: Settings) -> None:
     validate_table(store_table(settings.store, people()), suite(), WEEK, settings.store, "Nothing")
 

@@ -105,7 +105,6 @@ def test_an_equal_version_takes_over_by_itself_and_no_client_notices(
         assert mine == sorted(mine, key=lambda version: version == EQUAL), subject
 
 
-@pytest.mark.slow
 def test_a_worse_version_is_rolled_back_by_its_labels_and_so_is_the_alias(
     whole: Whole, before: str
 ) -> None:
@@ -130,7 +129,6 @@ def test_a_worse_version_is_rolled_back_by_its_labels_and_so_is_the_alias(
     check_all_answered(load, before, NOISE)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [FAILING, HOLLOW], ids=["raises", "no-number"])
 def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_meet_it(
     whole: Whole, before: str, number: str
@@ -146,7 +144,6 @@ def test_a_version_that_fails_for_some_requests_is_rolled_back_before_clients_me
     check_all_answered(load, before)
 
 
-@pytest.mark.slow
 def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before: str) -> None:
     whole.begin(OTHER)
     with Load(whole) as load:
@@ -190,7 +187,6 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
     assert {one.version for one in load.asked if one.status == 200} == {before, OTHER}
 
 
-@pytest.mark.slow
 def test_a_person_takes_all_requests_back_while_they_come(whole: Whole, before: str) -> None:
     candidate = EQUAL if before != EQUAL else OTHER
     whole.begin(candidate)

@@ -173,14 +173,6 @@ def test_killed_before_the_note_nothing_is_done_twice(
     assert len(releasing.champions.taken_back) == 1
 
 
-def test_of_two_who_decide_at_once_one_is_heard(releasing: Releasing) -> None:
-    seen = begun(releasing)
-    first = releasing.ledger.decide(seen, BACK, "Amal")
-    late = releasing.ledger.decide(seen, PROMOTE, "release flow")
-    assert (first.state, late.state) == ("rolled_back", "rolled_back")
-    assert not releasing.ledger.mark_moved(seen)
-
-
 def test_a_mover_that_was_overtaken_sets_what_is_wanted_now(releasing: Releasing) -> None:
     begun(releasing)
     slow = decided(releasing, PROMOTE)

@@ -114,17 +114,6 @@ def test_bounds_agree_with_the_test_and_hold_the_mean(values: list[float]) -> No
     assert (low > 0) == (final_log_wealth(y) >= np.log(1 / 0.05)) or abs(low) < 1e-9
 
 
-def test_bounds_hold_at_all_looks_together() -> None:
-    rng = np.random.default_rng(2)
-    missed = 0
-    for _ in range(80):
-        y = rng.choice([-0.6, 0.0, 1.0], 400, p=[0.4, 0.3, 0.3])
-        truth = -0.6 * 0.4 + 0.3
-        bounds = [mean_bounds(y[:n], 0.1) for n in (30, 100, 400)]
-        missed += any(low > truth for low, _ in bounds)
-    assert missed <= binom.ppf(0.999, 80, 0.1)
-
-
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("tolerated", [1.0, 1.5])
 def test_evidence_on_events_has_at_most_mean_one_by_the_exact_binomial(
@@ -149,15 +138,6 @@ def test_evidence_of_several_splits_is_one_martingale() -> None:
         weight = binom.pmf(first, 10, 0.05) * binom.pmf(second, 8, 0.5)
         total += float(weight * np.exp(log_ratio_evidence(strata)))
     assert total == pytest.approx(1)
-
-
-def test_evidence_takes_many_cases_at_once() -> None:
-    x, n = np.array([0, 3, 30]), np.array([0, 20, 40])
-    together = log_ratio_evidence([Stratum(x, n, 0.25)], 1.1)
-    alone = [
-        log_ratio_evidence([Stratum(int(a), int(b), 0.25)], 1.1) for a, b in zip(x, n, strict=True)
-    ]
-    assert together == pytest.approx(alone)
 
 
 def test_bounds_of_a_ratio_enclose_it() -> None:
@@ -220,15 +200,6 @@ def test_errors_of_a_regression_are_cut_and_bounded() -> None:
     assert final_log_wealth(-found) < 0
     assert error_cut(Labelled(np.zeros(3), np.zeros(3))) > 0
     assert len(paired_error_losses(truth[:100], stable[:100], candidate[:100])) == 0
-
-
-def test_alike_versions_are_rarely_called_worse_and_a_worse_one_is() -> None:
-    rng = np.random.default_rng(5)
-    alike = rng.choice([-0.5, 0.0, 0.5], (2000, 600))
-    worse = rng.choice([-0.5, 0.0, 0.5], (200, 600), p=[0.25, 0.35, 0.40])
-    bar = np.log(1 / 0.05)
-    assert (log_wealth(alike).max(axis=1) >= bar).mean() <= 0.05
-    assert (log_wealth(worse).max(axis=1) >= bar).mean() >= 0.8
 
 
 def test_all_tests_together_spend_a_chance_of_one_in_twenty() -> None:
