@@ -132,8 +132,9 @@ def count_by_version(
         if counted:
             parts = pd.concat(counted).fillna(dict.fromkeys(keys, ""))
             summed = parts.groupby(keys, as_index=False).agg(whole)
-            for *by, rows, first, last, refused in summed.to_numpy().tolist():
-                found.append(LogCount(name, *by, rows - refused, refused, first, last))
+            for version, variant, track, rows, first, last, refused in summed.to_numpy().tolist():
+                of = (name, version, variant, track)
+                found.append(LogCount(*of, rows - refused, refused, first, last))
     return found
 
 
