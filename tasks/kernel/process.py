@@ -105,11 +105,8 @@ def variable_of(pid: int, name: str, procfs: Path = PROCFS) -> str | None:
     except OSError:
         return None
     beginning = f"{name}=".encode()
-    for variable in variables:
-        if variable.startswith(beginning):
-            there = start_of(pid, procfs) is not None
-            return os.fsdecode(variable.removeprefix(beginning)) if there else None
-    return None
+    value = next((v.removeprefix(beginning) for v in variables if v.startswith(beginning)), None)
+    return None if value is None or start_of(pid, procfs) is None else os.fsdecode(value)
 
 
 def _space(procfs: Path) -> str:

@@ -168,8 +168,7 @@ class ArtifactStore:
             StorageError: the disk is full, or refused a write; the staged folder was removed.
         """
         final = self.root / kind / key
-        finished = self._read_value(final, value_type)
-        if finished is not None:
+        if (finished := self.find(kind, key, value_type)) is not None:
             return finished
         started = time.monotonic()
         with self._staging(final) as folder:
@@ -181,7 +180,16 @@ class ArtifactStore:
 
     def find(self, kind: str, key: str, value_type: type[Value]) -> Value | None:
         """The value built earlier under this key, if it and all it holds are whole."""
-        return self._read_value(self.root / kind / key, value_type)
+        folder = self.root / kind / key
+        try:
+            value = value_type.model_validate_json((folder / "value.json").read_text())
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            value = None
+        inside = named_artifacts(value)
+        if value is None or not all(self.holds(a) for a in inside if self._is_inside(a, folder)):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        return value
 
     @property
     def num_builds(self) -> int:
@@ -197,17 +205,13 @@ class ArtifactStore:
                 folders.add((build["kind"], build["key"]))
             except (ValueError, KeyError):  # cut off by a full disk
                 continue
-        return lambda artifact: self._folder_of(artifact) in folders
+        return lambda made: tuple(made.uri.removeprefix(URI_SCHEME).split("/")[:2]) in folders
 
     def _journal_lines(self) -> list[str]:
         try:
             return self._journal.read_text().splitlines()
         except FileNotFoundError:
             return []
-
-    @staticmethod
-    def _folder_of(artifact: Artifact) -> tuple[str, ...]:
-        return tuple(artifact.uri.removeprefix(URI_SCHEME).split("/")[:2])
 
     def path(self, artifact: Artifact, *, verify: bool = True) -> Path:
         """Local path of an artifact, its content checked against its digest.
@@ -254,17 +258,6 @@ class ArtifactStore:
                 f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<path>"
             )
         return path
-
-    def _read_value(self, folder: Path, value_type: type[Value]) -> Value | None:
-        try:
-            value = value_type.model_validate_json((folder / "value.json").read_text())
-        except (FileNotFoundError, NotADirectoryError, ValidationError):
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
-        if all(self.holds(a) for a in named_artifacts(value) if self._is_inside(a, folder)):
-            return value
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
 
     def _is_inside(self, artifact: Artifact, folder: Path) -> bool:
         return self._locate(artifact.uri).is_relative_to(folder.resolve())

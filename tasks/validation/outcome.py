@@ -62,6 +62,19 @@ class SuiteOutcome(Contract):
         """Why the table was refused, a sentence each; none where it passed."""
         return (*self.table_faults, *(check.sentence for check in self.with_status("failed")))
 
+    def rows(self) -> list[dict[str, str]]:
+        """Every check for a table that a person reads."""
+        return [
+            {
+                "expectation": check.type,
+                "columns": ", ".join(check.columns) or check.table,
+                "says": check.says,
+                "observed": check.observed,
+                "outcome": check.status,
+            }
+            for check in self.checks
+        ]
+
     def with_status(self, status: Status) -> tuple[CheckOutcome, ...]:
         """The checks that ended so."""
         return tuple(check for check in self.checks if check.status == status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import pandas as pd
@@ -19,24 +19,27 @@ from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 MEMORY_LIMIT = "1GB"
 SMALL_ROWS = 50_000
 
-_INTEGERS = {
-    *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"),
-    *("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT", "UHUGEINT"),
-}
-_FLOATS = {"FLOAT", "DOUBLE"}
-_EMPTY_TYPE: dict[ColumnKind, str] = {
-    "text": "VARCHAR",
-    "integer": "BIGINT",
-    "number": "DOUBLE",
-    "boolean": "BOOLEAN",
-    "timestamp": "TIMESTAMPTZ",
-}
-_MEANING: dict[ColumnKind, str] = {
-    "text": "text",
-    "integer": "whole numbers",
-    "number": "numbers",
-    "boolean": "true or false",
-    "timestamp": "moments with a time zone, in microseconds",
+_INTEGERS = (
+    *("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "HUGEINT"),
+    *("UBIGINT", "UINTEGER", "USMALLINT", "UTINYINT", "UHUGEINT"),
+)
+_FLOATS = ("DOUBLE", "FLOAT", "DECIMAL")
+
+
+class _Kind(NamedTuple):
+    """What a declared kind means, and DuckDB's types of it, the first of which stands for it."""
+
+    words: str
+    types: tuple[str, ...]
+
+
+_KINDS: dict[ColumnKind, _Kind] = {
+    "text": _Kind("text", ("VARCHAR",)),
+    "integer": _Kind("whole numbers", _INTEGERS),
+    "number": _Kind("numbers", (*_FLOATS, *_INTEGERS)),
+    "boolean": _Kind("true or false", ("BOOLEAN",)),
+    # Other resolutions have types of their own, which Feast cannot cast.
+    "timestamp": _Kind("moments with a time zone, in microseconds", ("TIMESTAMP WITH TIME ZONE",)),
 }
 
 
@@ -71,7 +74,7 @@ class Subject:
         for name, kind in declared.items():
             seen = self.column_types.get(name)
             if seen is not None and not is_of_kind(seen, kind):
-                faults.append(f"{name} is {seen}, expected {_MEANING[kind]}")
+                faults.append(f"{name} is {seen}, expected {_KINDS[kind].words}")
         return faults
 
     def derive(self, references: Mapping[str, Path] | None = None) -> dict[str, set[str]]:
@@ -107,7 +110,7 @@ class Subject:
                 source = _source(self._con, path, name)
                 self._make(f"VIEW {quoted(name)} AS SELECT {selected} FROM {source}", what)
             else:
-                typed = ", ".join(f"{column} {_EMPTY_TYPE[kind]}" for column, kind in kinds)
+                typed = ", ".join(f"{column} {_KINDS[kind].types[0]}" for column, kind in kinds)
                 self._make(f"TABLE {quoted(name)} ({typed})", what)
 
     def _derive_columns(self) -> None:
@@ -215,15 +218,12 @@ def open_subject(path: Path, name: str, suite: Suite, window: TimeWindow) -> Ite
 
 def is_of_kind(duckdb_type: str, kind: ColumnKind) -> bool:
     """True where values of a stored type are of the declared kind."""
-    if kind == "text":
-        return duckdb_type == "VARCHAR"
-    if kind == "boolean":
-        return duckdb_type == "BOOLEAN"
-    if kind == "timestamp":  # other resolutions have types of their own, which Feast cannot cast
-        return duckdb_type == "TIMESTAMP WITH TIME ZONE"
-    if duckdb_type in _INTEGERS:
-        return True
-    return kind == "number" and (duckdb_type in _FLOATS or duckdb_type.startswith("DECIMAL"))
+    return _base(duckdb_type) in _KINDS[kind].types
+
+
+def _base(duckdb_type: str) -> str:
+    """A type without its precision."""
+    return duckdb_type.partition("(")[0]
 
 
 def _source(con: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
@@ -253,7 +253,7 @@ def _columns_of(con: duckdb.DuckDBPyConnection, file: Path, name: str) -> dict[s
 
 def _widened(name: str, duckdb_type: str) -> str:
     column = quoted(name)
-    if duckdb_type in _FLOATS or duckdb_type.startswith("DECIMAL"):
+    if _base(duckdb_type) in _FLOATS:
         return f"{column}::DOUBLE AS {column}"
     if duckdb_type in _INTEGERS:
         wide = "DOUBLE" if "HUGEINT" in duckdb_type or duckdb_type == "UBIGINT" else "BIGINT"

@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
@@ -118,7 +114,7 @@ def validate_training_set(
     cache_policy=NO_CACHE,
 )
 def publish_data_docs() -> None:
-    """Show all kept validation results as Great Expectations' data docs, a static site.
+    """Show all kept validation results as data docs, a static site.
 
     Safe to retry: finished pages are kept, and the index is written last.
 
@@ -138,34 +134,20 @@ def publish_data_docs() -> None:
 
 
 def _show(outcome: SuiteOutcome) -> None:
-    """One table of expectations and one summary in the Prefect UI, for good and bad outcomes."""
+    """The expectations as a table in the Prefect UI, below a summary, for good and bad outcomes."""
     key = f"validation-{outcome.suite}".replace("_", "-")
-    create_table_artifact(
-        key=key,
-        table=[
-            {
-                "expectation": check.type,
-                "columns": ", ".join(check.columns) or check.table,
-                "says": check.says,
-                "observed": check.observed,
-                "outcome": check.status,
-            }
-            for check in outcome.checks
-        ],
-        description=f"Suite {outcome.suite} on {outcome.subject}, {outcome.num_rows:,} rows",
-    )
-    create_markdown_artifact(key=f"{key}-summary", markdown=_summary(outcome))
+    create_table_artifact(key=key, table=outcome.rows(), description=_summary(outcome))
 
 
 def _summary(outcome: SuiteOutcome) -> str:
-    counts = {status: outcome.with_status(status) for status in ("failed", "warned", "skipped")}
+    failed, warned, skipped = map(outcome.with_status, ("failed", "warned", "skipped"))
     lines = [
-        f"## {outcome.subject}: {'passed' if outcome.passed else 'refused'}",
+        f"**{outcome.subject}: {'passed' if outcome.passed else 'refused'}**. "
         f"{outcome.num_rows:,} rows, {outcome.window}. Suite `{outcome.suite}`: "
-        f"{outcome.num_judged} expectations judged, {len(counts['failed'])} failed, "
-        f"{len(counts['warned'])} warnings, {len(counts['skipped'])} not judged for want of rows.",
+        f"{outcome.num_judged} expectations judged, {len(failed)} failed, "
+        f"{len(warned)} warnings, {len(skipped)} not judged for want of rows.\n",
         *(f"- **looks like**: {fault}" for fault in outcome.looks_like),
         *(f"- **refused**: {fault}" for fault in outcome.faults),
-        *(f"- warning: {check.sentence}" for check in counts["warned"]),
+        *(f"- warning: {check.sentence}" for check in warned),
     ]
-    return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n"
+    return "\n".join(lines)

@@ -125,14 +125,17 @@ def test_real_rows_pass_the_gate_and_are_judged_once(settings: Settings) -> None
     assert len(shown("validation-raw-flights")) == 1
 
 
-def test_a_changed_suite_is_judged_anew(settings: Settings) -> None:
+def test_a_changed_suite_is_judged_again_and_a_removed_result_is_made_again(
+    settings: Settings,
+) -> None:
     landed = LandedRows(window=WEEK, tables=(store_table(settings.store, people()),))
     before = len(shown("validation-people"))
-
     for high in (100, 100, 101):
-        rows_flow(landed, {"people": suite(between("age", 0, high))})
-
+        rows, _ = rows_flow(landed, {"people": suite(between("age", 0, high))})
     assert len(shown("validation-people")) == before + 2
+    settings.store.path(rows.validations[0].result).unlink()
+    assert rows_flow(landed, {"people": suite(between("age", 0, 101))})[0] == rows
+    assert settings.store.holds(rows.validations[0].result)
 
 
 @proves(Promise.VALIDATED, "the flow ends at the refused table; nothing after it ran")
@@ -149,9 +152,8 @@ def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings)
     assert run.run_count == 1  # permanent: never retried, and nothing was built on it
     latest = max(shown("validation-people"), key=lambda artifact: str(artifact.created))
     assert [row["outcome"] for row in table_of(latest)] == ["failed"]
-    summary = max(shown("validation-people-summary"), key=lambda artifact: str(artifact.created))
-    assert "## people: refused" in str(summary.data)
-    assert "age has 40 values outside 0 to 120" in str(summary.data)
+    assert "people: refused" in str(latest.description)
+    assert "age has 40 values outside 0 to 120" in str(latest.description)
 
 
 # What the features room really makes

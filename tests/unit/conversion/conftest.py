@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,3 @@ def _threads_as_before() -> Iterator[None]:
 def texts(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> TextCase:
     """All forms of a small encoder."""
     return text_case(ArtifactStore(tmp_path_factory.mktemp("texts") / "artifacts"), quick)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")

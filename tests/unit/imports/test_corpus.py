@@ -12,11 +12,6 @@ from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
 def _lines(tmp_path: Path, count: int = 40, seed: int = 0) -> CorpusConfig:
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(encoders.texts(count, seed)))

@@ -37,11 +37,6 @@ class Note(Contract):
     number: int
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
 def build(store: ArtifactStore, text: str = "hello", key: str = "k") -> Note:
     def write(folder: StagedFolder) -> Note:
         (folder.path / "note.txt").write_text(text)

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.journal import Journal, LineageSettings
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
 
 
 @pytest.fixture

@@ -46,11 +46,6 @@ def rows_of_window() -> pd.DataFrame:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
-@pytest.fixture
 def reference(store: ArtifactStore) -> ValidatedDataset:
     return dataset(store, FRAME)
 

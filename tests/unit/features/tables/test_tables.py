@@ -25,11 +25,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
     return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=12)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
 def refresh(
     repository: SmallRepository,
     store: ArtifactStore,

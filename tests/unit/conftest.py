@@ -1,4 +1,4 @@
-"""Fixtures of the validation tests."""
+"""Fixtures of the unit tests."""
 
 from __future__ import annotations
 
