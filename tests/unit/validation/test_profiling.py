@@ -17,32 +17,23 @@ from tasks.validation.baseline import Baseline
 from tasks.validation.outcome import read_outcome
 from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
 from tasks.validation.runner import validate_table
-from tasks.validation.suites import FOLDER, Suite, read_suite, with_baseline
-from tests.support.data.tables import REPO, store_table
+from tasks.validation.suites import FOLDER, read_suite, with_baseline
+from tests.support.data.tables import REPO, between, store_table, suite
 
 START = datetime(2013, 3, 1, tzinfo=UTC)
 CLEAN = TimeWindow(start=START, end=START + timedelta(days=20))
 NEXT = TimeWindow(start=CLEAN.end, end=CLEAN.end + timedelta(days=3))
 
-SUITE = Suite.model_validate(
-    {
-        "suite": "meters",
-        "subject": "one reading of one meter",
-        "columns": {
-            "text": ["meter", "town"],
-            "number": ["temp", "reading", "price"],
-            "timestamp": ["at"],
-        },
-        "units": {"fahrenheit": ["temp"]},
-        "profiling": {"time_column": "at", "relations": {"price": ["town"]}},
-        "expectations": [
-            {
-                "type": "expect_column_values_to_not_be_null",
-                "kwargs": {"column": "meter"},
-                "says": "a reading is of a meter",
-            }
-        ],
-    }
+SUITE = suite(
+    suite="meters",
+    columns={
+        "text": ["meter", "town"],
+        "number": ["temp", "reading", "price"],
+        "timestamp": ["at"],
+    },
+    units={"fahrenheit": ["temp"]},
+    profiling={"time_column": "at", "relations": {"price": ["town"]}},
+    expectations=[between("price", 0, 1000)],
 )
 
 

@@ -78,7 +78,6 @@ def test_a_failed_warning_is_told_and_stops_nothing(
 @pytest.mark.parametrize(
     ("frame", "checked", "words"),
     [
-        (people().drop(columns=["town"]), suite(), "column(s) town are missing"),
         (people(), suite(between("age", 0, 120, min_rows=1000)), "40 rows are too few"),
         (
             people(),

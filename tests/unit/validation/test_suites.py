@@ -58,17 +58,13 @@ SAYS = "says: an age is positive"
     [
         ("suite: people", "suite: persons", "calls itself 'persons'"),
         (SAYS, f"{SAYS}\n    severe: yes", "expectation 1: severe"),
-        (f"    {SAYS}\n", "", "expectation 1: says: Field required"),
         ("{column: age,", "{column: agee,", "names column(s) agee, which subject does not have"),
         ("kwargs: {column: age,", 'for_columns: ["weight_*"]\n    kwargs: {', "weight_*"),
         ("kwargs: {column", "for_columns: [age]\n    kwargs: {column", "use one of them"),
-        (SAYS, f"{SAYS}\n    shows: [nickname]", "nickname"),
         (SAYS, f"{SAYS}\n    table: sums", "table 'sums', which is not among subject, ages"),
         ("is_grown:", "age:", "age are declared twice"),
-        ("  ages:", "  subject:", "'subject'"),
         ("  text: [name]", "  text: [name]\n  text: [nickname]", "written twice"),
         ("to_be_between", "to_be_betwixt", "knows no expectation"),
-        (GOOD[GOOD.index("  - type") :], "  []", "expectations"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_its_place(
