@@ -140,12 +140,13 @@ def _show(outcome: SuiteOutcome) -> None:
 
 
 def _summary(outcome: SuiteOutcome) -> str:
-    failed, warned, skipped = map(outcome.with_status, ("failed", "warned", "skipped"))
+    failed, warned = outcome.with_status("failed"), outcome.with_status("warned")
+    num_skipped = len(outcome.checks) - outcome.num_judged
     lines = [
         f"**{outcome.subject}: {'passed' if outcome.passed else 'refused'}**. "
         f"{outcome.num_rows:,} rows, {outcome.window}. Suite `{outcome.suite}`: "
         f"{outcome.num_judged} expectations judged, {len(failed)} failed, "
-        f"{len(warned)} warnings, {len(skipped)} not judged for want of rows.\n",
+        f"{len(warned)} warnings, {num_skipped} not judged for want of rows.\n",
         *(f"- **looks like**: {fault}" for fault in outcome.looks_like),
         *(f"- **refused**: {fault}" for fault in outcome.faults),
         *(f"- warning: {check.sentence}" for check in warned),
