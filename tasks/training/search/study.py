@@ -16,6 +16,7 @@ from tasks.training.search.config import (
     Choices,
     Dimension,
     FloatRange,
+    IntRange,
     Point,
     SearchConfig,
     described,
@@ -245,17 +246,15 @@ def searched_fields(config: SearchConfig) -> tuple[SearchedField, ...]:
 
 def distribution_of(dimension: Dimension) -> BaseDistribution:
     """A dimension of the space in Optuna's terms."""
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna import distributions
 
-    if isinstance(dimension, Choices):
-        return CategoricalDistribution(dimension.names())
-    if isinstance(dimension, FloatRange):
-        return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
-    return IntDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+    match dimension:
+        case Choices():
+            return distributions.CategoricalDistribution(dimension.names())
+        case FloatRange(low=low, high=high, log=log):
+            return distributions.FloatDistribution(low, high, log=log)
+        case IntRange(low=low, high=high, log=log, step=step):
+            return distributions.IntDistribution(low, high, log=log, step=step)
 
 
 def sampler_of(config: SearchConfig, number: int) -> BaseSampler:

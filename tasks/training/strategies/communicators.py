@@ -74,22 +74,16 @@ class HorovodCommunicator(Communicator):
 
 
 class TorchCommunicator(Communicator):
-    """See `Communicator`."""
+    """See `Communicator`; made where the other ranks are met that the environment names.
 
-    def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
-        self.rank, self.size = rank, size
-        self.local_rank, self.local_size = local_rank, local_size
+    Raises:
+        ConfigurationError: a variable is absent or no number.
+        TransientError: the other ranks did not come in time.
+    """
 
-    @classmethod
-    def join(cls, variables: Mapping[str, str], device: str) -> TorchCommunicator:
-        """Meet the other ranks that the environment names.
-
-        Raises:
-            ConfigurationError: a variable is absent or no number.
-            TransientError: the other ranks did not come in time.
-        """
+    def __init__(self, variables: Mapping[str, str], device: str) -> None:
         try:
-            rank, size, *local = (
+            self.rank, self.size, self.local_rank, self.local_size = (
                 int(variables[name])
                 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
             )
@@ -106,16 +100,15 @@ class TorchCommunicator(Communicator):
                 # Small values go through host memory on GPUs too.
                 backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
                 init_method=meeting_point,
-                rank=rank,
-                world_size=size,
+                rank=self.rank,
+                world_size=self.size,
                 timeout=timedelta(seconds=timeout_s),
             )
         except (dist.DistError, RuntimeError) as exc:
             raise TransientError(
-                f"rank {rank} of {size} did not meet the others at {meeting_point} within "
-                f"{timeout_s} s: {exc}"
+                f"rank {self.rank} of {self.size} did not meet the others at {meeting_point} "
+                f"within {timeout_s} s: {exc}"
             ) from exc
-        return cls(rank, size, *local)
 
     def shut_down(self) -> None:
         """See `Communicator`."""
@@ -176,4 +169,4 @@ def join(config: StrategyConfig, device: str) -> Communicator:
                 "environment; seen: none. Start it through the launcher or horovodrun"
             )
         return HorovodCommunicator()
-    return TorchCommunicator.join(os.environ, device)
+    return TorchCommunicator(os.environ, device)

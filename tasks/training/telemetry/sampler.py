@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from pydantic import NonNegativeFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import EnergyUse, RankTelemetry, TrainingTelemetry
@@ -39,9 +39,10 @@ SPENT = "spent.json"
 class Spent(Contract):
     """What the attempts of a run have taken so far; kept in the run directory over attempts."""
 
-    num_attempts: PositiveInt = 1
+    num_attempts: NonNegativeInt = 0
     seconds: NonNegativeFloat = 0.0
-    joules: NonNegativeFloat | None = None
+    joules: NonNegativeFloat | None = 0.0
+    """None where they are not known of one of them."""
 
 
 class TelemetrySampler:
@@ -73,7 +74,7 @@ class TelemetrySampler:
         self._num_samples = 0
         self._ranks: dict[int, ClockReading] = {}
         self._processor_j: float | None = None
-        self._earlier: Spent | None = None
+        self._earlier = Spent()
         self._started_s = self._elapsed_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_now_and_then, name="telemetry")
@@ -169,10 +170,8 @@ class TelemetrySampler:
         )
 
     def _spent(self) -> Spent:
-        """Of all attempts; energy is unknown where it is for one of them."""
+        """Of all attempts."""
         earlier, joules = self._earlier, self._energy().joules
-        if earlier is None:
-            return Spent(seconds=self._elapsed_s, joules=joules)
         known = joules is not None and earlier.joules is not None
         return Spent(
             num_attempts=earlier.num_attempts + 1,
@@ -181,12 +180,12 @@ class TelemetrySampler:
         )
 
 
-def read_spent(folder: Path) -> Spent | None:
-    """What earlier attempts took; None where there was none."""
+def read_spent(folder: Path) -> Spent:
+    """What earlier attempts took."""
     try:
         return Spent.model_validate_json((folder / SPENT).read_text())
     except FileNotFoundError:
-        return None
+        return Spent()
     except ValidationError:
         LOGGER.warning("%s is damaged: what earlier attempts took is not known", folder / SPENT)
-        return None
+        return Spent()

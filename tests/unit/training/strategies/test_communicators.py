@@ -27,4 +27,4 @@ def test_an_environment_that_names_no_rank_is_rejected(change: dict[str, str | N
     given = {**local_torch_variables(0, 1, Path("/store")), **change}
     variables = {name: value for name, value in given.items() if value is not None}
     with pytest.raises(ConfigurationError, match="Start it through the launcher or torchrun"):
-        TorchCommunicator.join(variables, "cpu")
+        TorchCommunicator(variables, "cpu")
