@@ -7,9 +7,8 @@ for a person.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.control.config import RecoveryConfig
 
@@ -41,29 +40,36 @@ ENDED: frozenset[str] = frozenset({"completed", "failed", "crashed", "cancelled"
 ENDED_BADLY: frozenset[str] = frozenset({"failed", "crashed", "cancelled"})
 
 
-class RunFact(BaseModel):
-    """One flow run as it was seen at one moment."""
+@dataclass(frozen=True, kw_only=True)
+class RunFact:
+    """One flow run as it was seen at one moment.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        age_s: seconds since it came into its state, or was due.
+        process: of the process that noted the run as its own: `gone` only where this host and boot
+            are named and the process is not there; `unknown` where none was noted.
+        pids: processes here that belong to it.
+        heartbeat_age_s: None: it never sent one.
+        attempts: how often it has begun.
+        restarts: how often a sweep has started it again.
+        retried: its flow may be started again; one that never began always.
+        deployed: a worker started it, and can do so again.
+        parent: run that called it.
+    """
 
     id: str
     name: str
     flow: str
     state: RunState
-    age_s: float = Field(description="Seconds since it came into its state, or was due.")
-    process: ProcessState = Field(
-        description="Of the process that noted the run as its own: `gone` only where this host and "
-        "boot are named and the process is not there; `unknown` where none was noted."
-    )
-    pids: tuple[int, ...] = Field(default=(), description="Processes here that belong to it.")
-    heartbeat_age_s: float | None = Field(default=None, description="None: it never sent one.")
-    attempts: int = Field(default=1, description="How often it has begun.")
-    restarts: int = Field(default=0, description="How often a sweep has started it again.")
-    retried: bool = Field(
-        default=True, description="Its flow may be started again; one that never began always."
-    )
-    deployed: bool = Field(default=True, description="A worker started it, and can do so again.")
-    parent: str | None = Field(default=None, description="Run that called it.")
+    age_s: float
+    process: ProcessState
+    pids: tuple[int, ...] = ()
+    heartbeat_age_s: float | None = None
+    attempts: int = 1
+    restarts: int = 0
+    retried: bool = True
+    deployed: bool = True
+    parent: str | None = None
 
     @property
     def tries(self) -> int:
@@ -71,19 +77,23 @@ class RunFact(BaseModel):
         return max(self.attempts, self.restarts + 1)
 
 
-class Repair(BaseModel):
-    """What is to be done about one run, and why."""
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """What is to be done about one run, why, and what came of it.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        pids: processes to be ended first.
+        certain: False: a second look must confirm it.
+    """
 
     run: str
     name: str
     flow: str
     action: Action
     why: str
-    pids: tuple[int, ...] = Field(default=(), description="Processes to be ended first.")
-    certain: bool = Field(default=True, description="False: a second look must confirm it.")
-    outcome: str = Field(default="", description="What came of it.")
+    pids: tuple[int, ...] = ()
+    certain: bool = True
+    outcome: str = ""
 
 
 def judge(facts: Sequence[RunFact], config: RecoveryConfig) -> tuple[Repair, ...]:
@@ -101,11 +111,7 @@ def _judged(fact: RunFact, by_id: Mapping[str, RunFact], config: RecoveryConfig)
     parent = by_id.get(fact.parent or "")
     if parent is not None and (repair := _without_parent(fact, parent, config)):
         return repair
-    rules = {
-        "running": _running,
-        "cancelling": _cancelling,
-        "pending": _pending,
-    }
+    rules = {"running": _running, "cancelling": _cancelling, "pending": _pending}
     return rules[fact.state](fact, config) if fact.state in rules else None
 
 
@@ -116,11 +122,9 @@ def _running(fact: RunFact, config: RecoveryConfig) -> Repair | None:
         if fact.age_s <= DEAD_PROCESS_S:
             return None
         return _repair(fact, "crash", "the process that ran it is gone", fact.pids)
-    if fact.pids:
+    if fact.pids or fact.heartbeat_age_s is None:  # one that never sent a heartbeat sends none
         return None
-    if fact.heartbeat_age_s is None:  # it sends none
-        return None
-    if fact.heartbeat_age_s <= config.heartbeat_limit_s or fact.age_s <= config.heartbeat_limit_s:
+    if min(fact.heartbeat_age_s, fact.age_s) <= config.heartbeat_limit_s:
         return None
     why = f"its last heartbeat is {fact.heartbeat_age_s:.0f} s old"
     return _repair(fact, "crash", why, certain=False)
@@ -196,18 +200,17 @@ def may_be_retried(fact: RunFact, config: RecoveryConfig) -> bool:
 def _repair(
     fact: RunFact, action: Action, why: str, pids: tuple[int, ...] = (), *, certain: bool = True
 ) -> Repair:
-    about = {"run": fact.id, "name": fact.name, "flow": fact.flow}
-    return Repair(**about, action=action, why=why, pids=pids, certain=certain)
+    about = {"run": fact.id, "name": fact.name, "flow": fact.flow, "why": why}
+    return Repair(**about, action=action, pids=pids, certain=certain)
 
 
-class SlotFact(BaseModel):
-    """A deployment's concurrency limit, and the runs that may hold its slots."""
+@dataclass(frozen=True)
+class SlotFact:
+    """A deployment's concurrency limit, by name, and how many runs may hold its slots."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    limit: str = Field(description="Name of the limit, `deployment:<id>`.")
-    taken: int = Field(ge=0)
-    num_holders: int = Field(ge=0, description="Runs that are pending, running or cancelling.")
+    limit: str
+    taken: int
+    num_holders: int
 
 
 def leaked_slots(first: Sequence[SlotFact], second: Sequence[SlotFact]) -> tuple[SlotFact, ...]:
@@ -220,26 +223,31 @@ def leaked_slots(first: Sequence[SlotFact], second: Sequence[SlotFact]) -> tuple
         if then := before.get(now.limit):
             holders = max(then.num_holders, now.num_holders)
             if min(then.taken, now.taken) > holders:
-                leaks.append(now.model_copy(update={"num_holders": holders}))
+                leaks.append(replace(now, num_holders=holders))
     return tuple(leaks)
 
 
-class TaskRunFact(BaseModel):
-    """A task run without an end, and the flow run that it belongs to."""
+@dataclass(frozen=True, kw_only=True)
+class TaskRunFact:
+    """A task run without an end, and the flow run that it belongs to.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Attributes:
+        age_s: seconds since it came into its state.
+        attempt: of its flow run, in which it began.
+        run: name of its flow run.
+        run_age_s: as `RunFact.age_s`.
+        stands_for_run: it stands for a flow run that has no end either.
+    """
 
     id: str
     name: str
-    age_s: float = Field(description="Seconds since it came into its state.")
-    attempt: int = Field(description="Of its flow run, in which it began.")
-    run: str = Field(description="Name of its flow run.")
+    age_s: float
+    attempt: int
+    run: str
     run_state: RunState
-    run_age_s: float = Field(description="As `RunFact.age_s`.")
+    run_age_s: float
     run_attempts: int
-    stands_for_run: bool = Field(
-        default=False, description="It stands for a flow run that has no end either."
-    )
+    stands_for_run: bool = False
 
 
 def dead_task_runs(facts: Sequence[TaskRunFact]) -> tuple[TaskRunFact, ...]:

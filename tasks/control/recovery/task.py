@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -158,9 +159,7 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
         time.sleep(config.second_look_s)
         again = _run_facts(client, config)
         confirmed = [
-            r.model_copy(update={"certain": True})
-            for r in judge(again, config)
-            if r.certain or r.run in suspects
+            replace(r, certain=True) for r in judge(again, config) if r.certain or r.run in suspects
         ]
         done += _repaired(client, confirmed, again)
     leaks = leaked_slots(slots, slot_facts(client))
@@ -190,7 +189,7 @@ def _repaired(
     for repair in repairs:
         if repair.certain:
             outcome = _carry_out(client, repair, seen[repair.run])
-            yield repair.model_copy(update={"outcome": outcome})
+            yield replace(repair, outcome=outcome)
 
 
 def _carry_out(client: SyncPrefectClient, repair: Repair, fact: RunFact) -> str:

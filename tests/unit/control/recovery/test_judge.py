@@ -27,8 +27,8 @@ CONFIG = RecoveryConfig()
 
 
 def fact(state: RunState, age_s: float = 1000, **more: Any) -> RunFact:
-    described = {"id": "r", "name": "n", "flow": "pipeline", "process": "unknown"} | more
-    return RunFact.model_validate({"state": state, "age_s": age_s, **described})
+    described: dict[str, Any] = {"id": "r", "name": "n", "flow": "pipeline", "process": "unknown"}
+    return RunFact(state=state, age_s=age_s, **(described | more))
 
 
 def judged(*facts: RunFact) -> Repair | None:
@@ -163,9 +163,9 @@ def test_a_slot_is_leaked_only_if_both_looks_say_so() -> None:
 
 
 def task_run(**more: Any) -> TaskRunFact:
-    described = {"id": "t", "name": "task", "age_s": 1000, "attempt": 1, "run": "r"}
+    described: dict[str, Any] = {"id": "t", "name": "task", "age_s": 1000, "attempt": 1, "run": "r"}
     living = {"run_state": "running", "run_age_s": 1000, "run_attempts": 1}
-    return TaskRunFact.model_validate(described | living | more)
+    return TaskRunFact(**(described | living | more))
 
 
 @pytest.mark.parametrize(
