@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tasks.control.config import LeaseRequest
-from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, Outlook, acquire
+from tasks.control.leases.repository import LeaseRepository, Outlook, acquire
 from tasks.kernel.errors import ConfigurationError, LeaseError
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
-from tests.support.platform.lease_farm import children_of, farm, kill_at_random, lines_of
+from tests.support.platform.lease_farm import kill_at_random
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,34 +34,24 @@ def test_fifty_random_kills_leak_nothing_and_hand_nothing_to_two(tmp_path: Path)
     kill_at_random(tmp_path / "farm", num_kills=50)
 
 
-def test_a_killed_holder_frees_its_devices(tmp_path: Path) -> None:
-    only_one, folder = host(cores=1), tmp_path / "farm"
-    options = {"devices": only_one.model_dump(mode="json"), "requests": [{"cores": 1}]}
-    with farm(folder, num_workers=1, hold_s=1e6, **options) as process:
-        wait_until(lambda: lines_of(folder / "journal"), "the lease", 120)
-        (folder / "stop").touch()
-        os.kill(children_of(process.pid)[0], signal.SIGKILL)
-        leases = LeaseRepository(folder / "leases")
-        with acquire(leases, ONE_CORE, "next", devices=only_one, wait_s=60) as lease:
-            assert lease.grant.cores == (0,)
+HOLDING = """
+import os, pathlib, subprocess, sys
+from tasks.control.config import LeaseRequest
+from tasks.control.leases.repository import LEASE_VARIABLE, LeaseRepository, acquire
+from tests.support.platform.lease_devices import host
+leases = LeaseRepository(pathlib.Path(sys.argv[1]))
+lease = acquire(leases, LeaseRequest(cores=1), "a", devices=host(1))
+environment = {**os.environ, LEASE_VARIABLE: lease.lease_id}
+child = subprocess.Popen(["sleep", "600"], env=environment, stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
 
 
-def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
+def test_devices_of_a_killed_holder_are_free_when_nothing_that_it_started_runs(
     tmp_path: Path, leases: LeaseRepository
 ) -> None:
-    program = (
-        "import subprocess, sys, os; from pathlib import Path; "
-        "from tasks.control.leases.repository import acquire; "
-        "from tasks.control.leases.repository import LeaseRepository; "
-        "from tasks.control.config import LeaseRequest; "
-        "from tests.support.platform.lease_devices import host; "
-        "leases = LeaseRepository(Path(sys.argv[1])); "
-        "lease = acquire(leases, LeaseRequest(cores=1), 'a', devices=host(1)); "
-        f"environment = dict(os.environ, {LEASE_VARIABLE}=lease.lease_id); "
-        "child = subprocess.Popen(['sleep', '600'], env=environment, stdout=-3); "
-        "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
-    )
-    line = [sys.executable, "-c", program, str(tmp_path / "leases")]
+    line = [sys.executable, "-c", HOLDING, str(tmp_path / "leases")]
     holder = subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.PIPE)
     assert holder.stdout is not None
     child = int(holder.stdout.readline())
@@ -73,8 +62,8 @@ def test_devices_stay_taken_while_something_started_under_the_lease_still_runs(
     finally:
         os.kill(child, signal.SIGKILL)
         holder.stdout.close()
-    with acquire(leases, ONE_CORE, "b", devices=host(cores=1), wait_s=60):
-        pass
+    with acquire(leases, ONE_CORE, "b", devices=host(cores=1), wait_s=60) as lease:
+        assert lease.grant.cores == (0,)
 
 
 def test_who_waits_knows_its_place_and_leaves_no_claim_behind(leases: LeaseRepository) -> None:

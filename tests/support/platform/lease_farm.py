@@ -9,7 +9,6 @@ process that dies, so a lock that cannot be had at once is a device that two hol
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import random
 import signal
@@ -19,32 +18,32 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from tasks.control.config import LeaseRequest
-from tasks.control.leases.devices import HostDevices
 from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.lease_devices import host
 
-ORDERS: dict[str, Any] = {
-    "num_workers": 6,
-    "devices": host(cores=3, gpus=2).model_dump(mode="json"),
-    "requests": [{"cores": 1}, {"cores": 2}, {"gpus": 1}, {"cores": 1, "gpus": 1}, {"gpus": 2}],
-    "hold_s": 0.1,
-}
+NUM_WORKERS, HOLD_S = 6, 0.1
+DEVICES = host(cores=3, gpus=2)
+REQUESTS = [
+    LeaseRequest(cores=1),
+    LeaseRequest(cores=2),
+    LeaseRequest(gpus=1),
+    LeaseRequest(cores=1, gpus=1),
+    LeaseRequest(gpus=2),
+]
 
 
 def main(folder: Path) -> None:
-    """Keep as many workers alive as ordered, until the file `stop` appears."""
-    orders = json.loads((folder / "orders.json").read_text())
+    """Keep the workers alive, until the file `stop` appears."""
     running: set[int] = set()
     while True:
-        while len(running) < orders["num_workers"] and not (folder / "stop").exists():
+        while len(running) < NUM_WORKERS and not (folder / "stop").exists():
             pid = os.fork()
             if pid == 0:
-                _work(folder, orders)
+                _work(folder)
                 os._exit(0)
             running.add(pid)
         if not running:
@@ -52,14 +51,12 @@ def main(folder: Path) -> None:
         running.remove(os.wait()[0])  # one that was killed: another takes its place
 
 
-def _work(folder: Path, orders: dict[str, Any]) -> None:
+def _work(folder: Path) -> None:
     chance, leases = random.Random(os.getpid()), LeaseRepository(folder / "leases")
-    devices = HostDevices.model_validate(orders["devices"])
     while not (folder / "stop").exists():
-        request = LeaseRequest.model_validate(chance.choice(orders["requests"]))
-        priority = chance.randint(1, 5)
+        request, priority = chance.choice(REQUESTS), chance.randint(1, 5)
         with (
-            acquire(leases, request, "a worker", priority=priority, devices=devices) as lease,
+            acquire(leases, request, "a worker", priority=priority, devices=DEVICES) as lease,
             ExitStack() as locks,
         ):
             for unit in (*lease.grant.cores, *lease.grant.gpus):
@@ -69,7 +66,7 @@ def _work(folder: Path, orders: dict[str, Any]) -> None:
                 except BlockingIOError:
                     _note(folder / "violations", f"{os.getpid()} and another hold {unit}")
             _note(folder / "journal", lease.lease_id)
-            time.sleep(chance.uniform(0, orders["hold_s"]))
+            time.sleep(chance.uniform(0, HOLD_S))
 
 
 def _note(file: Path, line: str) -> None:
@@ -78,10 +75,9 @@ def _note(file: Path, line: str) -> None:
 
 
 @contextmanager
-def farm(folder: Path, **changes: Any) -> Iterator[subprocess.Popen[bytes]]:
+def farm(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A farm whose files are in `folder`; all its processes are gone when the block is left."""
     folder.mkdir(exist_ok=True)
-    (folder / "orders.json").write_text(json.dumps({**ORDERS, **changes}))
     line = [sys.executable, "-m", "tests.support.platform.lease_farm", str(folder)]
     process = subprocess.Popen(line, cwd=PROJECT_ROOT)
     try:
