@@ -20,7 +20,7 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from flows.config import read_pipeline_config
 from flows.conversion import reconversion_flow
-from tasks.contracts.evaluation import PairedComparison
+from tasks.contracts.evaluation import EvaluationReport, PairedComparison
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState
@@ -232,7 +232,8 @@ def test_the_controller_recalibrates_a_champion_whose_scores_are_wrong_and_it_is
     assert manifest.calibration.source == spoilt
     assert manifest.splits.train == loop.record.model.splits.train
 
-    (comparison,) = (c for c in manifest.evaluation.comparisons if c.against != "yardstick")
+    judged = EvaluationReport.model_validate_json((made.folder / "evaluation.json").read_text())
+    (comparison,) = (c for c in judged.comparisons if c.against != "yardstick")
     assert isinstance(comparison, PairedComparison)
     assert comparison.log_loss_difference is not None
     assert comparison.log_loss_difference.high < 0
