@@ -166,10 +166,10 @@ def _audited(job: RetrievalJob, trail: AuditTrail, facts: dict[str, Any]) -> Ret
 
     def recorded(name: str) -> Callable[..., Any]:
         def read(*arguments: Any, **options: Any) -> Any:
-            with trail.recorded("historical-read", **facts) as said:
+            with trail.recorded("historical-read", **facts) as recorded_facts:
                 result = getattr(plain, name)(*arguments, **options)
                 if isinstance(result, pa.Table | pd.DataFrame):
-                    said["rows"] = len(result)
+                    recorded_facts["rows"] = len(result)
                 return result
 
         return read

@@ -278,9 +278,9 @@ def apply_definitions(
         keep_undefined: remove nothing that the repository no longer defines: whoever reads it goes
             on reading it until new tables are published.
     """
-    mark = home / "feast" / "applied.json"
+    applied = home / "feast" / "applied.json"
     digest = definitions_digest(repo)
-    if read_json(mark).get("definitions") == digest and store.list_feature_views() and not again:
+    if read_json(applied).get("definitions") == digest and store.list_feature_views() and not again:
         return
     objects = definitions if definitions is not None else load_definitions(repo)
     _check_sources(objects, store)
@@ -294,7 +294,7 @@ def apply_definitions(
         apply_service_versions(store, services)
     if removed != undefined:
         return  # unmarked: the next materialization applies them again and removes the rest
-    write_atomically(mark, json.dumps({"definitions": digest, "project": store.project}))
+    write_atomically(applied, json.dumps({"definitions": digest, "project": store.project}))
     logger.info("applied %d feature definitions", len(objects))
 
 
@@ -424,7 +424,7 @@ def find_service(store: FeatureStore, name: str) -> FeatureService:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep Feast's progress text off standard output; it goes to the debug log."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         yield
-    logger.debug("feast: %s", said.getvalue())
+    logger.debug("feast: %s", output.getvalue())

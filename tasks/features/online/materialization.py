@@ -80,7 +80,7 @@ def materialize(
     done = online_views(tables, window, home, repo)
     if done is not None:
         return done
-    ledger, mark = load_ledger(home), read_token(home, repo)
+    ledger, token = load_ledger(home), read_token(home, repo)
     present = ledger is not None and is_filled(ledger, home, repo)
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, home, repo, again=not present)
@@ -88,7 +88,7 @@ def materialize(
     same = present and ledger is not None and _holds_these_views(ledger, feast, repo)
     changed = _changed_since(tables, window, ledger if same else None)
     since = changed - timedelta(hours=config.lateness_hours) if same else BEGINNING
-    until = _reach(tables, window, ledger, mark)
+    until = _reach(tables, window, ledger, token)
     grew = same and ledger is not None and all(v.watermark <= changed for v in ledger.views)
     _engine(feast).takes_back = not grew
     known = {view.name: view.num_entities for view in (ledger.views if same and ledger else ())}
@@ -100,11 +100,11 @@ def materialize(
     last = until - timedelta(microseconds=1)
     write_earlier_versions(feast, since, last, config.earlier_versions)
     publish_services(feast)  # before the ledger: a run killed in between does it again
-    mark = read_token(home, repo)
-    if mark is None:  # a store of nobody: two installations that share one keep the first mark
-        mark = new_token()
-        write_token(home, repo, mark)
-    write_ledger(tables, repo, written, home, mark)
+    token = read_token(home, repo)
+    if token is None:  # a store of nobody: two installations that share one keep the first token
+        token = new_token()
+        write_token(home, repo, token)
+    write_ledger(tables, repo, written, home, token)
     return written
 
 
@@ -120,7 +120,7 @@ def _changed_since(tables: FeatureTables, window: TimeWindow, ledger: Ledger | N
 
 
 def _reach(
-    tables: FeatureTables, window: TimeWindow, ledger: Ledger | None, mark: int | None
+    tables: FeatureTables, window: TimeWindow, ledger: Ledger | None, token: int | None
 ) -> datetime:
     """The moment up to which to write, so that nothing online is newer than the watermark.
 
@@ -128,7 +128,7 @@ def _reach(
     filled under a token that the ledger does not know may hold all that ever landed.
     """
     ends = [window.end, *(view.watermark for view in (ledger.views if ledger else ()))]
-    if mark is not None and (ledger is None or ledger.mark != mark):
+    if token is not None and (ledger is None or ledger.token != token):
         ends += [datetime.fromisoformat(name.split("/")[1]) for name in tables.sources]
     return max(ends)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
@@ -47,7 +47,7 @@ class Ledger(Contract):
     version: str
     sources: dict[str, str] = Field(default={})
     definitions: str
-    mark: int
+    token: int = Field(validation_alias=AliasChoices("token", "mark"))
     views: tuple[MaterializedView, ...]
 
     @model_validator(mode="after")
@@ -88,9 +88,9 @@ def load_ledger(home: Path) -> Ledger | None:
 
 
 def write_ledger(
-    tables: FeatureTables, repo: Path, views: tuple[MaterializedView, ...], home: Path, mark: int
+    tables: FeatureTables, repo: Path, views: tuple[MaterializedView, ...], home: Path, token: int
 ) -> None:
-    """Record a finished materialization of a store that bears `mark`.
+    """Record a finished materialization of a store that bears `token`.
 
     Of two that end at the same time with the same tables, the later watermark stays.
     """
@@ -98,7 +98,7 @@ def write_ledger(
         version=tables.version,
         sources=tables.sources,
         definitions=definitions_digest(repo),
-        mark=mark,
+        token=token,
         views=views,
     )
     file = home / "feast" / "materialized.json"
@@ -127,7 +127,7 @@ def is_filled(ledger: Ledger, home: Path, repo: Path) -> bool:
     Raises:
         TransientError: Redis does not answer.
     """
-    return read_token(home, repo) == ledger.mark
+    return read_token(home, repo) == ledger.token
 
 
 def online_views(

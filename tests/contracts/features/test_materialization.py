@@ -183,10 +183,10 @@ def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
     late, early = days(0, 3).end, days(0, 1).end
     for watermark in (late, early):
         view = MaterializedView(name="weather", watermark=watermark, num_entities=3)
-        write_ledger(tables, repo, (view,), tmp_path, mark=5)
+        write_ledger(tables, repo, (view,), tmp_path, token=5)
     assert ledger_of(tmp_path).views[0].watermark == late
     view = MaterializedView(name="weather", watermark=early, num_entities=3)
-    write_ledger(tables, repo, (view,), tmp_path, mark=6)
+    write_ledger(tables, repo, (view,), tmp_path, token=6)
     assert ledger_of(tmp_path).views[0].watermark == early
 
 
@@ -215,15 +215,15 @@ def values_online(installation: Installation) -> list[tuple[object, ...]]:
 def test_a_lost_ledger_does_not_move_the_watermark_back(
     online: tuple[Installation, FeatureTables],
 ) -> None:
-    """The store bears a mark, so it was filled; it may hold all that ever landed."""
+    """The store bears a token, so it was filled; it may hold all that ever landed."""
     installation, tables = online
     before = values_online(installation)
-    mark = ledger_of(installation.home).mark
+    token = ledger_of(installation.home).token
     (installation.home / "feast" / "materialized.json").unlink()
     views = run(installation, tables, days(0, 1))
     assert {view.watermark for view in views.values()} == {days(0, 3).end}
     assert values_online(installation) == before
-    assert ledger_of(installation.home).mark == mark
+    assert ledger_of(installation.home).token == token
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,15 @@ def test_a_damaged_ledger_counts_as_absent(
     installation, tables = refreshed
     repo = installation.repository.path
     view = MaterializedView(name="weather", watermark=days(0, 3).end, num_entities=3)
-    write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    write_ledger(tables, repo, (view,), tmp_path, token=5)
     file = tmp_path / "feast" / "materialized.json"
     whole = file.read_bytes()
-    assert ledger_of(tmp_path).version == tables.version
+    file.write_bytes(whole.replace(b'"token"', b'"mark"'))  # as an earlier version wrote it
+    assert ledger_of(tmp_path).token == 5
     file.write_bytes(damage(whole))
     assert load_ledger(tmp_path) is None
     assert online_views(tables, days(0, 1), tmp_path, repo) is None
-    write_ledger(tables, repo, (view,), tmp_path, mark=5)
+    write_ledger(tables, repo, (view,), tmp_path, token=5)
     assert file.read_bytes() == whole
 
 

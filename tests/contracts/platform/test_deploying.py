@@ -271,7 +271,7 @@ def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
         config.window.start, config.clock.newest_hours(datetime.now(UTC)).start
     )
     (tmp_path / "feast").mkdir()
-    ledger = Ledger(version="0", definitions="0", mark=0, views=())
+    ledger = Ledger(version="0", definitions="0", token=0, views=())
     (tmp_path / "feast" / "materialized.json").write_text(ledger.model_dump_json())
     before = datetime.now(UTC)
     name, window = which_window(None, config)
