@@ -141,7 +141,7 @@ class RegistryCatalogue:
 
 @contextmanager
 def _not_ready(what: str = "") -> Iterator[None]:
-    """Turn what keeps a version from being loaded into what clients are told of it."""
+    """Turn what keeps a version from being loaded into the refusal that clients get."""
     try:
         yield
     except FalajError as exc:

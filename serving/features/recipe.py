@@ -159,7 +159,7 @@ def _service_of(store: FeatureStore, model: str, origin: ModelOrigin) -> Feature
         raise FeatureStoreError(
             f"feature service {exact} has definition {service.tags.get(DEFINITION_TAG)}, {model} "
             f"was trained with {pins.service_definition}; the registry is of another installation, "
-            "or was made anew. Entity requests for it are refused"
+            "or was made again. Entity requests for it are refused"
         )
     return service
 

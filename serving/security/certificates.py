@@ -67,7 +67,7 @@ def ensure_authority(folder: Path, name: str) -> Pair:
 def ensure_certificate(
     folder: Path, name: str, authority: Pair, hosts: Sequence[str], use: Use, tenant: str = ""
 ) -> Pair:
-    """A certificate for these hosts, made anew in its last month or when hosts were added.
+    """A certificate for these hosts, made again in its last month or when hosts were added.
 
     Args:
         hosts: DNS names and IP addresses; the first is the common name.

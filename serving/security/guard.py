@@ -106,7 +106,7 @@ _SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 def subject_of(value: str) -> str:
     r"""Subject of the certificate, as RFC 2253 writes it.
 
-    The edge sets the header anew (`SANITIZE_SET`), so it has one element and one subject. Its
+    The edge replaces the header (`SANITIZE_SET`), so it has one element and one subject. Its
     backslashes are those of RFC 2253 and stay: without them a common name with a comma in it,
     `CN=batch\,O=acme`, would be taken for the two names `CN=batch,O=acme`.
 
@@ -163,7 +163,7 @@ class SecurityGuard:
     def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic) -> None:
         if config.certificates and not config.behind_edge:
             raise ConfigurationError(
-                "security.certificates are told by the edge, and this server has none before it; "
+                "security.certificates come from the edge, and this server has none before it; "
                 "start it with the file that `python -m falaj gateway prepare` wrote, "
                 "or remove them"
             )
@@ -180,7 +180,7 @@ class SecurityGuard:
         self._anonymous = _anonymous(config)
 
     def forget(self) -> None:
-        """Ask everybody anew."""
+        """Ask everybody again."""
         self._known = OrderedDict()
 
     def recognise(self, headers: Headers, address: str) -> None:
@@ -262,7 +262,7 @@ class SecurityGuard:
     def _refuse(self, error: UnauthorizedError, address: str) -> NoReturn:
         """Say what is wrong with a credential; past the limit only that too many were.
 
-        Who comes with one that has ended is told so in any case: it is no guess.
+        Who comes with one that has ended learns that in any case: it is no guess.
         """
         wait_s = 0.0 if isinstance(error, EndedError) else self._failures.take(address)
         if wait_s:

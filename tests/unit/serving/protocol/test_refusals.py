@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from open_inference.grpc.protocol import ModelInferRequest
 
-from serving.errors import BadRequestError
-from serving.interfaces import Array
+from serving.config import ServingConfig
+from serving.errors import BadRequestError, NotReadyError
+from serving.interfaces import Array, Call
 from serving.protocol.answers import MOST_MESSAGE, bounded
+from serving.protocol.front import Front
 from serving.protocol.grpc.service import sent_inputs
 from serving.protocol.plans import ModelPlan
 from serving.protocol.tensors import Sent, read_columns
+from serving.security.guard import OpenGuard
 from tests.support.serving.inline_engine import SIGNATURE
 
 
@@ -58,3 +63,18 @@ def test_a_column_of_entities_has_no_infinity_and_nan_is_a_missing_number(read: 
 def test_a_refusal_repeats_no_more_than_a_page_of_what_was_sent() -> None:
     assert bounded("a" * MOST_MESSAGE) == "a" * MOST_MESSAGE
     assert len(bounded("a" * 10**6)) < MOST_MESSAGE + 10
+
+
+def test_features_read_for_one_signature_are_given_to_no_other() -> None:
+    other = SIGNATURE.model_copy(update={"inputs": SIGNATURE.inputs[:1]})
+    signatures = [other, SIGNATURE]
+    engine: Any = SimpleNamespace(signature=lambda *asked: signatures.pop())
+
+    class Reader:
+        async def resolve(self, *asked: object) -> Any:
+            return {"numeric": np.zeros((1, 3), np.float32)}, None
+
+    config, entities = ServingConfig(), {"tailnum": ["N1"]}
+    front = Front(engine, OpenGuard(config), config, (), Reader())  # type: ignore[arg-type]
+    with pytest.raises(NotReadyError, match="changed while the features were read"):
+        asyncio.run(front.resolve(Call("sums", {}, 0, "r", entities=entities)))
