@@ -43,11 +43,12 @@ class RankTelemetry(Contract):
     cpu_s: NonNegativeFloat
     peak_memory_bytes: NonNegativeInt = Field(description="Resident.")
     major_faults: NonNegativeInt = Field(description="Pages read back from disk or swap.")
-    preemptions: NonNegativeInt = Field(description="Times that another process took the core.")
     busy_cores_mean: NonNegativeFloat | None = Field(description="None where never sampled.")
     busy_cores_max: NonNegativeFloat | None
     disk_read_bytes: NonNegativeInt | None
     disk_written_bytes: NonNegativeInt | None
+
+    _retired = retired("preemptions")
 
 
 class HostTelemetry(Contract):

@@ -225,7 +225,6 @@ class StepClock:
             cpu_s=cpu_s,
             peak_memory_bytes=usage.ru_maxrss * 1024,
             major_faults=usage.ru_majflt,
-            preemptions=usage.ru_nivcsw,
             busy_cores_mean=(cpu_s - self._started_cpu_s) / elapsed_s if elapsed_s else None,
             busy_cores_max=None,
             disk_read_bytes=disk.read_bytes,

@@ -41,7 +41,7 @@ def rank(
         "rank": number, "host": "one", "num_steps": NUM_STEPS, "num_rows": 102_400,
         "rows_per_s": 50_000.0, "phases": phases, "step_p50_s": 0.01, "step_p95_s": 0.012,
         "wire_bytes": 100 * 4_000_000, "cpu_s": 1.0, "peak_memory_bytes": 500_000_000,
-        "major_faults": 0, "preemptions": 0, "busy_cores_mean": 0.9, "busy_cores_max": 1.0,
+        "major_faults": 0, "busy_cores_mean": 0.9, "busy_cores_max": 1.0,
         "disk_read_bytes": 0, "disk_written_bytes": 0,
     }  # fmt: skip
     return RankTelemetry.model_validate({**values, **changes})
@@ -53,7 +53,7 @@ def reading(rank: int, pid: int, **changes: object) -> ClockReading:
     return ClockReading(
         rank=rank, host=socket.gethostname(), pid=pid, phase="compute", elapsed_s=12.0,
         num_steps=50, num_rows=6400, rows_per_s=1000.0, wire_bytes=10_000, phases=phases,
-        cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0, preemptions=4,
+        cpu_s=8.0, peak_memory_bytes=123_456_789, major_faults=0,
         busy_cores_mean=0.7, busy_cores_max=None, disk_read_bytes=0, disk_written_bytes=0,
         doing="training", epoch=0, step=1,
     ).model_copy(update=changes)  # fmt: skip

@@ -34,7 +34,7 @@ def rank(number: int, host: str = "one", rows_per_s: float | None = 50_000.0) ->
             for name, s in SECONDS.items()
         },
         step_p50_s=0.0123, step_p95_s=0.02, wire_bytes=3_200_000_000, cpu_s=60.0,
-        peak_memory_bytes=512_000_000, major_faults=0, preemptions=3, busy_cores_mean=0.93,
+        peak_memory_bytes=512_000_000, major_faults=0, busy_cores_mean=0.93,
         busy_cores_max=1.0, disk_read_bytes=None, disk_written_bytes=7_000,
     )  # fmt: skip
 
