@@ -12,10 +12,13 @@ from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import DataSplits
 from tasks.control.config import RetrainingPolicy, RoutingConfig, StageLease
 from tasks.conversion.config import ConversionConfig
-from tasks.evaluation.calibration.config import RecalibrationConfig
-from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
-from tasks.evaluation.drift.config import DriftConfig
-from tasks.evaluation.monitoring.config import MonitoringConfig
+from tasks.evaluation.config import (
+    BaselineModelConfig,
+    DriftConfig,
+    EvaluationConfig,
+    MonitoringConfig,
+    RecalibrationConfig,
+)
 from tasks.features.config import FeatureConfig
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError

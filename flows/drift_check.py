@@ -25,8 +25,12 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.control.retraining.decision import asks_for_former
 from tasks.control.retraining.records import StoredResult
 from tasks.control.retraining.task import find_newest_drift_result, store_drift_result
-from tasks.evaluation.drift.task import check_drift
-from tasks.evaluation.task import compare_previous, judge_served_window, score_model_window
+from tasks.evaluation.task import (
+    check_drift,
+    compare_previous,
+    judge_served_window,
+    score_model_window,
+)
 from tasks.features.task import count_new_rows
 from tasks.kernel.settings import Settings
 from tasks.predictions.task import count_served_rows, take_served_window

@@ -10,8 +10,7 @@ from flows.drift_check import check_drift_by_volume, check_served_by_volume
 from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
-from tasks.evaluation.monitoring.task import monitor_features
-from tasks.evaluation.task import check_test_window
+from tasks.evaluation.task import check_test_window, monitor_features
 from tasks.features.checks.report import ParityReport
 from tasks.features.task import (
     build_feature_tables,

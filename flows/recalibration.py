@@ -17,10 +17,19 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import RecalibrationResult
 from tasks.contracts.training import CandidateModel
 from tasks.conversion.task import map_program
-from tasks.evaluation.calibration.config import calibration_splits, split_window
-from tasks.evaluation.calibration.task import fit_calibrator, weigh_recalibration
-from tasks.evaluation.task import fit_baseline_model, judge_candidate, score_model_window
-from tasks.registry.task import claim_model_name, find_calibration_source, find_incumbent
+from tasks.evaluation.config import calibration_splits, split_window
+from tasks.evaluation.task import (
+    fit_baseline_model,
+    fit_calibrator,
+    judge_candidate,
+    score_model_window,
+    weigh_recalibration,
+)
+from tasks.registry.task import (
+    claim_model_name,
+    find_calibration_source,
+    find_incumbent,
+)
 
 
 @flow(

@@ -20,6 +20,11 @@ class Metric(Contract):
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """All three numbers in one format, such as `0.751 [0.733, 0.769]` for `.3f`."""
+        value, low, high = (format(number, spec) for number in (self.value, self.low, self.high))
+        return f"{value} [{low}, {high}]"
+
 
 class MetricSet(Contract):
     """Quality of one set of scores on one set of rows, of a classification."""

@@ -9,7 +9,6 @@ however often scores are mapped anew, the program stays as long as after the fir
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -187,9 +186,9 @@ def _own_outputs(path: Path, task: TaskKind) -> Scorer:
 def _put_in(program: ExportedProgram, calibrator: Calibrator, task: TaskKind) -> Calibrator:
     """Put the map into the program's graph; returns the one line that then stands there."""
     graph = program.graph_module.graph
-    last = _before_shapes(_returned(graph))
+    (returned,) = cast(tuple[Node], graph.output_node().args[0])
+    last = place = _before_shapes(returned)
     is_number = task == "regression"
-    place = last
     if not is_number and last.target is _ATEN.sigmoid.default:
         place = _before_shapes(_argument(last))
     line = _line_at(place)
@@ -199,66 +198,46 @@ def _put_in(program: ExportedProgram, calibrator: Calibrator, task: TaskKind) ->
             f"the program's last operation is {last.target}, expected scores {wanted}, where a new "
             "map of the scores has its place; the model cannot be recalibrated. Retrain instead"
         )
-    whole = calibrator.after(line.map) if line else calibrator
-    if line is not None:
-        line.multiply.args = (line.multiply.args[0], whole.slope)
-        line.add.args = (line.add.args[0], whole.intercept)
-    else:
+    if line is None:
+        whole = calibrator
         _insert_line(graph, place, whole)
+    else:
+        slope, intercept = (cast(float, node.args[1]) for node in line)
+        whole = calibrator.after(Calibrator(slope=slope, intercept=intercept))
+        for node, number in zip(line, (whole.slope, whole.intercept), strict=True):
+            node.args = (node.args[0], number)
     program.graph_module.recompile()
     program.validate()  # type: ignore[no-untyped-call]
     return whole
 
 
-@dataclass(frozen=True)
-class _Line:
-    """Two operations that multiply by one number, which is above 0, and add another one."""
-
-    multiply: Node
-    add: Node
-
-    @property
-    def map(self) -> Calibrator:
-        slope, intercept = (cast(float, node.args[1]) for node in (self.multiply, self.add))
-        return Calibrator(slope=slope, intercept=intercept)
-
-
-def _line_at(node: Node) -> _Line | None:
-    """The rising line that ends at a node; None where it is something else."""
+def _line_at(node: Node) -> tuple[Node, Node] | None:
+    """The rising line that ends at a node: multiply by one number, add another; None if another."""
     if not _is_by_number(node, _ATEN.add.Tensor):
         return None
     multiply = _argument(node)
     if not _is_by_number(multiply, _ATEN.mul.Tensor) or cast(float, multiply.args[1]) <= 0:
         return None
-    return _Line(multiply, node)
+    return multiply, node
 
 
 def _is_by_number(node: Node, operation: object) -> bool:
-    return (
-        node.target is operation
-        and not node.kwargs
-        and isinstance(node.args[1], int | float)
-        and len(node.users) == 1
-    )
+    is_plain = node.target is operation and not node.kwargs and len(node.users) == 1
+    return is_plain and isinstance(node.args[1], int | float)
 
 
 def _insert_line(graph: Graph, place: Node, calibrator: Calibrator) -> None:
     """Let all that used the value at `place` use the line over it instead."""
-    users = list(place.users)
-    with graph.inserting_after(place):
-        multiply = graph.call_function(_ATEN.mul.Tensor, (place, calibrator.slope))
-    with graph.inserting_after(multiply):
-        add = graph.call_function(_ATEN.add.Tensor, (multiply, calibrator.intercept))
-    for node in (multiply, add):
-        node.meta["val"] = place.meta["val"]
+    users, end = list(place.users), place
+    for operation, number in (
+        (_ATEN.mul.Tensor, calibrator.slope),
+        (_ATEN.add.Tensor, calibrator.intercept),
+    ):
+        with graph.inserting_after(end):
+            end = graph.call_function(operation, (end, number))
+        end.meta["val"] = place.meta["val"]
     for user in users:
-        user.replace_input_with(place, add)
-
-
-def _returned(graph: Graph) -> Node:
-    """The node whose value the program returns."""
-    (returned,) = cast(tuple[Node], graph.output_node().args[0])
-    return returned
+        user.replace_input_with(place, end)
 
 
 def _argument(node: Node) -> Node:

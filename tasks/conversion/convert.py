@@ -10,12 +10,11 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.contracts.conversion import ConversionRows, VariantThroughput
+from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.decide import (
     EAGER,
-    NOTHING,
     THROUGHPUT_ROWS,
     Measurements,
     choose,
@@ -28,13 +27,12 @@ from tasks.conversion.examine import (
     take_reference,
 )
 from tasks.conversion.measure import (
-    Timing,
     measure_throughput,
     time_interleaved,
     usable_cores,
 )
 from tasks.conversion.targets.catalog import FORMATS
-from tasks.conversion.targets.interface import LoadedModel, Runtime
+from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConfigurationError
@@ -79,7 +77,7 @@ def judge_variants(
         reference = take_reference(program, rows, config, store)
         examined = [examine(one, reference, config, store) for one in wanted]
         measured = _measure(reference, examined, config, store)
-    decided = decide(program, examined, measured, config, reference.judged.wording)
+    decided = decide(program, examined, measured, config, reference.judged)
     variants = choose(decided, config)
     for variant in variants:
         LOGGER.info("%s: %s", variant.name, variant.reason)
@@ -93,35 +91,22 @@ def _measure(
     store: ArtifactStore,
 ) -> Measurements:
     """Everything that is measured of the variants that passed, and of PyTorch eager beside them."""
-    passed = [one.built for one in examined if one.model is not None and not one.failure]
-    models = {one.built.name: one.model for one in examined if one.model is not None}
+    passed = {one.built.name: one for one in examined if one.model and not one.failure}
     if not passed:
-        return NOTHING
-    timed = {EAGER: reference.model, **{built.name: models[built.name] for built in passed}}
-    return Measurements(
-        timings=_time_all(reference, timed, config),
-        throughputs={one.name: _throughput(one, reference, config, store) for one in passed},
-    )
-
-
-def _time_all(
-    reference: Reference, models: dict[str, LoadedModel], config: ConversionConfig
-) -> dict[int, dict[str, Timing]]:
-    """Time PyTorch eager and every variant that passed, at every batch size, interleaved."""
+        return Measurements({}, {})
+    models = {EAGER: reference.model, **{name: one.model for name, one in passed.items()}}
     timings = {}
-    for batch_rows, batch in zip(config.batch_sizes, reference.timed, strict=True):
-        calls = {name: partial(model, batch) for name, model in models.items()}
+    for batch_rows, batch in zip(config.batch_sizes, reference.calls["timed"], strict=True):
+        calls = {name: partial(model, batch) for name, model in models.items() if model}
         timings[batch_rows] = time_interleaved(calls, *config.rounds)
-    return timings
-
-
-def _throughput(
-    built: BuiltVariant, reference: Reference, config: ConversionConfig, store: ArtifactStore
-) -> VariantThroughput:
     runtime = Runtime(config.threads, config.hardware_class)
-    return measure_throughput(
-        partial(load_variant, built, reference.program, runtime, store),
-        reference.judged.timing_batch(THROUGHPUT_ROWS),
-        max(1, usable_cores() // config.threads),
-        config.rounds[1],
-    )
+    throughputs = {
+        name: measure_throughput(
+            partial(load_variant, one.built, reference.program, runtime, store),
+            reference.judged.timing_batch(THROUGHPUT_ROWS),
+            max(1, usable_cores() // config.threads),
+            config.rounds[1],
+        )
+        for name, one in passed.items()
+    }
+    return Measurements(timings, throughputs)

@@ -11,8 +11,9 @@ the choice from the variants' records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.examine import Examined
-from tasks.conversion.kinds.interface import Wording
+from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.measure import MILLION, Timing
 
 EAGER = "PyTorch eager"
@@ -42,15 +43,12 @@ class Measurements:
     throughputs: Mapping[str, VariantThroughput]
 
 
-NOTHING = Measurements({}, {})
-
-
 def decide(
     program: RegisteredProgram,
     examined: list[Examined],
     measured: Measurements,
     config: ConversionConfig,
-    wording: Wording,
+    judged: JudgedRows,
 ) -> tuple[ModelVariant, ...]:
     """Accept or drop the examined variants, from simple to complex.
 
@@ -59,24 +57,22 @@ def decide(
         examined: the variants in order; a failure drops one, else it has to be faster.
         measured: of PyTorch eager and all variants without a failure.
         config: batch sizes and the gain that a variant has to reach.
-        wording: of the model's kind.
+        judged: name the metric and the unit of the gaps.
     """
-    simpler = [EAGER]
-    variants = []
+    simpler, variants = [EAGER], []
     for one in examined:
-        if one.failure is not None:
-            reason = f"Dropped: {one.failure}."
-            variants.append(_variant(program, one, config, wording, NOTHING, (), reason))
-            continue
-        name, gain = one.built.name, config.minimum_gain
-        compared = [
-            compare_latency(name, simpler, rows, measured.timings[rows], gain)
-            for rows in config.batch_sizes
-        ]
-        reason = f"{decision(compared, gain)} {_agreement(one, wording)}"
-        variants.append(_variant(program, one, config, wording, measured, compared, reason))
+        compared: list[LatencyComparison] = []
+        reason = f"Dropped: {one.failure}."
+        if one.failure is None:
+            compared = [
+                compare_latency(one.built.name, simpler, rows, measured.timings[rows], config)
+                for rows in config.batch_sizes
+            ]
+            reason = f"{decision(compared, config.minimum_gain)} {_agreement(one, judged)}"
+        throughput = measured.throughputs.get(one.built.name)
+        variants.append(_variant(program, one, config, judged.metric, throughput, compared, reason))
         if variants[-1].accepted:
-            simpler.append(name)
+            simpler.append(one.built.name)
     return tuple(variants)
 
 
@@ -101,7 +97,7 @@ def compare_latency(
     simpler: list[str],
     batch_rows: int,
     timings: Mapping[str, Timing],
-    minimum_gain: float,
+    config: ConversionConfig,
 ) -> LatencyComparison:
     """Compare one variant with the fastest of the simpler ones at one batch size.
 
@@ -110,45 +106,43 @@ def compare_latency(
         simpler: PyTorch eager and the simpler variants that were accepted.
         batch_rows: rows a call.
         timings: of all of them, from the same rounds.
-        minimum_gain: the lower end of the speed ratio's interval has to reach this.
+        config: the lower end of the speed ratio's interval has to reach its `minimum_gain`.
     """
     own, eager = timings[name], timings[EAGER]
     fastest = min(simpler, key=lambda other: float(np.median(timings[other].rounds_ms)))
     gain = own.times_faster_than(timings[fastest])
+    replaced = None if fastest == EAGER else timings[fastest].times_faster_than(own).value
     latency = VariantLatency(
         batch_rows=batch_rows,
         p50_ms=own.p50_ms,
         p95_ms=own.p95_ms,
         ratio_to_eager=eager.times_faster_than(own).value,
-        ratio_to_replaced=None
-        if fastest == EAGER
-        else timings[fastest].times_faster_than(own).value,
+        ratio_to_replaced=replaced,
         cpu_ms=own.cpu_ms,
         cpu_ratio_to_eager=own.cpu_ratio_to(eager),
     )
-    return LatencyComparison(latency, fastest, gain, is_faster=gain.low >= minimum_gain)
+    return LatencyComparison(latency, fastest, gain, is_faster=gain.low >= config.minimum_gain)
 
 
 def decision(compared: Sequence[LatencyComparison], minimum_gain: float) -> str:
     """Accepted or dropped, with the measured speed at every batch size."""
     faster = [str(one.latency.batch_rows) for one in compared if one.is_faster]
     figures = "; ".join(str(one) for one in compared)
+    opening = f"Dropped: at no batch size {minimum_gain:.2f} times as fast as simpler variants"
     if faster:
         opening = f"Accepted for batches of {', '.join(faster)}"
-    else:
-        opening = f"Dropped: at no batch size {minimum_gain:.2f} times as fast as simpler variants"
     return (
         f"{opening}. Speed as a multiple of the fastest simpler variant, 95 % interval: {figures}."
     )
 
 
-def _agreement(one: Examined, wording: Wording) -> str:
-    assert one.rows is not None
+def _agreement(one: Examined, judged: JudgedRows) -> str:
+    assert one.gaps is not None
     assert one.change is not None
+    rows = one.gaps["test"]
     return (
-        f"{wording.many.capitalize()} differ from PyTorch by at most {one.rows.largest:.2g}"
-        f"{wording.unit} and on average {one.rows.mean:.2g} on {one.rows.num_rows} test rows, "
-        f"{wording.metric} by {one.change.value:+.2g}."
+        f"Answers differ from PyTorch by at most {rows.largest:.2g}{judged.unit} and on average "
+        f"{rows.mean:.2g} on {rows.num_rows} test rows, {judged.metric} by {one.change.value:+.2g}."
     )
 
 
@@ -156,12 +150,14 @@ def _variant(
     program: RegisteredProgram,
     one: Examined,
     config: ConversionConfig,
-    wording: Wording,
-    measured: Measurements,
+    metric: str,
+    throughput: VariantThroughput | None,
     compared: Sequence[LatencyComparison],
     reason: str,
 ) -> ModelVariant:
-    built, model, rows, edges = one.built, one.model, one.rows, one.edges
+    built, model, gaps = one.built, one.model, one.gaps
+    fields = {AUC_NAME: "auc_change", R2_NAME: "r2_change"}
+    change: dict[str, Any] = {fields.get(metric, "metric_change"): one.change}
     return ModelVariant(
         name=built.name,
         format=built.format,
@@ -169,20 +165,18 @@ def _variant(
         hardware_class=config.hardware_class,
         files=built.files,
         source_sha256=program.program.sha256,
-        parity_max=max(rows.largest, edges.largest) if rows and edges else None,
-        parity_mean=rows.mean if rows else None,
-        auc_change=one.change if wording.metric == AUC_NAME else None,
-        r2_change=one.change if wording.metric == R2_NAME else None,
-        metric="" if wording.metric in (AUC_NAME, R2_NAME) else wording.metric,
-        metric_change=None if wording.metric in (AUC_NAME, R2_NAME) else one.change,
+        parity_max=max(gaps["test"].largest, gaps["edge"].largest) if gaps else None,
+        parity_mean=gaps["test"].mean if gaps else None,
+        metric="" if metric in fields else metric,
         latencies=tuple(one.latency for one in compared),
-        throughput=measured.throughputs.get(built.name),
+        throughput=throughput,
         num_bytes=built.files.num_bytes if built.files else 0,
         load_ms=model.load_ms if model else None,
         accepted=any(one.is_faster for one in compared),
         reason=reason,
         settings={**built.settings, **(model.settings if model else {})},
         provenance=built.provenance,
+        **change,
     )
 
 
@@ -198,29 +192,29 @@ class Goal:
 
     rule: str
     unit: str
+    figure: Callable[[ModelVariant], float | None]
+    """None where it was not measured."""
     least: bool = True
 
 
 GOALS = {
-    "one-row": Goal("Least median latency of calls of the fewest rows", "ms"),
+    "one-row": Goal(
+        "Least median latency of calls of the fewest rows",
+        "ms",
+        lambda of: at.p50_ms if (at := _one_row(of)) else None,
+    ),
     "bulk": Goal(
-        f"Most rows a second of all cores, in calls of {THROUGHPUT_ROWS} rows", "rows/s", False
+        f"Most rows a second of all cores, in calls of {THROUGHPUT_ROWS} rows",
+        "rows/s",
+        lambda of: of.throughput.rows_per_s.value if of.throughput else None,
+        least=False,
     ),
     "price": Goal(
         "Least price of the time of a core (of a GPU where it is one)",
         f"{CURRENCY} per million rows",
+        lambda of: of.price.per_million if of.price else None,
     ),
 }
-
-
-def _figure(variant: ModelVariant, goal: str) -> float | None:
-    """What is compared for a goal; None where it was not measured."""
-    latency, throughput, price = _one_row(variant), variant.throughput, variant.price
-    if goal == "one-row":
-        return latency.p50_ms if latency else None
-    if goal == "bulk":
-        return throughput.rows_per_s.value if throughput else None
-    return price.per_million if price else None
 
 
 def choose(
@@ -266,7 +260,7 @@ def _for_goal(
     `minimum_gain` is chosen.
     """
     goal = GOALS[name]
-    figures = {v.name: _figure(v, name) for v in variants}
+    figures = {v.name: goal.figure(v) for v in variants}
     objections = {v.name: _objection(v, name, figures[v.name]) for v in variants}
     efforts = {
         of: figure if goal.least else 1 / figure

@@ -8,6 +8,7 @@ examined all the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording, bound_of, kind_of
+from tasks.conversion.kinds.interface import JudgedRows, ModelKind, bound_of, kind_of
 from tasks.conversion.targets.catalog import format_of
 from tasks.conversion.targets.interface import (
     SEED,
@@ -94,50 +95,36 @@ def score_batches(model: Scorer, batches: Batches) -> NDArray[np.float32]:
     Raises:
         ConversionParityError: the model returns another number of answers than it got rows.
     """
-    parts = []
-    for batch in batches:
-        scores = model(batch)
-        if scores.ndim == 0 or len(scores) != batch.num_rows:
+    answers = [model(batch) for batch in batches]
+    for batch, scores in zip(batches, answers, strict=True):
+        if scores.ndim == 0 or scores.shape != (batch.num_rows, *answers[0].shape[1:]):
             raise ConversionParityError(
-                f"the model returned shape {scores.shape} for {batch.num_rows} rows, expected "
-                f"{batch.num_rows} of them first; was the batch axis exported as dynamic?"
+                f"the model returned shape {scores.shape} for {batch.num_rows} rows, expected as "
+                f"many rows first and {answers[0].shape[1:]} behind them in every call; was the "
+                "batch axis exported as dynamic?"
             )
-        parts.append(scores)
-    if len({part.shape[1:] for part in parts}) > 1:
-        shapes = sorted({str(part.shape) for part in parts})
-        raise ConversionParityError(
-            f"the model returned shapes {', '.join(shapes)} in calls of several sizes, expected "
-            "the same after the first axis"
-        )
-    return np.concatenate(parts)
+    return np.concatenate(answers)
 
 
-def parity_failure(
-    rows: ScoreGap, edges: ScoreGap, timed: ScoreGap, bound: QualityBound, wording: Wording
-) -> str | None:
+def parity_failure(gaps: Mapping[str, ScoreGap], bound: QualityBound, unit: str) -> str | None:
     """Why the gaps are beyond the bound; None where they are within.
 
     Args:
-        rows: of the test rows.
-        edges: of rows that data rarely holds.
-        timed: of the calls whose latency is taken.
+        gaps: of `test` rows, of `edge` rows that data rarely holds, and of the `timed` calls.
         bound: what is allowed.
-        wording: of the model's kind.
+        unit: of a gap.
     """
-    unit = wording.unit
-    for where, gap, allowed in (
-        ("test", rows, bound.max_gap),
-        ("edge", edges, bound.edge_gap or bound.max_gap),
-        ("timed", timed, bound.max_gap),
-    ):
+    for where, gap in gaps.items():
+        allowed = bound.max_gap if where != "edge" else bound.edge_gap or bound.max_gap
         if gap.largest > allowed:
             return (
-                f"{wording.one} differs by {gap.largest:.2g}{unit} from PyTorch on {gap.num_rows} "
+                f"an answer differs by {gap.largest:.2g}{unit} from PyTorch on {gap.num_rows} "
                 f"{where} rows, allowed are {allowed:.2g}"
             )
+    rows = gaps["test"]
     if rows.mean > bound.mean_gap:
         return (
-            f"{wording.many} differ by {rows.mean:.2g}{unit} from PyTorch on average over "
+            f"answers differ by {rows.mean:.2g}{unit} from PyTorch on average over "
             f"{rows.num_rows} test rows, allowed are {bound.mean_gap:.2g}"
         )
     return None
@@ -175,22 +162,22 @@ def batch_invariance_failure(
     Raises:
         ConversionParityError: the variant gives other shapes, or no finite answer.
     """
-    wording, first = judged.wording, judged.batches[0]
+    first = judged.batches[0]
     changed = _largest_change(scores[: first.num_rows], score_batches(model, (first,)))
     if changed > REPEATED:
         return (
-            f"{wording.one} changes by {changed:.2g} when the same rows are asked for again, "
-            "expected the same answer each time"
+            f"an answer changes by {changed:.2g} when the same rows are asked for again, expected "
+            "the same answer each time"
         )
     calls, places = rearrange(judged.batches)
     gap = score_gap(scores[places], score_batches(model, calls), judged.distances)
     most, mean = bound.max_gap * COMPANY, bound.mean_gap * COMPANY
     if gap.largest > most or gap.mean > mean:
         return (
-            f"{wording.one} depends on the other rows of its call: in calls of "
-            f"{min(CALL_SIZES)} to {max(CALL_SIZES)} rows in another order it differs by up to "
-            f"{gap.largest:.2g}{wording.unit} and on average {gap.mean:.2g}, allowed are "
-            f"{most:.2g} and {mean:.2g}"
+            f"an answer depends on the other rows of its call: in calls of {min(CALL_SIZES)} to "
+            f"{max(CALL_SIZES)} rows in another order it differs by up to "
+            f"{gap.largest:.2g}{judged.unit} and on average {gap.mean:.2g}, allowed are {most:.2g} "
+            f"and {mean:.2g}"
         )
     return None
 
@@ -210,25 +197,23 @@ class Examined:
     built: BuiltVariant
     failure: str | None
     model: LoadedModel | None = None
-    rows: ScoreGap | None = None
-    edges: ScoreGap | None = None
+    gaps: Mapping[str, ScoreGap] | None = None
+    """Of `test`, `edge` and `timed` rows."""
     change: Metric | None = None
     """Of the task metric."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The PyTorch program, its answers, and everything the variants are compared on."""
+    """The PyTorch program, everything the variants are compared on, and its answers to that."""
 
     program: RegisteredProgram
     model: LoadedModel
     kind: ModelKind
     judged: JudgedRows
-    timed: Batches
-    """Calls of the sizes at which latency is taken: what is fast there has to be right there."""
-    scores: Scores
-    edge_scores: Scores
-    timed_scores: Scores
+    calls: Mapping[str, Batches]
+    """`test` and `edge` rows, and those `timed`: what is fast there has to be right there."""
+    scores: Mapping[str, Scores]
 
 
 def take_reference(
@@ -245,11 +230,11 @@ def take_reference(
     judged = kind.read_judged(program, rows, config, store)
     timed = tuple(judged.timing_batch(size) for size in config.batch_sizes)
     model = load_pytorch(store.path(program.program), program.signature, Runtime(config.threads))
-    scores = score_batches(model, judged.batches)
+    calls = {"test": judged.batches, "edge": judged.edges, "timed": timed}
+    scores = {where: score_batches(model, batches) for where, batches in calls.items()}
     if judged.distances_of is not None:
-        judged = replace(judged, distances=judged.distances_of(scores))
-    edge_scores, timed_scores = (score_batches(model, calls) for calls in (judged.edges, timed))
-    return Reference(program, model, kind, judged, timed, scores, edge_scores, timed_scores)
+        judged = replace(judged, distances=judged.distances_of(scores["test"]))
+    return Reference(program, model, kind, judged, calls, scores)
 
 
 def examine(
@@ -269,37 +254,33 @@ def examine(
         runtime = Runtime(config.threads, config.hardware_class)
         load_variant(built, reference.program, runtime, store)  # brings the library in, untimed
         model = load_variant(built, reference.program, runtime, store)
-        return _compare(built, model, reference, config)
+        return _compare(built, model, reference, bound_of(reference.kind, built.precision, config))
     except (ConversionError, ArtifactError) as exc:
         return Examined(built, failure=str(exc))
 
 
 def _compare(
-    built: BuiltVariant, model: LoadedModel, reference: Reference, config: ConversionConfig
+    built: BuiltVariant, model: LoadedModel, reference: Reference, bound: QualityBound
 ) -> Examined:
-    judged, bound = reference.judged, bound_of(reference.kind, built.precision, config)
-    distances = judged.distances
-    scores = score_batches(model, judged.batches)
-    if (dtype := str(scores.dtype)) != (promised := model.signature.output.dtype):
+    judged = reference.judged
+    scores = {where: score_batches(model, batches) for where, batches in reference.calls.items()}
+    if (dtype := str(scores["test"].dtype)) != (promised := model.signature.output.dtype):
         return Examined(built, f"it answers with {dtype}, its signature promises {promised}")
-    rows = score_gap(reference.scores, scores, distances)
-    edge_scores = score_batches(model, judged.edges)
-    edges = score_gap(reference.edge_scores, edge_scores, distances, answered=True)
-    timed = score_gap(reference.timed_scores, score_batches(model, reference.timed), distances)
-    change = judged.change(reference.scores, scores)
+    gaps = {
+        where: score_gap(expected, scores[where], judged.distances, answered=where == "edge")
+        for where, expected in reference.scores.items()
+    }
+    change = judged.change(reference.scores["test"], scores["test"])
     failure = (
-        parity_failure(rows, edges, timed, bound, judged.wording)
-        or batch_invariance_failure(model, judged, scores, bound)
-        or quality_failure(change, bound, judged.wording.metric)
+        parity_failure(gaps, bound, judged.unit)
+        or batch_invariance_failure(model, judged, scores["test"], bound)
+        or quality_failure(change, bound, judged.metric)
     )
-    return Examined(built, failure, model, rows, edges, change)
+    return Examined(built, failure, model, gaps, change)
 
 
 def quality_failure(change: Metric, bound: QualityBound, name: str) -> str | None:
     """Why a change of the task metric is beyond the bound; None where it is within."""
     if change.low >= -bound.quality_drop:
         return None
-    return (
-        f"{name} changes by {change.value:+.5f} ({change.low:+.5f} to {change.high:+.5f}) on the "
-        f"test rows, it may lose {bound.quality_drop:.5f}"
-    )
+    return f"{name} changes by {change:+.5f} on the test rows, it may lose {bound.quality_drop:.5f}"

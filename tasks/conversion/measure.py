@@ -6,21 +6,21 @@ C A B ...), and what is compared is not their times but the ratio within each ro
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from tasks.contracts.conversion import VariantThroughput
 from tasks.contracts.evaluation import Metric
 from tasks.conversion.targets.interface import FloatArray, ModelInputs, Scorer
+from tasks.kernel.cores import core_limit
 
 WARM_UP_CALLS = 3
 LEAST_CALLS = 3
@@ -28,6 +28,8 @@ SLOW_CALL_MS = 200.0  # a slower call is a turn by itself
 THROUGHPUT_ROUNDS = 7
 ROUND_LENGTHS = 10  # of a latency turn: a round holds many calls of each caller
 MILLION = 1e6
+Calls = NDArray[np.float64]
+"""Wall and processor time of each call of a turn, ms, shape (calls, 2)."""
 
 
 @dataclass(frozen=True)
@@ -82,27 +84,21 @@ def time_interleaved(
         For each name all calls' times and each turn's median time, turns in the same order for all.
     """
     names = list(runtimes)
-    turns: dict[str, list[_Turn]] = {name: [] for name in names}
-    for name in names:
-        _warm_up(runtimes[name])
+    turns: dict[str, list[Calls]] = {name: [] for name in names}
+    for call in runtimes.values():
+        _warm_up(call)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             turns[name].append(_one_turn(runtimes[name], round_ms))
     return {
         name: Timing(
-            calls_ms=np.concatenate([turn.calls_ms for turn in parts]),
-            rounds_ms=np.array([np.median(turn.calls_ms) for turn in parts]),
-            cpu_rounds_ms=np.array([turn.cpu_ms for turn in parts]),
+            calls_ms=np.concatenate(of)[:, 0],
+            rounds_ms=np.array([np.median(calls[:, 0]) for calls in of]),
+            cpu_rounds_ms=np.array([calls[:, 1].mean() for calls in of]),
         )
-        for name, parts in turns.items()
+        for name, of in turns.items()
     }
-
-
-@dataclass(frozen=True)
-class _Turn:
-    calls_ms: NDArray[np.float64]
-    cpu_ms: float
 
 
 def _warm_up(call: Callable[[], object]) -> None:
@@ -111,17 +107,15 @@ def _warm_up(call: Callable[[], object]) -> None:
             return
 
 
-def _one_turn(call: Callable[[], object], round_ms: float) -> _Turn:
-    wall_ms, cpu_ms = _timed(call)  # it brings code and weights back into the caches
-    if wall_ms > SLOW_CALL_MS:  # which does not matter to a long call
-        return _Turn(np.array([wall_ms]), cpu_ms)
-    walls: list[float] = []
-    total = cpu = 0.0
-    while total < round_ms or len(walls) < LEAST_CALLS:
-        wall_ms, cpu_ms = _timed(call)
-        walls.append(wall_ms)
-        total, cpu = total + wall_ms, cpu + cpu_ms
-    return _Turn(np.array(walls), cpu / len(walls))
+def _one_turn(call: Callable[[], object], round_ms: float) -> Calls:
+    calls = [_timed(call)]  # it brings code and weights back into the caches
+    if calls[0][0] > SLOW_CALL_MS:  # which does not matter to a long call
+        return np.array(calls)
+    del calls[0]
+    start = time.perf_counter()
+    while len(calls) < LEAST_CALLS or 1e3 * (time.perf_counter() - start) < round_ms:
+        calls.append(_timed(call))
+    return np.array(calls)
 
 
 def _timed(call: Callable[[], object]) -> tuple[float, float]:
@@ -139,27 +133,16 @@ def median_interval(values: FloatArray) -> Metric:
     largest value enclose it with probability 1 - 2 P(X < k) (Conover, Practical Nonparametric
     Statistics, section 3.2). With fewer than six values no k reaches 95 %: smallest and largest.
     """
-    ordered = np.sort(values)
-    count = len(ordered)
-    rank, below = 0, 0.0
-    while (below := below + math.comb(count, rank) / 2**count) <= 0.025:
-        rank += 1
-    rank = max(rank, 1)
-    return Metric(
-        value=float(np.median(ordered)),
-        low=float(ordered[rank - 1]),
-        high=float(ordered[count - rank]),
-    )
+    ordered, count = np.sort(values), len(values)
+    rank = max(1, int(binom.ppf(0.025, count, 0.5)))
+    median, low, high = np.median(ordered), ordered[rank - 1], ordered[count - rank]
+    return Metric(value=float(median), low=float(low), high=float(high))
 
 
-def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def usable_cores() -> int:
     """Cores that this process may use: its affinity, or less where its control group says so."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = cpu_max.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+    allowed, limit = len(os.sched_getaffinity(0)), core_limit().num_cores
+    return min(allowed, limit or allowed)
 
 
 def measure_throughput(

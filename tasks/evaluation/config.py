@@ -1,18 +1,24 @@
-"""How models are judged, and what the baseline model may spend."""
+"""How models are judged and mapped anew, what counts as drift, what features are compared with."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from datetime import timedelta
 
-from tasks.contracts.base import field_title
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.data import DataSplits
+from tasks.kernel.errors import WindowError
 
 MONTH = "month"
 
 
-class EvaluationConfig(BaseModel):
-    """Slices of one judgement, and the fewest rows that are judged."""
-
+class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
+
+
+class EvaluationConfig(_Config):
+    """Slices of one judgement, and the fewest rows that are judged."""
 
     slices: tuple[str, ...] = Field(
         default=(MONTH,),
@@ -37,10 +43,8 @@ class EvaluationConfig(BaseModel):
     )
 
 
-class BaselineModelConfig(BaseModel):
+class BaselineModelConfig(_Config):
     """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     max_iterations: int = Field(
         default=300, ge=1, le=5000, description="Trees at most; the validation window picks."
@@ -48,3 +52,148 @@ class BaselineModelConfig(BaseModel):
     min_leaf_rows: int = Field(
         default=100, ge=1, le=100_000, description="Rows of a leaf, at least."
     )
+
+
+class MonitoringConfig(_Config):
+    """What features are compared with over time."""
+
+    baseline: TimeWindow | None = Field(
+        default=None,
+        description="Clean window to compare with; none: statistics are kept, nothing is judged.",
+    )
+    window_days: PositiveInt = Field(
+        default=7,
+        ge=7,
+        description="Days that drift is measured over; single days give large PSI without a fault.",
+    )
+
+
+class DriftVolume(_Config):
+    """How many new rows start a drift check, between those that a schedule starts."""
+
+    table: str = Field(
+        min_length=1, description="Raw table whose rows are counted; one with a time column."
+    )
+    rows: int = Field(
+        ge=1,
+        le=10**12,
+        description="Rows after the window of the newest drift result, their labels known by the "
+        "clock, that start a check.",
+    )
+
+
+class ServedDrift(_Config):
+    """Drift checks of what was served, as the prediction log kept it."""
+
+    min_rows: int = Field(
+        default=1000,
+        ge=1,
+        le=10**9,
+        description="Rows that the stable version has answered in the window; with fewer there is "
+        "no result.",
+    )
+    volume_rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Answered rows after the newest drift result's window that start a check on a "
+        "platform; none: schedules alone do.",
+    )
+
+
+class DriftConfig(_Config):
+    """Limits of one drift check; logged whole with the run."""
+
+    volume: DriftVolume | None = Field(
+        default=None,
+        description="New rows that start a check on a platform; none: schedules alone do.",
+    )
+    served: ServedDrift = Field(
+        default=ServedDrift(), description="Checks of the prediction log instead of the features."
+    )
+
+    # Drift
+    min_effect: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="A feature has drifted where the lower bound of its effect (KS or total "
+        "variation distance, 0 to 1) is above this: about the share of rows that moved.",
+    )
+    min_days: int = Field(
+        default=7, ge=4, le=366, description="UTC days with rows that a window needs."
+    )
+
+    # Performance
+    min_auc_drop: float = Field(
+        default=0.02, ge=0, le=0.5, description="A smaller loss of AUC is no reason to retrain."
+    )
+    min_r2_drop: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Of a regression: a smaller loss of R2 is no reason to retrain.",
+    )
+    min_skill_drop: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Of a regression: loss of skill (over the baseline, on the same rows) from "
+        "which the model has gone stale. A window that is harder for all costs R2, not skill.",
+    )
+
+
+class RecalibrationConfig(_Config):
+    """Bounds of a recalibration; the window itself is that of the drift check."""
+
+    holdout_days: int = Field(
+        default=14,
+        ge=2,
+        le=366,
+        description="Days at the end of the window that judge the new map; it is fitted to the "
+        "days before them.",
+    )
+    min_rows: int = Field(
+        default=500,
+        ge=50,
+        le=10_000_000,
+        description="With fewer labelled rows to fit to, the scores are left as they are.",
+    )
+    min_positives: int = Field(
+        default=50,
+        ge=5,
+        le=10_000_000,
+        description="Of a classification: the same, with fewer rows of either label.",
+    )
+
+
+def split_window(window: TimeWindow, config: RecalibrationConfig) -> tuple[TimeWindow, TimeWindow]:
+    """The part of the window to fit to, and the later part that judges.
+
+    Raises:
+        WindowError: the window is no longer than what judges.
+    """
+    holdout = timedelta(days=config.holdout_days)
+    if window.end - window.start <= holdout:
+        raise WindowError(
+            f"window {window} has no day before the {config.holdout_days} that judge a new map of "
+            "the scores (`recalibration.holdout_days`); give a longer window. Nothing was fitted"
+        )
+    begin = window.end - holdout
+    return TimeWindow(start=window.start, end=begin), TimeWindow(start=begin, end=window.end)
+
+
+def calibration_splits(train: TimeWindow, fit: TimeWindow, holdout: TimeWindow) -> DataSplits:
+    """The splits of the recalibrated model: its network's training rows, and the two parts.
+
+    Raises:
+        WindowError: the map would be fitted to rows that the network was trained on, whose scores
+            are better than those of any later row.
+    """
+    if fit.start < train.end:
+        raise WindowError(
+            f"the network was trained on rows up to {train.end:%Y-%m-%dT%H:%MZ}, the new map is to "
+            f"be fitted to {fit}; expected rows later than those of the training. Nothing was "
+            "fitted; take a later window, or retrain"
+        )
+    return DataSplits(train=train, validation=fit, test=holdout)

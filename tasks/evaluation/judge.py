@@ -371,9 +371,9 @@ def why_refused(report: StudentReport) -> str | None:
     name = report.parent.primary_name
     return (
         f"on {report.parent.num_rows:,} rows of {report.window} the smaller network has {name} "
-        f"{student.value:.4f}, below the interval of the one that it came from, {parent.value:.4f} "
-        f"[{parent.low:.4f}, {parent.high:.4f}]; expected at least its lower end. Nothing was "
-        "registered; take out less, train longer, or let the student be larger"
+        f"{student.value:.4f}, below the interval of the one that it came from, {parent:.4f}; "
+        "expected at least its lower end. Nothing was registered; take out less, train longer, or "
+        "let the student be larger"
     )
 
 
@@ -388,7 +388,5 @@ def who_won(report: StudentReport) -> str | None:
         result = "The teacher helped"
     else:
         result = "The teacher did harm" if change.high < 0 else "Nobody can tell if it helped"
-    return (
-        f"{result}: distilled minus control is {name} {change.value:+.4f} [{change.low:+.4f}, "
-        f"{change.high:+.4f}] on {report.parent.num_rows:,} test rows."
-    )
+    rows = f"{report.parent.num_rows:,} test rows"
+    return f"{result}: distilled minus control is {name} {change:+.4f} on {rows}."

@@ -1,4 +1,4 @@
-"""Prefect tasks of the evaluation room."""
+"""Prefect tasks of the evaluation: judgement, calibration, drift and monitoring."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.drift import ServedWindow
+from tasks.contracts.data import (
+    DatasetSchema,
+    DataSplits,
+    FeatureMonitoring,
+    FeatureTables,
+    ValidatedDataset,
+)
+from tasks.contracts.drift import DriftReport, ServedWindow
 from tasks.contracts.evaluation import (
     BaselineModel,
     Comparison,
     EvaluationReport,
     FeatureRanking,
+    FitOutcome,
     Metric,
     MetricSet,
     RegressionMetrics,
@@ -23,8 +30,19 @@ from tasks.contracts.evaluation import (
     StudentReport,
 )
 from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import CandidateModel, CompressedModel, TrainedModel
-from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
+from tasks.contracts.training import (
+    CandidateModel,
+    CompressedModel,
+    RecalibratedModel,
+    TrainedModel,
+)
+from tasks.evaluation.config import (
+    BaselineModelConfig,
+    DriftConfig,
+    EvaluationConfig,
+    MonitoringConfig,
+    RecalibrationConfig,
+)
 from tasks.kernel.retry_policy import RETRIED, ByContent
 from tasks.kernel.settings import Settings
 
@@ -193,14 +211,157 @@ def judge_student(
     return report
 
 
+@task(
+    name="fit-calibrator",
+    task_run_name="fit-map-{scored.window.slug}",
+    **_KEPT,
+)
+def fit_calibrator(
+    scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig
+) -> FitOutcome:
+    """Fit a rising map of the scores to the labelled rows of a window, or say why none is fitted.
+
+    Safe to retry: it only reads scores.
+
+    Raises:
+        ArtifactError: the scores are absent or damaged. Not retried.
+    """
+    from tasks.evaluation.calibration.fit import fit_scored
+
+    outcome = fit_scored(scored, columns, config, Settings.from_environment().store)
+    if outcome.refusal:
+        get_run_logger().warning("not recalibrated: %s", outcome.refusal)
+    return outcome
+
+
+@task(
+    name="weigh-recalibration",
+    task_run_name="weigh-{model.splits.test.slug}",
+    **{**_KEPT, "cache_policy": NO_CACHE},
+)
+def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) -> str | None:
+    """Why the new map is not worth a version, as a sentence; None where it is.
+
+    Safe to retry: it only reads.
+    """
+    from tasks.evaluation.calibration.gain import announcement, why_no_gain
+
+    calibration = model.calibration
+    refusal = why_no_gain(evaluation, calibration.source.version)
+    against = f"champion:{calibration.source.version}"
+    found = next((c for c in evaluation.comparisons if c.against == against), None)
+    whole = f"{calibration.whole_map.slope:.4f} x {calibration.whole_map.intercept:+.4f}"
+    create_markdown_artifact(
+        announcement(calibration.fit, whole, found, refusal),
+        key="recalibration",
+        description=f"A new map of the scores of version {calibration.source.version}: "
+        f"{'not kept' if refusal else 'kept'}",
+    )
+    if refusal:
+        get_run_logger().warning("not recalibrated: %s", refusal)
+    return refusal
+
+
+@task(
+    name="check-drift",
+    task_run_name="check-drift-{current_window.slug}",
+    **_KEPT,
+)
+def check_drift(
+    reference: ValidatedDataset,
+    reference_window: TimeWindow,
+    current: ValidatedDataset,
+    current_window: TimeWindow,
+    scored_reference: ScoredWindow,
+    scored_current: ScoredWindow,
+    config: DriftConfig,
+    with_unit: tuple[str, ...] = (),
+) -> DriftReport:
+    """Compare a current window with the reference the model was trained on.
+
+    Safe to retry: it only reads artifacts. `with_unit` names the columns that suites declare to
+    have a unit.
+
+    Raises:
+        DataContractError: the scores are not of these rows, or a column is absent. Not retried.
+        WindowError: a window has too few days to judge. Not retried.
+    """
+    from tasks.evaluation.drift.compare import compare_windows
+
+    report = compare_windows(
+        reference,
+        reference_window,
+        current,
+        current_window,
+        scored_reference,
+        scored_current,
+        config,
+        Settings.from_environment().store,
+        with_unit,
+    )
+    create_table_artifact(
+        table=feature_rows(report), key="drift-features", description=f"Drift, {report.current}"
+    )
+    create_markdown_artifact(result_text(report), key="drift-result")
+    return report
+
+
+@task(
+    name="monitor-features",
+    task_run_name="monitor-features-{window.slug}",
+    **RETRIED,
+    timeout_seconds=600,
+    cache_policy=NO_CACHE,
+)
+def monitor_features(
+    tables: FeatureTables,
+    window: TimeWindow,
+    view_keys: dict[str, tuple[str, ...]],
+    config: MonitoringConfig,
+) -> FeatureMonitoring:
+    """Keep statistics of the published features, and report what left the baseline.
+
+    Safe to retry: what was measured of a version and window is kept, an alert is raised once.
+
+    Raises:
+        DataContractError: a table lacks its keys or times. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.evaluation.monitoring.monitor import monitor_tables
+
+    settings = Settings.from_environment()
+    seen = monitor_tables(tables, window, view_keys, config, settings.features_home, settings.store)
+    create_table_artifact(
+        key="feature-monitoring",
+        table=[
+            {
+                "view": view.view,
+                "rows": view.num_rows,
+                "age at the end, h": view.age_hours,
+                "lag, min": view.lag_minutes,
+                "nulls": round(view.null_rate, 4),
+                "highest PSI": view.highest_psi,
+                "PSI bound": view.psi_bound,
+                "alerts": view.num_alerts,
+            }
+            for view in seen.views
+        ],
+        description=f"Features of {window}, tables {tables.version[:12]}",
+    )
+    lines = [f"- {sentence}" for sentence in seen.alerts] or ["Nothing left the baseline."]
+    heading = f"## {seen.num_alerts} alerts of {seen.window}, {seen.num_new_alerts} new"
+    create_markdown_artifact(key="feature-alerts", markdown="\n".join([heading, "", *lines]))
+    return seen
+
+
 def metric_rows(report: EvaluationReport) -> list[dict[str, str]]:
     """One row a metric: the model and the baseline model, with intervals."""
     of_baseline_model = dict(report.baseline_model)
     return [
         {
             "metric": name.replace("_", " "),
-            "model": shown(metric),
-            "baseline model": shown(of_baseline_model[name]),
+            "model": f"{metric:.4f}",
+            "baseline model": f"{of_baseline_model[name]:.4f}",
         }
         for name, metric in report.overall
         if isinstance(metric, Metric)
@@ -219,8 +380,8 @@ def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
             {
                 "slice": f"{part.column}={part.value}",
                 "rows": f"{metrics.num_rows:,}",
-                name: shown(metrics.primary),
-                ratio: shown(second) if second else "",
+                name: f"{metrics.primary:.4f}",
+                ratio: f"{second:.4f}" if second else "",
             }
         )
     skipped = {"rows": "", name: "not judged", ratio: ""}
@@ -231,23 +392,45 @@ def judgement(report: EvaluationReport) -> str:
     """The judgement in a few lines of markdown."""
     overall, name = report.overall, report.overall.primary_name
     lines = [
-        f"**{name} {shown(overall.primary)}** on {overall.num_rows:,} rows of {report.window}. "
+        f"**{name} {overall.primary:.4f}** on {overall.num_rows:,} rows of {report.window}. "
         "Brackets hold 95 % intervals.",
         "",
         f"Baseline model: {report.baseline_model_name}, {name} "
-        f"{shown(report.baseline_model.primary)}.",
+        f"{report.baseline_model.primary:.4f}.",
         "",
         *(
             f"- minus {part.against.replace('yardstick', 'baseline model')}: {name} "
-            f"{shown(part.primary, signed=True)}, {part.error_name} "
-            f"{shown(part.error, signed=True)}"
+            f"{part.primary:+.4f}, {part.error_name} "
+            f"{part.error:+.4f}"
             for part in report.comparisons
         ),
     ]
     return "\n".join(lines)
 
 
-def shown(metric: Metric, *, signed: bool = False) -> str:
-    """A metric with its interval, such as `0.751 [0.733, 0.769]`."""
-    sign = "+" if signed else ""
-    return f"{metric.value:{sign}.4f} [{metric.low:{sign}.4f}, {metric.high:{sign}.4f}]"
+def feature_rows(report: DriftReport) -> list[dict[str, str]]:
+    """One row a feature and one for the predictions, largest effect first."""
+    return [
+        {
+            "feature": change.feature,
+            "effect": f"{change.effect:.3f}",
+            "surely above": f"{change.effect_low:.3f}",
+            "drifted": "yes" if change.drifted else "",
+            "PSI": f"{change.psi:.3f}",
+            "PSI by sampling": f"{change.psi_noise:.3f}",
+            "missing before": f"{change.missing_reference:.1%}",
+            "missing now": f"{change.missing_current:.1%}",
+        }
+        for change in sorted((report.prediction, *report.features), key=lambda f: -f.effect)
+    ]
+
+
+def result_text(report: DriftReport) -> str:
+    """The result and its reasons in markdown."""
+    lines = [
+        f"**{report.result.value.replace('_', ' ')}**: {report.num_current_rows:,} rows of "
+        f"{report.current}, against {report.num_reference_rows:,} of {report.reference}.",
+        "",
+        *(f"- {sentence}" for sentence in report.evidence),
+    ]
+    return "\n".join(lines)

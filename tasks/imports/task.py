@@ -48,7 +48,7 @@ def prepare_corpus(config: CorpusConfig, encoder: EncoderConfig) -> PreparedRows
         ConfigurationError: a source is not there. Not retried.
         DataContractError: there are too few texts. Not retried.
     """
-    from tasks.imports.corpus import prepare_corpus as prepare
+    from tasks.imports.rows import prepare_corpus as prepare
 
     return prepare(config, encoder, Settings.from_environment().store)
 
@@ -62,7 +62,7 @@ def take_program(config: ProgramConfig) -> ImportedProgram:
     Raises:
         ConfigurationError: the file is not there. Not retried.
     """
-    from tasks.imports.ready import take_program as take
+    from tasks.imports.program import take_program as take
 
     return take(config, Settings.from_environment().store)
 
@@ -77,6 +77,6 @@ def take_rows(config: RowsConfig) -> PreparedRows:
         ConfigurationError: the file is not there, or is no Parquet. Not retried.
         DataContractError: it lacks one of the two parts. Not retried.
     """
-    from tasks.imports.ready import take_rows as take
+    from tasks.imports.rows import take_rows as take
 
     return take(config, Settings.from_environment().store)

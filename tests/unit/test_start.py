@@ -10,7 +10,6 @@ import pytest
 ROWS = "torch sklearn pyarrow.dataset matplotlib"
 HEAVY = {
     "tasks.evaluation.task": ROWS,
-    "tasks.evaluation.drift.task": ROWS,
     "tasks.conversion.task": "torch onnx onnxruntime openvino nncf sklearn",
     "tasks.validation.task": "great_expectations duckdb",
     "tasks.evaluation.drift.compare": "torch",

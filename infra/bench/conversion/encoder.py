@@ -16,8 +16,8 @@ from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.text_embedding import IDS, padded
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.pytorch import torch_threads_restored
-from tasks.imports.corpus import prepare_corpus
 from tasks.imports.program import export_encoder
+from tasks.imports.rows import prepare_corpus
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 ENCODER_FILE = PROJECT_ROOT / "feature_repo" / "models" / "sentence-encoder.yaml"

@@ -28,19 +28,8 @@ from tasks.conversion.targets.interface import SEED, Batches, Distances, ModelIn
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import LEVELS, number_days
+from tasks.stats.predicted import PredictedRows
 from tasks.stats.ranked import RankedRows
-
-
-@dataclass(frozen=True)
-class Wording:
-    """How gaps and metric are described to people."""
-
-    one: str
-    """One answer, such as `a probability`."""
-    many: str
-    unit: str
-    """Of a gap, with a space before it; empty where a gap has none."""
-    metric: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,9 @@ class JudgedRows:
     """What the metric of `batches` loses (below 0) or gains, with its 95 % interval."""
     timing_batch: Callable[[int], ModelInputs]
     """Inputs of so many typical rows, to take the time of a call."""
-    wording: Wording
+    metric: str
+    unit: str
+    """Of a gap, with a space before it; empty where a gap has none."""
     distances_of: Callable[[Scores], Distances] | None = None
     """Makes `distances` of the program's answers to all of `batches`, where these give the unit: it
     is then the same for whatever is compared, edge rows and a call of a single row too."""
@@ -96,8 +87,6 @@ class LabelledRows:
 
 REPLICATES = 1000
 Change = Callable[[Scores, Scores], Metric]
-Qualities = Callable[[Scores], NDArray[np.float64]]
-"""Quality of the scores of some rows: of all of them first, then of each draw."""
 
 
 def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
@@ -108,17 +97,21 @@ def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
     Raises:
         DataContractError: the labels do not differ.
     """
-    if np.all(rows.labels == rows.labels[0]):
+    labels = rows.labels
+    if np.all(labels == labels[0]):
         raise DataContractError(
-            f"the test window has the label {float(rows.labels[0]):g} in all of {len(rows.labels)} "
-            "rows, so its metric is undefined; expected labels that differ. Choose a longer window"
+            f"the test window has the label {float(labels[0]):g} in all of {len(labels)} rows, so "
+            "its metric is undefined; expected labels that differ. Choose a longer window"
         )
     day, num_days = number_days(rows.days)
     chances = np.full(num_days, 1 / num_days)
     draws = np.random.default_rng(SEED).multinomial(num_days, chances, size=REPLICATES)
-    weights = np.vstack([np.ones(num_days), draws])
-    of = _r2 if task == "regression" else _auc
-    qualities = of(rows.labels, day, weights)
+    weights = np.vstack([np.ones(num_days), draws])  # of all rows, then of each draw
+
+    def qualities(scores: Scores) -> NDArray[np.float64]:
+        if task == "regression":
+            return PredictedRows(labels, scores, None, day).measure(weights)[:, 0]
+        return RankedRows(labels, scores, day, num_bins=1).auc(weights)
 
     def change(source: Scores, variant: Scores) -> Metric:
         changes = qualities(variant) - qualities(source)
@@ -127,35 +120,6 @@ def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
         return Metric(value=float(changes[0]), low=float(low), high=float(high))
 
     return change
-
-
-def _auc(
-    labels: NDArray[np.bool_], day: NDArray[np.intp], weights: NDArray[np.float64]
-) -> Qualities:
-    def qualities(scores: Scores) -> NDArray[np.float64]:
-        return RankedRows(labels, scores, day, num_bins=1).auc(weights)
-
-    return qualities
-
-
-def _r2(
-    labels: NDArray[np.float64], day: NDArray[np.intp], weights: NDArray[np.float64]
-) -> Qualities:
-    mean = labels.mean()
-    centred = labels - mean
-
-    def summed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        sums: NDArray[np.float64] = weights @ np.bincount(day, weights=values)
-        return sums
-
-    spread = summed(centred**2) - summed(centred) ** 2 / summed(np.ones(len(labels)))
-
-    def qualities(predictions: Scores) -> NDArray[np.float64]:
-        errors = predictions.astype(np.float64) - mean - centred
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return -summed(errors**2) / spread
-
-    return qualities
 
 
 def mean_interval(values: NDArray[np.float64], num_blocks: int) -> Metric:

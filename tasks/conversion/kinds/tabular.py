@@ -16,7 +16,6 @@ from tasks.contracts.data import (
     CATEGORY_CODE_MASK,
     R2_NAME,
     DatasetSchema,
-    TaskKind,
     ValidatedDataset,
     category_code,
 )
@@ -26,7 +25,6 @@ from tasks.conversion.kinds.interface import (
     JudgedRows,
     LabelledRows,
     ModelKind,
-    Wording,
     paired_change,
 )
 from tasks.conversion.targets.interface import SEED, Batches, ModelInputs, Scores
@@ -182,10 +180,7 @@ EDGE_BATCH_SIZES = (1, 2, 7, 1024)
 CALIBRATION_BATCH_ROWS = 512
 FAR = 10.0
 
-WORDING: dict[TaskKind, Wording] = {
-    "classification": Wording("a probability", "probabilities", "", AUC_NAME),
-    "regression": Wording("a prediction", "predictions", " standard deviations", R2_NAME),
-}
+UNIT = " standard deviations"
 BOUNDS = {
     "fp32": QualityBound(max_gap=1e-4, mean_gap=1e-5, quality_drop=1e-4),
     "fp16": QualityBound(max_gap=0.005, mean_gap=0.0005, quality_drop=0.0005),
@@ -264,7 +259,8 @@ def _read_judged(
         distances=partial(score_distances, unit=unit, centre=centre),
         change=paired_change(columns.task, read),
         timing_batch=read.inputs.repeated,
-        wording=WORDING[columns.task],
+        metric=R2_NAME if is_number else AUC_NAME,
+        unit=UNIT if is_number else "",
     )
 
 

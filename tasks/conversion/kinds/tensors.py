@@ -10,6 +10,7 @@ A column of the Parquet file is an input, of nested lists.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -34,7 +35,6 @@ from tasks.conversion.kinds.interface import (
     JudgedRows,
     LabelledRows,
     ModelKind,
-    Wording,
     blocks_of,
     mean_interval,
     paired_change,
@@ -51,6 +51,7 @@ from tasks.conversion.targets.interface import (
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
+LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 EDGE_ROWS = 64
 EDGE_CALLS = (1, 2, 7, 64)
 
@@ -82,31 +83,26 @@ def read_inputs(table: pa.Table, signature: Signature) -> ModelInputs:
 
 
 def _array_of(table: pa.Table, spec: TensorSpec) -> Array:
-    if spec.columns and not set(spec.columns) - set(table.column_names):
-        stacked = np.stack([_numbers(table, name)[0] for name in spec.columns], axis=1)
-        return _typed(stacked, spec)
-    values, lengths = _numbers(table, spec.name)
-    fixed = tuple(axis for axis in spec.shape[1:] if isinstance(axis, int))
+    """The column of an input in the program's type; whole numbers are not made of others."""
     inner = spec.shape[1:]
-    if len(fixed) == len(inner) and lengths == (int(np.prod(fixed)),):
-        lengths = fixed
-    if len(lengths) != len(inner):
-        raise DataContractError(
-            f"column {spec.name!r} holds {list(lengths)} numbers a row, the program takes "
-            f"{list(inner)}; nest the lists as the program's axes are"
-        )
-    return _typed(values.reshape(table.num_rows, *lengths), spec)
-
-
-def _typed(values: NDArray[np.generic], spec: TensorSpec) -> Array:
-    """The numbers in the type that the program takes; whole ones are not made of others."""
+    if spec.columns and set(spec.columns) <= set(table.column_names):
+        values = np.stack([_numbers(table, name)[0] for name in spec.columns], axis=1)
+    else:
+        flat, lengths = _numbers(table, spec.name)
+        if all(isinstance(axis, int) for axis in inner) and lengths == (math.prod(inner),):
+            lengths = inner  # type: ignore[assignment]
+        if len(lengths) != len(inner):
+            raise DataContractError(
+                f"column {spec.name!r} holds {list(lengths)} numbers a row, the program takes "
+                f"{list(inner)}; nest the lists as the program's axes are"
+            )
+        values = flat.reshape(table.num_rows, *lengths)
     with np.errstate(invalid="ignore"):  # of numbers that are no whole ones: compared below
         typed = np.ascontiguousarray(values, dtype=spec.dtype)
     if np.issubdtype(typed.dtype, np.integer) and not np.array_equal(typed, values):
-        wrong = values[typed != values].flat[0]
         raise DataContractError(
-            f"the rows of {spec.name!r} hold {wrong}, and the program takes whole numbers "
-            f"({spec.dtype}); write what it takes into the Parquet file"
+            f"the rows of {spec.name!r} hold {values[typed != values].flat[0]}, and the program "
+            f"takes whole numbers ({spec.dtype}); write what it takes into the Parquet file"
         )
     return typed
 
@@ -118,9 +114,9 @@ def _numbers(table: pa.Table, name: str) -> tuple[NDArray[np.generic], tuple[int
             f"the prepared rows have the columns {', '.join(table.column_names)}, expected "
             f"{name!r} with what the program takes of each row"
         )
-    column = table[name].combine_chunks()
+    column, types = table[name].combine_chunks(), pa.types
     lengths: list[int] = []
-    while _is_list(column.type):
+    while isinstance(column, LISTS):
         found = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(found) != 1 or found[0] is None:
             raise DataContractError(
@@ -129,24 +125,14 @@ def _numbers(table: pa.Table, name: str) -> tuple[NDArray[np.generic], tuple[int
             )
         lengths.append(int(found[0]))
         column = column.flatten()
-    if column.null_count or not _is_number(column.type):
+    if types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    if column.null_count or not (types.is_integer(column.type) or types.is_floating(column.type)):
         raise DataContractError(
             f"column {name!r} holds {column.type} with {column.null_count} nulls, expected numbers "
             "without; what is missing has to be said as the program expects it"
         )
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
     return column.to_numpy(zero_copy_only=False), tuple(lengths)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def edge_calls(inputs: ModelInputs, most_rows: int) -> tuple[ModelInputs, ...]:
@@ -230,65 +216,50 @@ def _distances(answers: Scores, apart: bool) -> Distances:
     return partial(spread_distances, unit=spread_of(answers, apart))
 
 
-def accuracy_change(source: Scores, variant: Scores, labels: NDArray[np.int64]) -> Metric:
-    """Share of rows whose greatest answer is that of the label: variant's minus source's."""
-    right = _classes(variant) == labels
-    return mean_interval(right * 1.0 - (_classes(source) == labels), BLOCKS)
-
-
-def agreement_change(source: Scores, variant: Scores) -> Metric:
-    """Minus the share of rows whose greatest answer is another one than the program's."""
-    return mean_interval((_classes(source) == _classes(variant)) - 1.0, BLOCKS)
-
-
-def explained_change(source: Scores, variant: Scores) -> Metric:
-    """Minus the share of the spread of the program's own answers that the variant loses."""
-    errors = ((source.astype(np.float64) - variant) ** 2).reshape(len(source), -1).sum(axis=1)
-    spread = float(source.astype(np.float64).var(axis=0).sum()) or 1.0
-    return mean_interval(-errors / spread, BLOCKS)
-
-
 def _classes(scores: Scores) -> NDArray[np.int64]:
     greatest: NDArray[np.int64] = scores.reshape(len(scores), -1).argmax(axis=1)
     return greatest
 
 
 def _metric(
-    program: RegisteredProgram,
-    judged: ModelInputs,
-    labels: NDArray[np.generic] | None,
+    program: RegisteredProgram, judged: ModelInputs, labels: NDArray[np.generic] | None
 ) -> tuple[str, Change]:
-    """Name of the metric, and what a variant changes of it."""
-    has_classes = _has_classes(program)
-    if labels is None:
-        change = agreement_change if has_classes else explained_change
-        return AGREEMENT_NAME, change
-    if has_classes:
-        if labels.dtype.kind not in "iu":
-            raise DataContractError(
-                f"the column {LABEL!r} holds {labels.dtype}, the program gives one answer a class; "
-                "expected the number of each row's class, from 0"
-            )
-        known = labels.astype(np.int64)
-        return ACCURACY_NAME, partial(accuracy_change, labels=known)
+    """Name of the metric, and what a variant changes of it.
+
+    Several answers a row are classes, of which the greatest is the choice. Without labels it counts
+    how many choices stay, or how much of the spread of the program's own answers is kept.
+    """
+    has_classes = any(axis != 1 for axis in program.signature.output.shape[1:])
+    if has_classes and labels is not None and labels.dtype.kind not in "iu":
+        raise DataContractError(
+            f"the column {LABEL!r} holds {labels.dtype}, the program gives one answer a class; "
+            "expected the number of each row's class, from 0"
+        )
+
+    def accuracy(source: Scores, variant: Scores) -> Metric:
+        right = _classes(source) if labels is None else labels
+        return mean_interval(
+            (_classes(variant) == right) - 1.0 * (_classes(source) == right), BLOCKS
+        )
+
+    def explained(source: Scores, variant: Scores) -> Metric:
+        errors = ((source.astype(np.float64) - variant) ** 2).reshape(len(source), -1).sum(axis=1)
+        return mean_interval(-errors / (float(source.var(axis=0).sum()) or 1.0), BLOCKS)
+
+    if has_classes or labels is None:
+        name = AGREEMENT_NAME if labels is None else ACCURACY_NAME
+        return name, accuracy if has_classes else explained
     is_binary = set(np.unique(labels).tolist()) <= {0, 1}
-    labelled = LabelledRows(
-        inputs=judged,
-        labels=labels == 1 if is_binary else labels.astype(np.float64),
-        days=blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
+    paired = paired_change(
+        "classification" if is_binary else "regression",
+        LabelledRows(
+            inputs=judged,
+            labels=labels == 1 if is_binary else labels.astype(np.float64),
+            days=blocks_of(len(labels), BLOCKS).astype("datetime64[D]"),
+        ),
     )
-    paired = paired_change("classification" if is_binary else "regression", labelled)
-    return AUC_NAME if is_binary else R2_NAME, partial(_of_single_answers, paired)
-
-
-def _of_single_answers(change: Change, source: Scores, variant: Scores) -> Metric:
-    return change(source.reshape(-1), variant.reshape(-1))
-
-
-def _has_classes(program: RegisteredProgram) -> bool:
-    """Whether the program gives several answers a row, of which the greatest may be the choice."""
-    inner = program.signature.output.shape[1:]
-    return any(axis != 1 for axis in inner)
+    name = AUC_NAME if is_binary else R2_NAME
+    return name, lambda source, variant: paired(source.reshape(-1), variant.reshape(-1))
 
 
 def _read_calibration(
@@ -333,7 +304,8 @@ def _read_judged(
         distances_of=partial(_distances, apart=name != ACCURACY_NAME),
         change=change,
         timing_batch=inputs.repeated,
-        wording=Wording("an answer", "answers", UNIT, name),
+        metric=name,
+        unit=UNIT,
     )
 
 

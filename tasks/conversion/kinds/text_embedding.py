@@ -12,7 +12,7 @@ from tasks.contracts.conversion import ConversionRows, PreparedRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.kinds.interface import JudgedRows, ModelKind, Wording, mean_interval
+from tasks.conversion.kinds.interface import JudgedRows, ModelKind, mean_interval
 from tasks.conversion.targets.interface import SEED, Batches, FloatArray, ModelInputs, Scores
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
@@ -28,12 +28,7 @@ EDGE_SHAPES = ((1, 1), (1, 2), (2, 7), (7, 33), (32, 16))
 FEWEST_JUDGED = 8
 Tokens = list[NDArray[np.int64]]
 
-WORDING = Wording(
-    one="an embedding",
-    many="embeddings",
-    unit=" (1 - cosine, or of its length)",
-    metric=OVERLAP_NAME,
-)
+UNIT = " (1 - cosine, or of its length)"
 BOUNDS = {
     "fp32": QualityBound(max_gap=1e-5, mean_gap=1e-6, quality_drop=0.005),
     "fp16": QualityBound(max_gap=1e-3, mean_gap=1e-4, quality_drop=0.02),
@@ -45,23 +40,22 @@ BOUNDS = {
 def embedding_distances(reference: Scores, converted: Scores) -> NDArray[np.float64]:
     """1 - cosine of two embeddings of a text, or the change of its length where that is more.
 
-    Who multiplies embeddings takes them to be of length 1, and a cosine does not see that they are
-    not: a variant that forgets to normalise has the direction of its source.
+    1 where one of them has no direction. Who multiplies embeddings takes them to be of length 1,
+    and a cosine does not see that they are not: a variant that forgets to normalise has the
+    direction of its source.
     """
-    one, other = (np.linalg.norm(s.astype(np.float64), axis=1) for s in (reference, converted))
-    lengths = np.abs(other - one) / np.where(one > 0, one, 1.0)
-    distances: NDArray[np.float64] = np.maximum(cosine_distances(reference, converted), lengths)
+    (one, length), (other, length_now) = _directions(reference), _directions(converted)
+    cosines = np.einsum("rd,rd->r", one, other)
+    lengths = np.abs(length_now - length) / np.where(length > 0, length, 1.0)
+    distances: NDArray[np.float64] = np.maximum(np.maximum(1 - cosines, 0.0), lengths)
     return distances
 
 
-def cosine_distances(reference: Scores, converted: Scores) -> NDArray[np.float64]:
-    """1 - cosine of two embeddings of the same text; 1 where one of them has no direction."""
-    one, other = reference.astype(np.float64), converted.astype(np.float64)
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    products = np.einsum("rd,rd->r", one, other)
-    cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    distances: NDArray[np.float64] = np.maximum(1 - cosines, 0.0)
-    return distances
+def _directions(embeddings: FloatArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Embeddings at length 1, 0 where there is none, and the lengths that they had."""
+    vectors = embeddings.astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1)
+    return vectors / np.where(lengths > 0, lengths, 1.0)[:, None], lengths
 
 
 def overlap_change(source: FloatArray, variant: FloatArray) -> Metric:
@@ -92,9 +86,7 @@ def neighbour_overlaps(source: FloatArray, variant: FloatArray) -> NDArray[np.fl
 
 
 def _nearest(embeddings: FloatArray) -> NDArray[np.int64]:
-    vectors = embeddings.astype(np.float64)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    vectors = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    vectors, _ = _directions(embeddings)
     likeness = vectors @ vectors.T
     np.fill_diagonal(likeness, -np.inf)
     return np.argpartition(-likeness, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
@@ -202,7 +194,8 @@ def _read_judged(
         distances=embedding_distances,
         change=overlap_change,
         timing_batch=partial(timing_texts, texts),
-        wording=WORDING,
+        metric=OVERLAP_NAME,
+        unit=UNIT,
     )
 
 

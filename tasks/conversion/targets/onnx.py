@@ -86,13 +86,13 @@ class _Halving:
         for node in list(self._graph.node):
             is_halved = node.name not in self._kept and node.op_type not in IN_32_BITS
             for position, name in enumerate(node.input):
-                node.input[position] = self._as_half(name) if is_halved else self._as_float(name)
+                node.input[position] = self._read(name, half=is_halved)
             self._nodes.append(node)
             if is_halved:
                 self._halve_outputs(node, outputs)
-        del self._graph.node[:]
-        self._graph.node.extend(self._nodes)
-        self._drop_unread_weights()
+        _replace(self._graph.node, self._nodes)
+        read = {name for node in self._nodes for name in node.input}
+        _replace(self._graph.initializer, [t for t in self._graph.initializer if t.name in read])
 
     def _halve_outputs(self, node: onnx.NodeProto, outputs: set[str]) -> None:
         for attribute in node.attribute:
@@ -105,39 +105,32 @@ class _Halving:
             elif name in self._floats:
                 self._halved.add(name)
 
-    def _as_half(self, name: str) -> str:
-        if name in self._halved or name not in self._floats | self._weights.keys():
+    def _read(self, name: str, *, half: bool) -> str:
+        """What a node reads instead of a value, in the width that it works in."""
+        is_float = name in self._floats or name in self._weights
+        if (name in self._halved) == half or not (is_float or name in self._halved):
             return name
-        half = f"{name}__half"
-        if half not in self._made:
-            self._made.add(half)
-            if name in self._weights:
+        other = f"{name}__{'half' if half else 'float'}"
+        if other not in self._made:
+            self._made.add(other)
+            if half and name in self._weights:
                 values = numpy_helper.to_array(self._weights[name])
                 clipped = np.clip(values, -LARGEST, LARGEST).astype(np.float16)
-                self._graph.initializer.append(numpy_helper.from_array(clipped, half))
+                self._graph.initializer.append(numpy_helper.from_array(clipped, other))
             else:
-                self._cast(name, half, _HALF)
-        return half
-
-    def _as_float(self, name: str) -> str:
-        if name not in self._halved:
-            return name
-        whole = f"{name}__float"
-        if whole not in self._made:
-            self._made.add(whole)
-            self._cast(name, whole, _FLOAT)
-        return whole
+                self._cast(name, other, _HALF if half else _FLOAT)
+        return other
 
     def _cast(self, source: str, target: str, width: int) -> None:
         self._nodes.append(
             helper.make_node("Cast", [source], [target], name=f"cast_{target}", to=width)
         )
 
-    def _drop_unread_weights(self) -> None:
-        read = {name for node in self._graph.node for name in node.input}
-        kept = [tensor for tensor in self._graph.initializer if tensor.name in read]
-        del self._graph.initializer[:]
-        self._graph.initializer.extend(kept)
+
+def _replace(found: Any, wanted: list[Any]) -> None:
+    """Let a repeated field hold these."""
+    del found[:]
+    found.extend(wanted)
 
 
 def encoding_nodes(model: onnx.ModelProto) -> list[str]:

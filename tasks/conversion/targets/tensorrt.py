@@ -6,10 +6,9 @@ import importlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,8 +108,7 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     return {"made_from": source, "engine_rows": str(most), "shapes": shapes}
 
 
-@dataclass(frozen=True)
-class ShapeRange:
+class ShapeRange(NamedTuple):
     """Shapes that an engine takes for one input; it is tuned for the typical one."""
 
     least: tuple[int, ...]
@@ -130,24 +128,21 @@ def shape_ranges(signature: Signature, typical_rows: int, most_rows: int) -> dic
         ConversionError: nothing says how long an axis may be.
     """
     names = {axis for spec in signature.inputs for axis in spec.shape if isinstance(axis, str)}
-    most = {name: signature.largest.get(name, 0) for name in names}
-    most[BATCH_AXIS] = min(most_rows, signature.largest.get(BATCH_AXIS, most_rows))
-    if unbounded := sorted(name for name, length in most.items() if not length):
+    if unbounded := sorted(names - {BATCH_AXIS} - signature.largest.keys()):
         raise ConversionError(
             f"nothing says how long the axes {', '.join(unbounded)} may be, and an engine is built "
             "for ranges of shapes; say so in the signature's `largest`"
         )
+    most = {**signature.largest}
+    most[BATCH_AXIS] = min(most_rows, most.get(BATCH_AXIS, most_rows))
     typical = {name: min(TYPICAL_LENGTH, length) for name, length in most.items()}
     typical[BATCH_AXIS] = min(typical_rows, most[BATCH_AXIS])
-
-    def shape(axes: tuple[str | int, ...], lengths: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(axis if isinstance(axis, int) else lengths[axis] for axis in axes)
-
     return {
         spec.name: ShapeRange(
-            shape(spec.shape, dict.fromkeys(names, 1)),
-            shape(spec.shape, typical),
-            shape(spec.shape, most),
+            *(
+                tuple(axis if isinstance(axis, int) else lengths[axis] for axis in spec.shape)
+                for lengths in (dict.fromkeys(names, 1), typical, most)
+            )
         )
         for spec in signature.inputs
     }
@@ -180,7 +175,7 @@ def build_plan(content: bytes, ranges: Mapping[str, ShapeRange]) -> bytes:
         raise _refused("does not take the ONNX model", reasons or log.errors)
     profile = builder.create_optimization_profile()
     for name, shapes in ranges.items():
-        profile.set_shape(name, shapes.least, shapes.typical, shapes.most)
+        profile.set_shape(name, *shapes)
     config = builder.create_builder_config()
     if config.add_optimization_profile(profile) < 0:
         raise _refused(f"does not take the shapes {dict(ranges)}", log.errors)

@@ -23,7 +23,7 @@ from scipy.special import expit
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.evaluation import Calibrator, FitOutcome, MapFit, ScoredWindow
-from tasks.evaluation.calibration.config import RecalibrationConfig
+from tasks.evaluation.config import RecalibrationConfig
 from tasks.evaluation.scoring import SCORE, utc_times
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import number_days

@@ -89,7 +89,7 @@ def _is_same(change: Metric) -> bool:
 
 
 def _shown(metric: Metric | None) -> str:
-    return "is not known" if metric is None else f"changed by {_interval(metric)}"
+    return "is not known" if metric is None else f"changed by {metric:+.4f}"
 
 
 def announcement(
@@ -117,11 +117,5 @@ def announcement(
     ]
     if comparison is not None:
         changes = measured_changes(comparison)
-        lines += [f"| {name} changed by | {_interval(metric)} |" for name, metric in changes]
+        lines += [f"| {name} | {_shown(metric)} |" for name, metric in changes]
     return "\n".join(lines) + "\n"
-
-
-def _interval(metric: Metric | None) -> str:
-    if metric is None:
-        return "not known"
-    return f"{metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"

@@ -12,7 +12,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.contracts.drift import DriftReport, FeatureDrift
 from tasks.contracts.evaluation import ScoredWindow
-from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.faults import (
     MIN_FROZEN_DAYS,
     UnitGuess,

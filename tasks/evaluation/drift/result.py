@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet, Quality, RegressionMetrics, ScoredWindow
-from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.config import DriftConfig
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PerformanceChange:
         if self.is_number:
             second = "There is no baseline to tell a stale model from a harder window"
             if self.beyond is not None:
-                second = f"Skill over the baseline changed by {signed(self.beyond)}"
+                second = f"Skill over the baseline changed by {self.beyond:+.4f}"
             limits = f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
             stale, harder = (
                 "it lost what it knew beyond the baseline",
@@ -62,7 +62,7 @@ class PerformanceChange:
             )
         else:
             second = "Brier score beyond what the scores promise changed by "
-            second += signed(self.beyond) if self.beyond else ""
+            second += f"{self.beyond:+.4f}" if self.beyond else ""
             limits = f"{config.min_auc_drop} AUC, {MIN_EXCESS_RISE} Brier"
             stale, harder = "it errs more than its scores say", "tell apart, and the scores say so"
         meaning = "performance holds"
@@ -93,11 +93,6 @@ def performance_change(reference: ScoredWindow, current: ScoredWindow) -> Perfor
     return PerformanceChange(
         unpaired_difference(now.primary, before.primary), unpaired_difference(excess, then)
     )
-
-
-def signed(metric: Metric) -> str:
-    """A change with its interval."""
-    return f"{metric.value:+.4f} [{metric.low:+.4f}, {metric.high:+.4f}]"
 
 
 def unpaired_difference(one: Metric, other: Metric) -> Metric:
@@ -188,7 +183,7 @@ def _on_performance(
     moved = unpaired_difference(now.primary, before.primary)
     quality = (
         f"{now.primary_name} {now.primary.value:.4f}, against {before.primary.value:.4f} on "
-        f"{reference.window}: change {signed(moved)}"
+        f"{reference.window}: change {moved:+.4f}"
     )
     leak = LIKE_A_LEAK if change.fell(config) and _lost_most(before, moved) else ""
     return f"{quality}. {change.describe(config)}{leak}"

@@ -14,16 +14,18 @@ import fcntl
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.contracts.base import TimeWindow
-from tasks.evaluation.monitoring.statistics import DAY, Binned, FeatureDay, Floats, ViewDay
+from tasks.evaluation.monitoring.statistics import DAY, Binned, Floats
 from tasks.kernel.errors import refused_writes_explained
 from tasks.kernel.files import append_lines, make_folder
 from tasks.stats.shift import distance, psi, shares
@@ -42,8 +44,6 @@ SPARE_AGE_H = 3.0
 MOST_GROUPS = 20
 MOST_NAMED = 3
 Kind = Literal["freshness", "null_rate", "drift", "volume"]
-Severity = Literal["warning", "critical"]
-Day = TypeVar("Day")
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,6 @@ class WindowDrift:
         return self.psi > self.bound and self.ks > MIN_KS
 
 
-def baseline_noise(counts: Floats, window_days: int) -> float:
-    """Largest PSI of windows of the baseline, end to end, against the rest of it.
-
-    Args:
-        counts: rows by day and bin, shape (days, bins).
-        window_days: days of a window.
-
-    Returns:
-        Infinity where the baseline holds fewer than two windows: nothing can be judged then.
-    """
-    starts = range(0, len(counts) - window_days + 1, window_days)
-    if len(starts) < 2:
-        return float("inf")
-    total = counts.sum(axis=0)
-    windows = [counts[start : start + window_days].sum(axis=0) for start in starts]
-    return max(float(psi(total - part, part)) for part in windows)
-
-
 def measure_drift(
     features: Sequence[Binned], baseline_days: tuple[int, int], ends: Sequence[int], length: int
 ) -> list[WindowDrift]:
@@ -99,14 +81,12 @@ def measure_drift(
         ends: days after the windows.
         length: days of a window.
     """
-    references = [_days_of(f, *baseline_days) for f in features]
-    noise = max((baseline_noise(c, length) for c in references), default=float("inf"))
-    bound = max(MIN_PSI, NOISE_FACTOR * noise)
-    found = []
+    references = [feature.between(*baseline_days) for feature in features]
+    noise = max((_baseline_noise(counts, length) for counts in references), default=math.inf)
+    bound, found = max(MIN_PSI, NOISE_FACTOR * noise), []
     for end in ends:
         for feature, reference in zip(features, references, strict=True):
-            current = _days_of(feature, end - length, end).sum(axis=0)
-            total = reference.sum(axis=0)
+            current, total = feature.between(end - length, end).sum(axis=0), reference.sum(axis=0)
             if current.sum() and total.sum():
                 ks = float(distance(shares(current) - shares(total), ordered=True))
                 index = float(psi(total, current))
@@ -114,8 +94,14 @@ def measure_drift(
     return found
 
 
-def _days_of(feature: Binned, first: int, after: int) -> Floats:
-    return feature.counts[(feature.days >= first) & (feature.days < after)]
+def _baseline_noise(counts: Floats, length: int) -> float:
+    """Largest PSI of windows of the baseline, end to end, against the rest of it.
+
+    Endless where the baseline holds fewer than two windows: nothing can be judged then.
+    """
+    total, windows = counts.sum(axis=0), len(counts) // length
+    parts = counts[: windows * length].reshape(windows, length, -1).sum(axis=1)
+    return max(float(psi(total - part, part)) for part in parts) if windows > 1 else math.inf
 
 
 class AlertEvent(BaseModel):
@@ -129,7 +115,7 @@ class AlertEvent(BaseModel):
     view: str
     feature: str | None = Field(description="None where the view as a whole is meant.")
     window: TimeWindow
-    severity: Severity
+    severity: Literal["warning", "critical"]
     value: float | None = Field(description="What was seen; None where there is nothing to see.")
     bound: float
     sentence: str
@@ -140,10 +126,11 @@ def alert(
     view: str,
     feature: str | None,
     window: TimeWindow,
-    severity: Severity,
     value: float,
     bound: float,
     sentence: str,
+    *,
+    critical: bool = False,
 ) -> AlertEvent:
     """An event with the id that follows from what it is about."""
     about = "\n".join([kind, view, feature or "", window.start.isoformat(), window.end.isoformat()])
@@ -154,91 +141,79 @@ def alert(
         view=view,
         feature=feature,
         window=window,
-        severity=severity,
+        severity="critical" if critical else "warning",
         value=value if math.isfinite(value) else None,
         bound=bound,
         sentence=sentence,
     )
 
 
-def day_alerts(
-    view: str, usual: Sequence[ViewDay], days: Sequence[ViewDay]
-) -> Iterator[AlertEvent]:
+def day_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[AlertEvent]:
     """First days with far fewer or more rows than the baseline's, or with older newest rows."""
-    rows = sorted(day.num_rows for day in usual)  # empty days included
-    low, high = rows[0] / VOLUME_FACTOR, rows[-1] * VOLUME_FACTOR
-    for day in _beginnings(days, lambda day: not low <= day.num_rows <= high):
+    least, most = int(usual["num_rows"].min()), int(usual["num_rows"].max())  # empty days included
+    low, high = least / VOLUME_FACTOR, most * VOLUME_FACTOR
+    for day in _beginnings(days, ~days["num_rows"].between(low, high)):
         yield alert(
-            "volume", view, None, _day(day.start), "warning" if day.num_rows else "critical",
-            day.num_rows, low if day.num_rows < low else high,
+            "volume", view, None, _day(day.start), day.num_rows,
+            low if day.num_rows < low else high,
             f"{view} has {day.num_rows:,} rows on {day.start:%Y-%m-%d}; the days of the "
-            f"baseline have {rows[0]:,} to {rows[-1]:,}",
+            f"baseline have {least:,} to {most:,}",
+            critical=not day.num_rows,
         )  # fmt: skip
-    oldest = max(day.age_hours for day in usual)
+    oldest = float(usual["age_hours"].max())
     bound = oldest + SPARE_AGE_H
-    for day in _beginnings(days, lambda day: day.age_hours > bound):
+    for day in _beginnings(days, days["age_hours"] > bound):
         known = math.isfinite(day.age_hours)
         age = f"is {day.age_hours:.0f} h old" if known else "has had no value yet"
         yield alert(
-            "freshness", view, None, _day(day.start), "critical", day.age_hours, bound,
+            "freshness", view, None, _day(day.start), day.age_hours, bound,
             f"{view} {age} at {day.start + DAY:%Y-%m-%d %H:%MZ}; in the baseline it was at "
             f"most {oldest:.0f} h",
+            critical=True,
         )  # fmt: skip
 
 
-def _beginnings(days: Sequence[Day], is_odd: Callable[[Day], bool]) -> Iterator[Day]:
+def _beginnings(days: pd.DataFrame, odd: pd.Series) -> Iterator[Any]:
     """The first day of each stretch of odd ones."""
-    before = False
-    for day in days:
-        odd = is_odd(day)
-        if odd and not before:
-            yield day
-        before = odd
+    return days[odd & ~odd.shift(fill_value=False)].itertuples()
 
 
-def null_alerts(
-    view: str, usual: Sequence[FeatureDay], days: Sequence[FeatureDay]
-) -> Iterator[AlertEvent]:
+def null_alerts(view: str, usual: pd.DataFrame, days: pd.DataFrame) -> Iterator[AlertEvent]:
     """Days on which features are missing more often than on any day of the baseline: one a day."""
-    highest: dict[str, float] = defaultdict(float)
-    for day in usual:
-        highest[day.feature] = max(highest[day.feature], day.null_rate)
-    by_day: dict[datetime, list[FeatureDay]] = defaultdict(list)
-    for day in days:
-        if day.null_rate > min(highest[day.feature] + MAX_NULL_RISE, 0.999):
-            by_day[day.start].append(day)
-    for start in sorted(by_day):
-        known = {day.feature for day in by_day.get(start - DAY, [])}
-        fresh = [d for d in by_day[start] if d.feature not in known]
-        if not any(highest[day.feature] < 1 for day in fresh):  # all were missing once before
+    highest = usual.groupby("feature")["null_rate"].max()
+    days = days.assign(usual=days["feature"].map(highest).fillna(0.0))
+    odd = days[days["null_rate"] > np.minimum(days["usual"] + MAX_NULL_RISE, 0.999)]
+    told = pd.MultiIndex.from_arrays([odd["start"] + DAY, odd["feature"]])
+    fresh = odd[~pd.MultiIndex.from_frame(odd[["start", "feature"]]).isin(told)]
+    start: Any
+    for start, features in fresh.groupby("start"):
+        if (features["usual"] == 1).all():  # all were missing once before
             continue
-        worst = max(fresh, key=lambda day: day.null_rate)
-        usually = highest[worst.feature]
+        worst: Any = features.nlargest(1, "null_rate").iloc[0]
         yield alert(
-            "null_rate", view, worst.feature, _day(start), "warning", worst.null_rate,
-            usually + MAX_NULL_RISE,
-            f"{_named([day.feature for day in fresh])} of {view} missing in "
-            f"{worst.null_rate:.0%} of the {worst.num_rows:,} rows of {start:%Y-%m-%d}; on a "
-            f"day of the baseline in at most {usually:.0%}",
+            "null_rate", view, worst["feature"], _day(start), worst["null_rate"],
+            worst["usual"] + MAX_NULL_RISE,
+            f"{_named(list(features['feature']))} of {view} missing in {worst['null_rate']:.0%} of "
+            f"the {worst['num_rows']:,} rows of {start:%Y-%m-%d}; on a day of the baseline in at "
+            f"most {worst['usual']:.0%}",
         )  # fmt: skip
 
 
 def drift_alerts(
     view: str, start: datetime, drift: Sequence[WindowDrift], length: int
 ) -> Iterator[AlertEvent]:
-    """Windows in which a view begins to drift, with the features that drift most: one a view."""
-    by_end: dict[int, list[WindowDrift]] = defaultdict(list)
-    for found in drift:
-        by_end[found.end_day].append(found)
-    known = sorted(by_end)[1:]  # what the first one has may have begun before
-    before = any(d.drifted for d in by_end[min(by_end)]) if by_end else False
-    for end in known:
-        drifted = sorted((d for d in by_end[end] if d.drifted), key=lambda d: -d.psi)
+    """Windows in which a view begins to drift, with the features that drift most: one a view.
+
+    What the first window has may have begun before.
+    """
+    before = True
+    for end in sorted({found.end_day for found in drift}):
+        drifted = sorted((d for d in drift if d.end_day == end and d.drifted), key=lambda d: -d.psi)
         if drifted and not before:
             last, worst = start + end * DAY, drifted[0]
-            span = TimeWindow(start=last - timedelta(days=length), end=last)
             yield alert(
-                "drift", view, worst.feature, span, "warning", worst.psi, worst.bound,
+                "drift", view, worst.feature, TimeWindow(start=last - length * DAY, end=last),
+                worst.psi, worst.bound,
                 f"{_named([d.feature for d in drifted])} of {view} drifted in the "
                 f"{length} days to {last:%Y-%m-%d}: PSI {worst.psi:.2f} above "
                 f"{worst.bound:.2f}, KS {worst.ks:.2f}",
@@ -271,9 +246,8 @@ def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:
     sentences = [_sentence(group) for _, group in ranked[:MOST_GROUPS]]
     if rest := ranked[MOST_GROUPS:]:
         sentences.append(
-            f"{sum(len(group) for _, group in rest):,} alerts more, of "
-            f"{len({view for (view, _), _ in rest}):,} other views or kinds; all are in {FILE} of "
-            "the state folder"
+            f"{sum(len(group) for _, group in rest):,} alerts more, of {len(rest):,} other views "
+            f"or kinds; all are in {FILE} of the state folder"
         )
     return tuple(sentences)
 
@@ -281,7 +255,7 @@ def grouped(events: Sequence[AlertEvent]) -> tuple[str, ...]:
 def _sentence(group: Sequence[AlertEvent]) -> str:
     def excess(event: AlertEvent) -> float:
         if event.value is None:  # endless
-            return float("inf")
+            return math.inf
         return abs(event.value - event.bound) / max(abs(event.bound), 1e-9)
 
     worst = max(group, key=excess)
@@ -305,9 +279,9 @@ def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:
         with path.open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = {event.id for event in read_alerts(home)}
-            fresh = list({e.id: e for e in events if e.id not in known}.values())
+            fresh = {e.id: e for e in events if e.id not in known}
             if fresh:
-                append_lines(path, [event.model_dump_json() for event in fresh])
+                append_lines(path, [event.model_dump_json() for event in fresh.values()])
     return len(fresh)
 
 

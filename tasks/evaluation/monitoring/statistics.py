@@ -2,70 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import duckdb
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import DataContractError
 
 DAY = timedelta(days=1)
-MEMORY_LIMIT = "2GB"
 EVENT_TIME, CREATED = "event_timestamp", "created"
-NUM_BINS = 10
+TENTHS = np.linspace(0, 1, 11)[1:-1]
 SAMPLE_ROWS = 60_000  # of a view that drift is measured on, spread evenly
 _NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "FLOAT", "DOUBLE")
+_INSIDE = f"{EVENT_TIME} >= $start AND {EVENT_TIME} < $end"
+_DAY = f"time_bucket(INTERVAL 24 HOURS, {EVENT_TIME}, $start) AS start"
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class ViewTable:
-    """One feature view as the offline store has it.
-
-    Args:
-        name: of the view.
-        folder: Parquet files.
-        keys: entity keys.
-    """
-
-    name: str
-    folder: Path
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ViewDay:
-    """One day of a view: volume, freshness at its end, and lag from event to store."""
-
-    start: datetime
-    num_rows: int
-    num_entities: int
-    age_hours: float
-    lag_minutes: float
-
-
-@dataclass(frozen=True)
-class FeatureDay:
-    """One day of a feature; None where no value is known. Text has `distinct` and `top_share`."""
-
-    feature: str
-    start: datetime
-    num_rows: int
-    null_rate: float
-    mean: float | None = None
-    std: float | None = None
-    low: float | None = None
-    q05: float | None = None
-    median: float | None = None
-    q95: float | None = None
-    high: float | None = None
-    distinct: int | None = None
-    top_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,181 +42,134 @@ class Binned:
     days: NDArray[np.int64]
     counts: Floats
 
+    def between(self, first: int, after: int) -> Floats:
+        """Rows of some days, by day and bin."""
+        return self.counts[(self.days >= first) & (self.days < after)]
 
-def features_of(con: duckdb.DuckDBPyConnection, view: ViewTable) -> dict[str, bool]:
-    """Features of a view; True for numbers, False for text.
+
+class ViewTable:
+    """One feature view as the offline store has it; one a connection is open at a time.
+
+    Args:
+        con: takes the view's rows as its own view `feature_rows`.
+        name: of the feature view.
+        folder: Parquet files.
+        keys: entity keys.
 
     Raises:
         DataContractError: the table lacks one of its times or keys.
     """
-    rows = con.execute(f"DESCRIBE SELECT * FROM {parquet(view.folder)}").fetchall()
-    types = {str(row[0]): str(row[1]) for row in rows}
-    needed = {*view.keys, EVENT_TIME, CREATED}
-    if missing := sorted(needed - types.keys()):
-        raise DataContractError(
-            f"feature view {view.name} has no column {', '.join(missing)}; expected its keys, "
-            f"{EVENT_TIME} and {CREATED}. Nothing was monitored"
+
+    def __init__(
+        self, con: duckdb.DuckDBPyConnection, name: str, folder: Path, keys: Collection[str]
+    ) -> None:
+        rows = con.read_parquet(str(folder / "*.parquet"), hive_partitioning=False)
+        types = dict(zip(rows.columns, map(str, rows.types), strict=True))
+        if missing := sorted({*keys, EVENT_TIME, CREATED} - types.keys()):
+            raise DataContractError(
+                f"feature view {name} has no column {', '.join(missing)}; expected its keys, "
+                f"{EVENT_TIME} and {CREATED}. Nothing was monitored"
+            )
+        rows.create_view("feature_rows")
+        self.name, self._con, self._keys = name, con, tuple(keys)
+        self.features = [name for name in types if name not in (*keys, EVENT_TIME, CREATED)]
+        self.numbers = [name for name in self.features if types[name] in _NUMBERS]
+
+    def days(self, window: TimeWindow) -> pd.DataFrame:
+        """Volume and freshness of every whole day of the window, days without rows included.
+
+        Returns:
+            By start of the day `num_rows`, `age_hours` of the newest row at the day's end, which
+            is endless before the first row, and `lag_minutes` from event to store.
+        """
+        found = self._ask(
+            f"SELECT {_DAY}, count(*) AS num_rows, max({EVENT_TIME}) AS newest, "
+            f"median(epoch({CREATED} - {EVENT_TIME})) / 60 AS lag_minutes "
+            f"FROM feature_rows WHERE {_INSIDE} GROUP BY ALL",
+            window,
+        ).set_index("start")
+        before = self._ask(
+            f"SELECT max({EVENT_TIME}) AS newest FROM feature_rows WHERE {EVENT_TIME} < $start",
+            window,
+        )["newest"]
+        starts = [window.start + n * DAY for n in range((window.end - window.start) // DAY)]
+        days = found.reindex(pd.DatetimeIndex(starts, dtype="datetime64[us, UTC]", name="start"))
+        ends = pd.Series(days.index, days.index) + DAY
+        age = ends - days["newest"].ffill().fillna(before[0])
+        days["age_hours"] = age.dt.total_seconds().fillna(np.inf) / 3600
+        days["num_rows"] = days["num_rows"].fillna(0).astype(int)
+        return days[["num_rows", "age_hours", "lag_minutes"]].reset_index()
+
+    def feature_days(self, window: TimeWindow) -> pd.DataFrame:
+        """Statistics of every feature on every day with rows, in one pass over the table.
+
+        Returns:
+            Columns `start`, `num_rows`, `feature`, `null_rate`; of numbers also `mean`, `q05`,
+            `median` and `q95`, null where no value is known.
+        """
+        if not self.features:
+            return pd.DataFrame(columns=["start", "num_rows", "feature", "null_rate"])
+        each = ", ".join(_statistics(name, name in self.numbers) for name in self.features)
+        found = self._ask(
+            f"SELECT start, num_rows, unnest(found, recursive := true) FROM ("
+            f"SELECT {_DAY}, count(*) AS num_rows, [{each}] AS found "
+            f"FROM feature_rows WHERE {_INSIDE} GROUP BY ALL) ORDER BY start",
+            window,
         )
-    return {name: kind in _NUMBERS for name, kind in types.items() if name not in needed}
+        return found.replace([np.inf, -np.inf], np.nan)
 
+    def binned(self, window: TimeWindow, baseline: TimeWindow, origin: datetime) -> list[Binned]:
+        """Rows by day and bin of the numbers, on an even sample of rows of both windows.
 
-def view_days(con: duckdb.DuckDBPyConnection, view: ViewTable, window: TimeWindow) -> list[ViewDay]:
-    """Volume and freshness of every whole day of the window, days without rows included."""
-    key = f"row({', '.join(_q(name) for name in view.keys)})"
-    found = {
-        row[0]: row[1:]
-        for row in con.execute(
-            f"SELECT {_bucket(window)}, count(*), count(DISTINCT {key}), max({EVENT_TIME}), "
-            f"median(epoch({CREATED} - {EVENT_TIME})) / 60 FROM {parquet(view.folder)} "
-            f"WHERE {_inside(window)} GROUP BY ALL"
-        ).fetchall()
-    }
-    newest = _newest_before(con, view, window)
-    days = []
-    for start in day_starts(window):
-        num_rows, num_entities, last, lag = found.get(start, (0, 0, None, float("nan")))
-        newest = last or newest
-        age = (start + DAY - newest).total_seconds() / 3600 if newest else float("inf")
-        days.append(ViewDay(start, int(num_rows), int(num_entities), age, float(lag)))
-    return days
+        Bins come from the baseline; the days are counted from `origin`.
+        """
+        both = f"(({_INSIDE}) OR ({EVENT_TIME} >= $first AND {EVENT_TIME} < $after))"
+        windows = {"first": baseline.start, "after": baseline.end}
+        total = self._ask(f"SELECT count(*) AS n FROM feature_rows WHERE {both}", window, **windows)
+        key = ", ".join(_q(name) for name in (*self._keys, EVENT_TIME))
+        columns = "".join(f", {_q(name)}::DOUBLE AS {_q(name)}" for name in self.numbers)
+        rows = self._ask(
+            f"SELECT floor(epoch({EVENT_TIME} - $origin) / 86400)::BIGINT AS falaj_day, "
+            f"{EVENT_TIME} >= $first AND {EVENT_TIME} < $after AS falaj_baseline{columns} "
+            f"FROM feature_rows WHERE {both} AND hash({key}) % $every = 0",
+            window, **windows, origin=origin, every=max(1, -(-int(total["n"][0]) // SAMPLE_ROWS)),
+        )  # fmt: skip
+        days, place = np.unique(rows["falaj_day"].to_numpy(), return_inverse=True)
+        is_baseline = rows["falaj_baseline"].to_numpy(bool)
+        return [
+            Binned(name, days, _counts(rows[name].to_numpy(), place, len(days), is_baseline))
+            for name in self.numbers
+        ]
 
-
-def feature_days(
-    con: duckdb.DuckDBPyConnection,
-    view: ViewTable,
-    features: dict[str, bool],
-    window: TimeWindow,
-) -> list[FeatureDay]:
-    """Statistics of every feature on every whole day with rows, in one pass over the table."""
-    selected = ", ".join(
-        _statistics_of_number(_q(name)) if number else _statistics_of_text(_q(name))
-        for name, number in features.items()
-    )
-    if not selected:
-        return []
-    rows = con.execute(
-        f"SELECT {_bucket(window)} AS falaj_day, count(*), {selected} "
-        f"FROM {parquet(view.folder)} WHERE {_inside(window)} GROUP BY ALL ORDER BY ALL"
-    ).fetchall()
-    return [
-        _feature_day(name, number, row[0], int(row[1]), row[2 + place])
-        for row in rows
-        for place, (name, number) in enumerate(features.items())
-    ]
-
-
-def binned(
-    con: duckdb.DuckDBPyConnection,
-    view: ViewTable,
-    features: Sequence[str],
-    window: TimeWindow,
-    baseline: TimeWindow,
-    origin: datetime,
-) -> list[Binned]:
-    """Rows by day and bin of number features, on an even sample of rows of both windows.
-
-    Bins come from the baseline; the days are those of both windows, in order, counted from
-    `origin`.
-    """
-    both = f"(({_inside(window)}) OR ({_inside(baseline)}))"
-    source = f"{parquet(view.folder)} WHERE {both}"
-    total = con.execute(f"SELECT count(*) FROM {source}").fetchall()[0][0]
-    every = max(1, -(-total // SAMPLE_ROWS))
-    key = ", ".join(_q(name) for name in (*view.keys, EVENT_TIME))
-    columns = ", ".join(f"{_q(name)}::DOUBLE AS {_q(name)}" for name in features)
-    arrow = con.sql(
-        f"SELECT floor(epoch({EVENT_TIME} - {_moment(origin)}) / 86400)::BIGINT "
-        f"AS falaj_day, ({_inside(baseline)}) AS falaj_baseline, {columns} FROM {source} "
-        f"AND hash({key}) % {every} = 0"
-    ).to_arrow_table()
-    offsets = arrow["falaj_day"].to_numpy()
-    is_baseline = arrow["falaj_baseline"].to_numpy()
-    days, place = np.unique(offsets, return_inverse=True)
-    return [
-        Binned(name, days, _counts(np.asarray(arrow[name]), place, len(days), is_baseline))
-        for name in features
-    ]
-
-
-def day_starts(window: TimeWindow) -> list[datetime]:
-    """Starts of the whole days of a window, counted from its start."""
-    num_days = int((window.end - window.start) / DAY)
-    return [window.start + n * DAY for n in range(num_days)]
-
-
-def parquet(folder: Path) -> str:
-    """Table function over all Parquet files of a folder."""
-    pattern = str(folder / "*.parquet").replace("'", "''")
-    return f"read_parquet('{pattern}', hive_partitioning = false)"
+    def _ask(self, query: str, window: TimeWindow, **values: object) -> pd.DataFrame:
+        given = {"start": window.start, "end": window.end, **values}
+        used = {name: value for name, value in given.items() if f"${name}" in query}
+        return self._con.execute(query, used).df()
 
 
 def _counts(
     values: Floats, place: NDArray[np.int64], num_days: int, is_baseline: NDArray[np.bool_]
 ) -> Floats:
     known = values[is_baseline & ~np.isnan(values) & (values != 0)]
-    tenths = np.linspace(0, 1, NUM_BINS + 1)[1:-1]
-    edges: Floats = np.unique(np.quantile(known, tenths)) if len(known) else np.empty(0)
+    edges: Floats = np.unique(np.quantile(known, TENTHS)) if len(known) else np.empty(0)
     bins = np.searchsorted(edges, values, side="left") + 2
-    bins[values == 0] = 1
-    bins[np.isnan(values)] = 0
+    bins[values == 0], bins[np.isnan(values)] = 1, 0
     width = len(edges) + 3
     flat = np.bincount(place * width + bins, minlength=num_days * width)
     return flat.reshape(num_days, width).astype(np.float64)
 
 
-def _feature_day(
-    name: str, number: bool, start: datetime, rows: int, found: dict[str, object]
-) -> FeatureDay:
-    values = {key: _plain(value) for key, value in found.items() if key not in ("known", "q")}
-    null_rate = 1 - float(str(found["known"])) / rows
-    quantiles = found.get("q")
-    if number and isinstance(quantiles, list):
-        values |= dict(zip(("q05", "median", "q95"), map(_plain, quantiles), strict=True))
-    return FeatureDay(name, start, rows, null_rate, **values)  # type: ignore[arg-type]
-
-
-def _plain(value: object) -> float | None:
-    if value is None:
-        return None
-    number = float(value)  # type: ignore[arg-type]
-    return number if np.isfinite(number) else None
-
-
-def _statistics_of_number(name: str) -> str:
-    return (
-        f"{{'known': count({name}), 'mean': avg({name}::DOUBLE), "
-        f"'std': stddev_pop({name}::DOUBLE), 'low': min({name}), 'high': max({name}), "
-        f"'q': quantile_cont({name}, [0.05, 0.5, 0.95])}}"
+def _statistics(feature: str, is_number: bool) -> str:
+    name, number = _q(feature), f"{_q(feature)}::DOUBLE" if is_number else "NULL::DOUBLE"
+    told = feature.replace("'", "''")
+    quantiles = ", ".join(
+        f"'{key}': quantile_cont({number}, {level})"
+        for key, level in (("q05", 0.05), ("median", 0.5), ("q95", 0.95))
     )
-
-
-def _statistics_of_text(name: str) -> str:
     return (
-        f"{{'known': count({name}), 'distinct': count(DISTINCT {name}), "
-        f"'top_share': list_max(map_values(histogram({name}))) / count({name})}}"
+        f"{{'feature': '{told}', 'null_rate': 1 - count({name}) / count(*), "
+        f"'mean': avg({number}), {quantiles}}}"
     )
-
-
-def _newest_before(
-    con: duckdb.DuckDBPyConnection, view: ViewTable, window: TimeWindow
-) -> datetime | None:
-    rows = con.execute(
-        f"SELECT max({EVENT_TIME}) FROM {parquet(view.folder)} "
-        f"WHERE {EVENT_TIME} < {_moment(window.start)}"
-    ).fetchall()
-    return rows[0][0]  # type: ignore[no-any-return]
-
-
-def _bucket(window: TimeWindow) -> str:
-    return f"time_bucket(INTERVAL 24 HOURS, {EVENT_TIME}, {_moment(window.start)})"
-
-
-def _inside(window: TimeWindow) -> str:
-    return f"{EVENT_TIME} >= {_moment(window.start)} AND {EVENT_TIME} < {_moment(window.end)}"
-
-
-def _moment(moment: datetime) -> str:
-    return f"TIMESTAMPTZ '{moment.astimezone(UTC).isoformat()}'"
 
 
 def _q(name: str) -> str:

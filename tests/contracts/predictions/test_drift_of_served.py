@@ -25,7 +25,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, DriftResult, TooFewPredictions
 from tasks.control.retraining.ledger import Ledger
-from tasks.evaluation.drift.config import ServedDrift
+from tasks.evaluation.config import ServedDrift
 from tasks.kernel.settings import Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry import pictures

@@ -15,8 +15,8 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from flows.config import ImportConfig, read_import_config
 from flows.conversion import model_import_flow
 from tasks.imports.config import CorpusConfig
-from tasks.imports.corpus import tokenize
-from tasks.imports.weights import TOKENIZER_FILE, find_files, read_encoder
+from tasks.imports.encoder import TOKENIZER_FILE, find_files, read_encoder
+from tasks.imports.rows import tokenize
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tasks.lineage.journal import Journal

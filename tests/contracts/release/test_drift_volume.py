@@ -25,7 +25,7 @@ from infra.orchestration.embedded import send_what_is_left
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
 from tasks.control.retraining.ledger import Ledger
-from tasks.evaluation.drift.config import DriftVolume
+from tasks.evaluation.config import DriftVolume
 from tasks.features.tables.build import EMPTY, build_feature_tables, publish_tables
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError

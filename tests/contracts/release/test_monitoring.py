@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import Artifact
 
 from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.evaluation.monitoring.alerts import read_alerts
-from tasks.evaluation.monitoring.task import monitor_features
+from tasks.evaluation.task import monitor_features
 from tasks.kernel.settings import Settings
 from tasks.validation.runner import validate_table
 from tasks.validation.task import publish_data_docs

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, TableRef
-from tasks.evaluation.monitoring.config import MonitoringConfig
+from tasks.evaluation.config import MonitoringConfig
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 START = datetime(2013, 1, 1, 5, tzinfo=UTC)

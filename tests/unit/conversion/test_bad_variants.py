@@ -334,7 +334,7 @@ def test_an_answer_that_depends_on_its_company_is_told_so(decided: Case) -> None
     form = changed(case.store, case.onnx, edited(centred_on_the_call))
     failure = examine(form, reference, loose, case.store).failure
     assert failure is not None
-    assert failure.startswith("a probability depends on the other rows of its call")
+    assert failure.startswith("an answer depends on the other rows of its call")
 
 
 def test_noise_within_the_bound_is_told_as_answers_that_change(bench: Bench) -> None:

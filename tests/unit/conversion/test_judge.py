@@ -12,7 +12,8 @@ from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.decide import EAGER, GOALS, Measurements, choose, decide
 from tasks.conversion.examine import Examined, ScoreGap, quality_failure
-from tasks.conversion.kinds.tabular import TABULAR, WORDING
+from tasks.conversion.kinds.interface import JudgedRows
+from tasks.conversion.kinds.tabular import TABULAR, score_distances
 from tasks.conversion.measure import Timing
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError, DataContractError
@@ -31,7 +32,15 @@ from tests.support.data.builders import COLUMNS, dataset, frame, month, splits
 from tests.support.suite.promises import Promise, proves
 
 CONFIG = ConversionConfig(batch_sizes=(1, 1024))
-TOLD = WORDING["classification"]
+JUDGED = JudgedRows(
+    batches=(),
+    edges=(),
+    distances=score_distances,
+    change=lambda *_: NO_CHANGE,
+    timing_batch=lambda rows: pytest.fail("not asked for"),
+    metric="AUC",
+    unit="",
+)
 NO_CHANGE = Metric(value=0.0, low=0.0, high=0.0)
 
 
@@ -46,7 +55,8 @@ def _examined(name: str, failure: str | None = None) -> Examined:
         name=name, format=form.file_format, precision=form.precision, files=None, settings={}
     )
     gap = ScoreGap(largest=1e-7, mean=1e-8, num_rows=100)
-    return Examined(built, failure, rows=gap, edges=gap, change=NO_CHANGE)
+    gaps = dict.fromkeys(("test", "edge", "timed"), gap)
+    return Examined(built, failure, gaps=gaps, change=NO_CHANGE)
 
 
 def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, ModelVariant]:
@@ -57,7 +67,7 @@ def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, 
     }
     examined = [_examined(name) for name in times_ms if name != EAGER]
     measured = Measurements(timings, {})
-    return {v.name: v for v in decide(case.program, examined, measured, CONFIG, TOLD)}
+    return {v.name: v for v in decide(case.program, examined, measured, CONFIG, JUDGED)}
 
 
 def test_a_form_that_is_faster_at_one_batch_size_is_kept_for_it(case: Case) -> None:
@@ -111,7 +121,7 @@ def test_a_gain_that_is_not_certain_does_not_count(case: Case) -> None:
         [_examined("onnx-fp32")],
         Measurements(timings, {}),
         CONFIG,
-        TOLD,
+        JUDGED,
     )
     assert not variant.accepted
     assert "1.18 x PyTorch eager (1.0" in variant.reason
@@ -123,7 +133,7 @@ def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool)
     failure = quality_failure(Metric(value=-0.0005, low=low, high=0.0), bound, "AUC")
     assert (failure is not None) == fails
     if failure:
-        assert "AUC changes by -0.00050 (-0.00110 to +0.00000)" in failure
+        assert "AUC changes by -0.00050 [-0.00110, +0.00000]" in failure
 
 
 def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
@@ -155,7 +165,7 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [
-        (SwappedColumns(), "a probability differs by"),
+        (SwappedColumns(), "an answer differs by"),
         pytest.param(
             NotANumber(), "the converted model gives NaN or Inf for", marks=pytest.mark.slow
         ),

@@ -10,10 +10,10 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 from tasks.contracts.data import TaskKind
 from tasks.conversion.config import QualityBound
-from tasks.conversion.examine import ScoreGap, parity_failure, score_gap
+from tasks.conversion.examine import parity_failure, score_gap
 from tasks.conversion.kinds.interface import LabelledRows, paired_change
 from tasks.conversion.kinds.tabular import (
-    WORDING,
+    UNIT,
     category_rows,
     edge_rows,
     read_categories,
@@ -137,8 +137,7 @@ def test_gaps_are_in_standard_deviations_of_the_label() -> None:
     variant = source + np.array([0, 100], dtype=np.float32)
     gap = score_gap(source, variant, partial(score_distances, unit=2000.0))
     assert (gap.largest, gap.mean) == pytest.approx((0.05, 0.025))
-    small = ScoreGap(0.001, 0.0001, 2)
     bound = BOUND.model_copy(update={"max_gap": 0.01})
-    failure = parity_failure(gap, small, small, bound, WORDING["regression"])
+    failure = parity_failure({"test": gap}, bound, UNIT)
     assert failure is not None
-    assert "a prediction differs by 0.05 standard deviations" in failure
+    assert "an answer differs by 0.05 standard deviations" in failure

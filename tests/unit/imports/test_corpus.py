@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.imports.config import CorpusConfig
-from tasks.imports.corpus import choose, docstrings, prepare_corpus
+from tasks.imports.rows import choose, docstrings, prepare_corpus
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders

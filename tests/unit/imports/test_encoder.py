@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tasks.imports.config import EncoderConfig
+from tasks.imports.encoder import FILES, find_files, read_encoder
 from tasks.imports.program import export_encoder
-from tasks.imports.weights import FILES, find_files, read_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore

@@ -8,7 +8,8 @@ import pytest
 
 from tasks.contracts.conversion import Signature
 from tasks.imports.config import ProgramConfig, RowsConfig
-from tasks.imports.ready import take_program, take_rows
+from tasks.imports.program import take_program
+from tasks.imports.rows import take_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore

@@ -12,9 +12,9 @@ from flows.drift_check import columns_with_unit
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, DriftResult
+from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.compare import compare_windows
-from tasks.evaluation.drift.config import DriftConfig
-from tasks.evaluation.drift.task import feature_rows, result_text
+from tasks.evaluation.task import feature_rows, result_text
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data import builders

@@ -6,7 +6,7 @@ import pytest
 from tasks.contracts.base import Artifact
 from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, RegressionMetrics, ScoredWindow
-from tasks.evaluation.drift.config import DriftConfig
+from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.result import (
     PerformanceChange,
     decide,

@@ -21,16 +21,14 @@ from tasks.evaluation.monitoring.alerts import (
 def event(day: int, kind: str = "freshness") -> AlertEvent:
     start = datetime(2013, 3, 1, tzinfo=UTC) + timedelta(days=day)
     window = TimeWindow(start=start, end=start + timedelta(days=1))
-    return alert(kind, "weather", None, window, "warning", 9.0, 4.0, "weather is 9 h old")  # type: ignore[arg-type]
+    return alert(kind, "weather", None, window, 9.0, 4.0, "weather is 9 h old")  # type: ignore[arg-type]
 
 
 def test_an_event_is_appended_once_and_a_cut_off_line_does_no_harm(tmp_path: Path) -> None:
     assert append_alerts(tmp_path, [event(1), event(2), event(1)]) == 2
     with (tmp_path / FILE).open("a") as stream:
         stream.write('{"id": "cut')
-    endless = alert(
-        "freshness", "weather", None, event(3).window, "critical", float("inf"), 4.0, "never seen"
-    )
+    endless = alert("freshness", "weather", None, event(3).window, float("inf"), 4.0, "never seen")
     assert append_alerts(tmp_path, [event(2), endless]) == 1
 
     events = read_alerts(tmp_path)

@@ -1,4 +1,7 @@
-"""Real texts, as token ids: docstrings of installed packages, or the lines of a file."""
+"""Rows that calibrate and judge an imported program: texts as token ids, or a ready Parquet file.
+
+Texts are docstrings of installed packages, or the lines of a file.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,59 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from tasks.contracts.conversion import PreparedRows
-from tasks.imports.config import CorpusConfig, EncoderConfig
-from tasks.imports.weights import TOKENIZER_FILE, find_files
+from tasks.imports.config import CorpusConfig, EncoderConfig, RowsConfig
+from tasks.imports.encoder import TOKENIZER_FILE, find_files
+from tasks.imports.program import digest_of_file
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
-ROWS_FILE = "texts.parquet"
+ROWS_FILE = "rows.parquet"
+PARTS = ("calibration", "judged")
 SHORTEST_WORDS, LONGEST_WORDS = 4, 60
 """A docstring of fewer words is a label, one of more is cut by most encoders."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def take_rows(config: RowsConfig, store: ArtifactStore) -> PreparedRows:
+    """Copy rows that were prepared elsewhere, and count their two parts.
+
+    Raises:
+        ConfigurationError: the file is not there, or is no Parquet.
+        DataContractError: it lacks the column `part`, or one of the two parts.
+        StorageError: the disk refused a write.
+    """
+    digest = digest_of_file(config.file)
+    key = content_key("taken", code_digest(__file__), config, digest)
+
+    def build(folder: StagedFolder) -> PreparedRows:
+        calibration, judged = _count_parts(config.file)
+        shutil.copyfile(config.file, folder.path / ROWS_FILE)
+        return PreparedRows(
+            data=folder.artifact(ROWS_FILE),
+            num_calibration=calibration,
+            num_judged=judged,
+            made_from={config.file.name: digest},
+        )
+
+    return store.build_once("corpora", key, PreparedRows, build)
+
+
+def _count_parts(file: Path) -> list[int]:
+    """Rows of each of `PARTS`."""
+    try:
+        with pq.ParquetFile(file) as opened:
+            found = opened.read(columns=["part"])
+    except pa.ArrowInvalid as exc:
+        raise ConfigurationError(f"{file.name} is no Parquet file: {exc}") from exc
+    parts = found["part"].to_pylist() if found.num_columns else []
+    counts = [parts.count(part) for part in PARTS]
+    if not all(counts):
+        raise DataContractError(
+            f"{file.name} has {counts} rows whose column 'part' is {' or '.join(PARTS)}; expected "
+            "some of each"
+        )
+    return counts
 
 
 def prepare_corpus(
@@ -46,10 +92,9 @@ def prepare_corpus(
     )
 
     def build(folder: StagedFolder) -> PreparedRows:
-        judged, calibration = choose(read_texts(config), config)
-        texts = [*judged, *calibration]
+        texts, judged = choose(read_texts(config), config), config.judged_texts
         columns = {
-            "part": ["judged"] * len(judged) + ["calibration"] * len(calibration),
+            "part": ["judged"] * judged + ["calibration"] * (len(texts) - judged),
             "text": texts,
             "input_ids": tokenize(texts, tokenizer, encoder.max_tokens),
         }
@@ -57,8 +102,8 @@ def prepare_corpus(
         shutil.copyfile(tokenizer, folder.path / TOKENIZER_FILE)
         return PreparedRows(
             data=folder.artifact(ROWS_FILE),
-            num_calibration=len(calibration),
-            num_judged=len(judged),
+            num_calibration=len(texts) - judged,
+            num_judged=judged,
             made_from=sources,
             tokenizer=folder.artifact(TOKENIZER_FILE),
         )
@@ -68,11 +113,7 @@ def prepare_corpus(
 
 def _sources(config: CorpusConfig) -> dict[str, str]:
     if config.file is not None:
-        if not config.file.is_file():
-            raise ConfigurationError(
-                f"{config.file} does not exist; name a UTF-8 file with one text a line"
-            )
-        return {config.file.name: digest_of(config.file)}
+        return {config.file.name: digest_of_file(config.file)}
     try:
         return {package: distribution(package).version for package in config.packages}
     except PackageNotFoundError as exc:
@@ -85,7 +126,6 @@ def read_texts(config: CorpusConfig) -> Iterator[str]:
     """All texts of the sources, of whatever length, some of them more than once."""
     if config.file is not None:
         yield from config.file.read_text(encoding="utf-8").splitlines()
-        return
     for package in config.packages:
         for file in distribution(package).files or ():
             if file.suffix == ".py" and "tests" not in file.parts:
@@ -105,8 +145,8 @@ def docstrings(path: Path) -> Iterator[str]:
             yield " ".join(text.split("\n\n")[0].split())
 
 
-def choose(texts: Iterator[str], config: CorpusConfig) -> tuple[list[str], list[str]]:
-    """Texts to judge on and others to calibrate with, drawn by the hashes of the different ones.
+def choose(texts: Iterator[str], config: CorpusConfig) -> list[str]:
+    """Texts to judge on, then others to calibrate with, drawn by the hashes of the different ones.
 
     Raises:
         DataContractError: there are not enough of them.
@@ -118,12 +158,11 @@ def choose(texts: Iterator[str], config: CorpusConfig) -> tuple[list[str], list[
             f"the corpus has {len(fitting)} different texts of {SHORTEST_WORDS} to {LONGEST_WORDS} "
             f"words, expected {wanted}; name more packages or ask for fewer"
         )
-    drawn = sorted(fitting, key=_drawn_rank)[:wanted]
-    return drawn[: config.judged_texts], drawn[config.judged_texts :]
 
+    def rank(text: str) -> bytes:
+        return hashlib.sha256(f"0 {text}".encode(errors="replace")).digest()
 
-def _drawn_rank(text: str) -> bytes:
-    return hashlib.sha256(f"0 {text}".encode(errors="replace")).digest()
+    return sorted(fitting, key=rank)[:wanted]
 
 
 def tokenize(texts: list[str], file: Path, max_tokens: int) -> list[list[int]]:
