@@ -98,7 +98,7 @@ def library_versions(made: Format) -> dict[str, str]:
     return {package: version(package) for package in made.packages}
 
 
-def check_provenance(made: Format, folder: Path, expected: Mapping[str, str]) -> None:
+def check_provenance(made: Format, folder: Path, *expected: Mapping[str, str]) -> None:
     """Refuse files that do not carry what is expected of them.
 
     Args:
@@ -115,12 +115,12 @@ def check_provenance(made: Format, folder: Path, expected: Mapping[str, str]) ->
             f"the files of {made.name} carry no provenance metadata, so they are not loaded; "
             "convert the model again"
         )
-    for name in expected:
-        if seen.get(name) != expected[name]:
+    for name, value in ((name, of[name]) for of in expected for name in of):
+        if seen.get(name) != value:
             raise ArtifactError(
                 f"the files of {made.name} have the {name} {_short(seen.get(name))}, expected "
-                f"{_short(expected[name])}: they belong to another model, snapshot or build, and "
-                "are not loaded. Convert the model again"
+                f"{_short(value)}: they belong to another model, snapshot or build, and are not "
+                "loaded. Convert the model again"
             )
 
 

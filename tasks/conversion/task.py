@@ -132,20 +132,15 @@ def judge_variants(
     So the stored decision holds for the files that it names: files that are built again are judged
     again.
     """
-    return judge_built(program, _whole(built), rows, config)
-
-
-def _whole(built: tuple[BuiltVariant, ...]) -> tuple[BuiltVariant, ...]:
-    store = Settings.from_environment().store
-    found = []
+    store, whole = Settings.from_environment().store, []
     for one in built:
         try:
             if one.files is not None:
                 store.path(one.files)
-            found.append(one)
+            whole.append(one)
         except ArtifactError as exc:
-            found.append(failed_variant(format_of(one.name), str(exc)))
-    return tuple(found)
+            whole.append(failed_variant(format_of(one.name), str(exc)))
+    return judge_built(program, tuple(whole), rows, config)
 
 
 @task(
@@ -223,29 +218,27 @@ def add_triton_repositories(
 
 def latency_table(variants: tuple[ModelVariant, ...]) -> list[dict[str, str]]:
     """One row a variant: decision, agreement, latency and ratio to PyTorch eager by batch size."""
+
+    def shown(value: float | None) -> str:
+        return "not measured" if value is None else f"{value:.3g}"
+
     return [
         {
-            "variant": variant.name,
-            "decision": "accepted" if variant.accepted else "dropped",
-            "largest gap": _figure(variant.parity_max),
-            f"{variant.quality_name} change": _figure(
-                variant.quality_change.value if variant.quality_change else None
+            "variant": one.name,
+            "decision": "accepted" if one.accepted else "dropped",
+            "largest gap": shown(one.parity_max),
+            f"{one.quality_name} change": shown(
+                one.quality_change.value if one.quality_change else None
             ),
-            "serves": ", ".join(variant.serves) or "nothing",
-            "rows/s, all cores": _figure(
-                variant.throughput.rows_per_s.value if variant.throughput else None
-            ),
+            "serves": ", ".join(one.serves) or "nothing",
+            "rows/s, all cores": shown(one.throughput.rows_per_s.value if one.throughput else None),
             **{
                 f"ms at batch {at.batch_rows} (of PyTorch's)": (
                     f"{at.p50_ms:.3f} ({at.ratio_to_eager:.2f})"
                 )
-                for at in variant.latencies
+                for at in one.latencies
             },
-            "reason": variant.reason,
+            "reason": one.reason,
         }
-        for variant in variants
+        for one in variants
     ]
-
-
-def _figure(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.3g}"

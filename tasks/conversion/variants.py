@@ -211,8 +211,7 @@ def check_files(
             f"{variant.name} was recorded without provenance by an earlier release, so its files "
             "cannot be checked; convert the model again"
         )
-    check_provenance(made, folder, variant.provenance)
-    check_provenance(made, folder, identity(made, program))
+    check_provenance(made, folder, variant.provenance, identity(made, program))
 
 
 def files_of(variant: BuiltVariant | ModelVariant) -> Artifact:

@@ -75,7 +75,7 @@ class CategoryEncoding:
     """Numbers for category values, learned from training rows; anything else is missing (NaN)."""
 
     columns: DatasetSchema
-    values: dict[str, dict[str, int]] = field(default_factory=dict)
+    values: dict[str, list[Any]] = field(default_factory=dict)
     unknown: list[int] = field(default_factory=list)
 
     def learn(self, rows: pd.DataFrame) -> None:
@@ -85,25 +85,22 @@ class CategoryEncoding:
         scikit-learn finds no bins for it.
         """
         for name in self.columns.categorical:
-            frequent = (
-                rows[name].value_counts().sort_index().sort_values(ascending=False, kind="stable")
-            )
-            self.values[name] = {v: i for i, v in enumerate(frequent.index[:MAX_CATEGORIES])}
-        self.unknown = [
-            position
-            for position, name in enumerate(input_columns(self.columns))
-            if rows[name].isna().all()
-        ]
+            counts = rows[name].value_counts().sort_index()
+            frequent = counts.sort_values(ascending=False, kind="stable").index
+            self.values[name] = list(frequent[:MAX_CATEGORIES])
+        inputs = rows[list(input_columns(self.columns))]
+        self.unknown = np.flatnonzero(inputs.isna().all()).tolist()
 
     def matrix(self, rows: pd.DataFrame) -> Float32Array:
         """Features of `rows`, categories first, shape (rows, features)."""
-        matrix = np.empty((len(rows), len(input_columns(self.columns))), dtype=np.float32)
-        for position, name in enumerate(self.columns.categorical):
-            matrix[:, position] = (
-                rows[name].map(self.values[name]).to_numpy(np.float32, na_value=np.nan)
-            )
-        for position, name in enumerate(self.columns.numeric, start=len(self.columns.categorical)):
-            matrix[:, position] = rows[name].to_numpy(dtype=np.float32, na_value=np.nan)
+        codes = [
+            pd.Categorical(rows[name], categories=self.values[name]).codes.astype(np.float32)
+            for name in self.columns.categorical
+        ]
+        numbers = rows[list(self.columns.numeric)].to_numpy(np.float32, na_value=np.nan)
+        matrix: Float32Array = np.column_stack([*codes, numbers])
+        categories = matrix[:, : len(codes)]
+        categories[categories < 0] = np.nan
         matrix[:, self.unknown] = 0
         return matrix
 
@@ -147,35 +144,17 @@ def _fit(
 def _sample(dataset: ValidatedDataset, window: TimeWindow, store: ArtifactStore) -> pd.DataFrame:
     """Rows of a window, or a seeded sample where there are more than `MAX_ROWS`."""
     columns = dataset.snapshot.columns
-    keep = _kept_positions(dataset, window, store)
-    wanted = [columns.label, *input_columns(columns)]
+    labels = read_batches(dataset, window, [columns.label], store, BATCH_ROWS)
+    num_rows = sum(len(frame) for frame in labels)
+    if num_rows > MAX_ROWS:
+        logger.info("baseline model: %d of %d rows of %s, sampled", MAX_ROWS, num_rows, window)
+    keep = np.random.default_rng(0).permutation(num_rows) < MAX_ROWS
+    wanted, narrow = [columns.label, *input_columns(columns)], dict.fromkeys(columns.numeric, "f4")
     parts, seen = [], 0
     for frame in read_batches(dataset, window, wanted, store, BATCH_ROWS):
-        if keep is None:
-            parts.append(_compact(frame, columns))
-        else:
-            parts.append(_compact(frame[keep[seen : seen + len(frame)]], columns))
+        parts.append(frame[keep[seen : seen + len(frame)]].astype(narrow))
         seen += len(frame)
     return joined(parts, dataset, window)
-
-
-def _kept_positions(
-    dataset: ValidatedDataset, window: TimeWindow, store: ArtifactStore
-) -> NDArray[np.bool_] | None:
-    columns = [dataset.snapshot.columns.label]
-    batches = read_batches(dataset, window, columns, store, BATCH_ROWS)
-    num_rows = sum(len(frame) for frame in batches)
-    if num_rows <= MAX_ROWS:
-        return None
-    logger.info("baseline model: %d of %d rows of %s, sampled", MAX_ROWS, num_rows, window)
-    chosen = np.random.default_rng(0).choice(num_rows, MAX_ROWS, replace=False)
-    keep = np.zeros(num_rows, dtype=np.bool_)
-    keep[chosen] = True
-    return keep
-
-
-def _compact(frame: pd.DataFrame, columns: DatasetSchema) -> pd.DataFrame:
-    return frame.astype(dict.fromkeys(columns.numeric, np.float32))
 
 
 def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> NDArray[Any]:

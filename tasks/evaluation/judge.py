@@ -6,6 +6,7 @@ A smaller network beside the one it came from, and beside a control run without 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -86,11 +87,21 @@ def judge_model(
     )
 
     def build(folder: StagedFolder) -> EvaluationReport:
-        rows = _scored_test_rows(trained, dataset, incumbent, baseline_model, config, store)
-        predictions = _write_predictions(rows, dataset.snapshot.columns, folder)
-        return _report(rows, trained, dataset, incumbent, baseline_model, config, predictions)
+        asked = _Asked(trained, dataset, incumbent, baseline_model, config)
+        rows = _scored_test_rows(asked, store)
+        return _report(asked, rows, _write_predictions(rows, dataset.snapshot.columns, folder))
 
     return store.build_once("evaluations", key, EvaluationReport, build)
+
+
+class _Asked(NamedTuple):
+    """What `judge_model` is given."""
+
+    trained: CandidateModel
+    dataset: ValidatedDataset
+    incumbent: RegisteredProgram | None
+    baseline_model: BaselineModel
+    config: EvaluationConfig
 
 
 def score_window(
@@ -140,15 +151,9 @@ def _check_same_origin(
         )
 
 
-def _scored_test_rows(
-    trained: CandidateModel,
-    dataset: ValidatedDataset,
-    incumbent: RegisteredProgram | None,
-    baseline_model: BaselineModel,
-    config: EvaluationConfig,
-    store: ArtifactStore,
-) -> pd.DataFrame:
+def _scored_test_rows(asked: _Asked, store: ArtifactStore) -> pd.DataFrame:
     """Test rows with the scores of all models; `champion_score` is null where there is none."""
+    trained, dataset, incumbent, baseline_model, config = asked
     columns, window = dataset.snapshot.columns, trained.splits.test
     keep = (
         *(columns.row_id, columns.event_time, columns.label, *baseline_columns(columns)),
@@ -158,7 +163,11 @@ def _scored_test_rows(
     rows = score_rows(candidate, dataset, window, keep, store)
     check_judgeable(rows, columns, window, config)
     reference = read_scores(baseline_model, store)
-    _check_same_rows(rows, reference, columns.row_id)
+    if not np.array_equal(rows[columns.row_id].to_numpy(), reference[columns.row_id].to_numpy()):
+        raise DataContractError(
+            f"the baseline model scored {len(reference):,} rows, the model {len(rows):,}, and their"
+            " ids are not the same; fit the former again on this snapshot. Nothing was judged"
+        )
     rows[BASELINE_MODEL_SCORE] = reference[BASELINE_MODEL_SCORE]
     rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
     if incumbent is not None:
@@ -182,14 +191,6 @@ def _check_has_inputs(incumbent: RegisteredProgram, columns: DatasetSchema) -> N
         )
 
 
-def _check_same_rows(rows: pd.DataFrame, reference: pd.DataFrame, row_id: str) -> None:
-    if not np.array_equal(rows[row_id].to_numpy(), reference[row_id].to_numpy()):
-        raise DataContractError(
-            f"the baseline model scored {len(reference):,} rows, the model {len(rows):,}, and their"
-            " ids are not the same; fit the former again on this snapshot. Nothing was judged"
-        )
-
-
 def _write_predictions(
     rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
 ) -> Artifact:
@@ -201,15 +202,8 @@ def _write_predictions(
     return folder.artifact("predictions.parquet")
 
 
-def _report(
-    rows: pd.DataFrame,
-    trained: CandidateModel,
-    dataset: ValidatedDataset,
-    incumbent: RegisteredProgram | None,
-    baseline_model: BaselineModel,
-    config: EvaluationConfig,
-    predictions: Artifact,
-) -> EvaluationReport:
+def _report(asked: _Asked, rows: pd.DataFrame, predictions: Artifact) -> EvaluationReport:
+    trained, dataset, incumbent, baseline_model, config = asked
     columns = dataset.snapshot.columns
     candidate = measure_rows(rows, columns, SCORE)
     reference = measure_rows(rows, columns, BASELINE_MODEL_SCORE)

@@ -44,6 +44,8 @@ CALIBRATION_BINS = 20
 LABEL_ROWS = 65_536
 AGAINST = "present champion"
 UNBOUNDED = (-np.inf, np.inf)
+COMPARED_RANKED = ("auc", "brier", "log_loss", "calibration_error")
+COMPARED_NUMBERS = ("r2", "rmse")
 RANGES = {
     **dict.fromkeys(("auc", "pr_auc", "brier", "calibration_error"), (0.0, 1.0)),
     **dict.fromkeys(("log_loss", "rmse", "mae"), (0.0, np.inf)),
@@ -104,24 +106,15 @@ class Measured:
     def minus(self, other: Measured, name: str) -> Comparison:
         """This model minus another one, `name`, that was measured on the same rows and draws."""
         is_ranked = isinstance(self.rows, RankedRows)
-
-        def difference(metric: str) -> Metric:
+        kind = PairedComparison if is_ranked else RegressionComparison
+        found: dict[str, object] = {"against": name}
+        for metric in COMPARED_RANKED if is_ranked else COMPARED_NUMBERS:
             column, most = self.rows.metrics.index(metric), RANGES[metric][1]
             value = float(self.values[column] - other.values[column])
             replicates = self.replicates[:, column] - other.replicates[:, column]
-            return metric_of(value, replicates, (-most, most) if is_ranked else UNBOUNDED)
-
-        if is_ranked:
-            return PairedComparison(
-                against=name,
-                auc_difference=difference("auc"),
-                brier_difference=difference("brier"),
-                log_loss_difference=difference("log_loss"),
-                calibration_error_difference=difference("calibration_error"),
-            )
-        return RegressionComparison(
-            against=name, r2_difference=difference("r2"), rmse_difference=difference("rmse")
-        )
+            within = (-most, most) if is_ranked else UNBOUNDED
+            found[f"{metric}_difference"] = metric_of(value, replicates, within)
+        return kind.model_validate(found)
 
 
 def measure_rows(rows: pd.DataFrame, columns: DatasetSchema, score: str) -> Measured:
@@ -248,18 +241,16 @@ def compare_scored(
         DataContractError: they are not of the same rows.
         ArtifactError: scores are absent or damaged.
     """
-    if (previous.snapshot_sha256, previous.window) != (current.snapshot_sha256, current.window):
-        raise DataContractError(
-            f"one model scored {previous.window} of snapshot {previous.snapshot_sha256[:12]}, the "
-            f"other {current.window} of {current.snapshot_sha256[:12]}; score the same rows first"
-        )
     if previous.metrics is None or current.metrics is None:
         return None
     one, other = (pq.read_table(store.path(s.scores)).to_pandas() for s in (previous, current))
-    if not np.array_equal(one[columns.row_id].to_numpy(), other[columns.row_id].to_numpy()):
+    ids = [rows[columns.row_id].to_numpy() for rows in (one, other)]
+    of = [(scored.snapshot_sha256, scored.window) for scored in (previous, current)]
+    if of[0] != of[1] or not np.array_equal(*ids):
         raise DataContractError(
-            f"two models scored {current.window}, and the ids of their rows differ; remove the "
-            "stored scores and score the window again"
+            f"one model scored {previous.window} of snapshot {previous.snapshot_sha256[:12]}, the "
+            f"other {current.window} of {current.snapshot_sha256[:12]}, or their rows differ; "
+            "score the same rows first"
         )
     known = other[columns.label].notna()
     plain = columns.model_copy(update={"baseline": None})  # it is no part of what is compared

@@ -161,27 +161,21 @@ class Program:
         return self.artifact.sha256[:12]
 
     def _checked(self, answer: Any, num_rows: int) -> NDArray[np.float32]:
-        if not isinstance(answer, torch.Tensor) or tuple(answer.shape) != (num_rows,):
-            seen = (
-                tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
-            )
+        shape = tuple(getattr(answer, "shape", (type(answer).__name__,)))
+        if shape != (num_rows,):
             raise DataContractError(
-                f"program {self._name} returned {seen} for {num_rows} rows, expected a tensor of "
+                f"program {self._name} returned {shape} for {num_rows} rows, expected a tensor of "
                 f"shape ({num_rows},). Export the model with one score a row"
             )
         scores: NDArray[np.float32] = answer.numpy().astype(np.float32)
-        is_number = self.columns.task == "regression"
-        fits = np.isfinite(scores) if is_number else (scores >= 0) & (scores <= 1)  # never NaN
-        bad = int(np.count_nonzero(~fits))
-        if bad:
-            missing = int(np.count_nonzero(np.isnan(scores)))
-            kind, wanted = ("numbers", "finite values")
-            if not is_number:
-                kind, wanted = ("probabilities", "values from 0 to 1")
+        kind, wanted, fits = "probabilities", "values from 0 to 1", (scores >= 0) & (scores <= 1)
+        if self.columns.task == "regression":
+            kind, wanted, fits = "numbers", "finite values", np.isfinite(scores)
+        if bad := int(np.count_nonzero(~fits)):  # NaN fits neither
             raise DataContractError(
-                f"program {self._name} returned {bad:,} scores of {num_rows:,} that are no "
-                f"{kind} ({missing:,} of them NaN); expected {wanted}. The model "
-                "was not judged; look at its training log"
+                f"program {self._name} returned {bad:,} scores of {num_rows:,} that are no {kind} "
+                f"({np.count_nonzero(np.isnan(scores)):,} of them NaN); expected {wanted}. The "
+                "model was not judged; look at its training log"
             )
         return scores
 

@@ -128,7 +128,6 @@ def judge_candidate(
     create_table_artifact(
         table=slice_rows(report), key="evaluation-slices", description="Quality by slice"
     )
-    create_markdown_artifact(judgement(report), key="evaluation")
     return report
 
 
@@ -248,11 +247,8 @@ def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) 
 
     calibration = model.calibration
     refusal = why_no_gain(evaluation, calibration.source.version)
-    against = f"champion:{calibration.source.version}"
-    found = next((c for c in evaluation.comparisons if c.against == against), None)
-    whole = f"{calibration.whole_map.slope:.4f} x {calibration.whole_map.intercept:+.4f}"
     create_markdown_artifact(
-        announcement(calibration.fit, whole, found, refusal),
+        announcement(calibration, evaluation, refusal),
         key="recalibration",
         description=f"A new map of the scores of version {calibration.source.version}: "
         f"{'not kept' if refusal else 'kept'}",
@@ -355,17 +351,26 @@ def monitor_features(
 
 
 def metric_rows(report: EvaluationReport) -> list[dict[str, str]]:
-    """One row a metric: the model and the baseline model, with intervals."""
-    of_baseline_model = dict(report.baseline_model)
-    return [
+    """One row a metric, then one a comparison; brackets hold 95 % intervals."""
+    reference, name = dict(report.baseline_model), report.overall.primary_name
+    measured = [
         {
-            "metric": name.replace("_", " "),
+            "metric": key.replace("_", " "),
             "model": f"{metric:.4f}",
-            "baseline model": f"{of_baseline_model[name]:.4f}",
+            report.baseline_model_name: f"{reference[key]:.4f}",
         }
-        for name, metric in report.overall
+        for key, metric in report.overall
         if isinstance(metric, Metric)
     ]
+    compared = [
+        {
+            "metric": f"minus {part.against.replace('yardstick', 'baseline model')}",
+            "model": f"{name} {part.primary:+.4f}, {part.error_name} {part.error:+.4f}",
+            report.baseline_model_name: "",
+        }
+        for part in report.comparisons
+    ]
+    return measured + compared
 
 
 def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
@@ -386,26 +391,6 @@ def slice_rows(report: EvaluationReport) -> list[dict[str, str]]:
         )
     skipped = {"rows": "", name: "not judged", ratio: ""}
     return judged + [{"slice": text, **skipped} for text in report.skipped_slices]
-
-
-def judgement(report: EvaluationReport) -> str:
-    """The judgement in a few lines of markdown."""
-    overall, name = report.overall, report.overall.primary_name
-    lines = [
-        f"**{name} {overall.primary:.4f}** on {overall.num_rows:,} rows of {report.window}. "
-        "Brackets hold 95 % intervals.",
-        "",
-        f"Baseline model: {report.baseline_model_name}, {name} "
-        f"{report.baseline_model.primary:.4f}.",
-        "",
-        *(
-            f"- minus {part.against.replace('yardstick', 'baseline model')}: {name} "
-            f"{part.primary:+.4f}, {part.error_name} "
-            f"{part.error:+.4f}"
-            for part in report.comparisons
-        ),
-    ]
-    return "\n".join(lines)
 
 
 def feature_rows(report: DriftReport) -> list[dict[str, str]]:

@@ -122,33 +122,21 @@ def edge_rows(typical: ModelInputs, num_rows: int) -> ModelInputs:
     return tabular_inputs(categorical, numeric)
 
 
-def read_categories(
-    dataset: ValidatedDataset, columns: DatasetSchema, store: ArtifactStore
-) -> tuple[NDArray[np.int32], ...]:
-    """For each categorical column the codes of all its values in the whole snapshot, ascending.
+def category_rows(
+    typical: ModelInputs, dataset: ValidatedDataset, columns: DatasetSchema, store: ArtifactStore
+) -> ModelInputs:
+    """Ordinary rows in which every category of the snapshot occurs: test rows may lack rare ones.
 
     Raises:
         ArtifactError: the snapshot is absent or damaged.
     """
-    table = pq.read_table(
-        store.path(dataset.snapshot.data), columns=list(dict.fromkeys(columns.categorical))
-    )
-    return tuple(_codes(table[name].unique().to_pylist()) for name in columns.categorical)
-
-
-def _codes(values: list[object]) -> NDArray[np.int32]:
-    known = {category_code(None if value is None else str(value)) for value in values}
-    return np.array(sorted(known), dtype=np.int32)
-
-
-def category_rows(typical: ModelInputs, codes: tuple[NDArray[np.int32], ...]) -> ModelInputs:
-    """Ordinary rows in which every value of every category occurs: test rows may lack rare ones.
-
-    Args:
-        typical: ordinary rows.
-        codes: of each categorical column, at least one.
-    """
-    rows = typical.repeated(max([len(column) for column in codes], default=1))
+    names = columns.categorical
+    table = pq.read_table(store.path(dataset.snapshot.data), columns=list(dict.fromkeys(names)))
+    codes = []
+    for name in names:
+        values = table[name].unique().to_pylist()
+        codes.append(sorted({category_code(None if v is None else str(v)) for v in values}))
+    rows = typical.repeated(max(map(len, codes), default=1))
     for position, column in enumerate(codes):
         rows["categorical"][:, position] = np.resize(column, rows.num_rows)
     return rows
@@ -248,12 +236,11 @@ def _read_judged(
     is_number = columns.task == "regression"
     unit, centre = (float(read.labels.std()), float(read.labels.mean())) if is_number else (1, None)
     edges = edge_rows(read.inputs, max(EDGE_BATCH_SIZES))
-    codes = read_categories(source.dataset, columns, store)
     return JudgedRows(
         batches=tuple(read.inputs.blocks(BLOCK_ROWS)),
         edges=(
             *edge_batches(edges),
-            *category_rows(read.inputs, codes).blocks(BLOCK_ROWS),
+            *category_rows(read.inputs, source.dataset, columns, store).blocks(BLOCK_ROWS),
             magnitude_rows(read.inputs, max(EDGE_BATCH_SIZES)),
         ),
         distances=partial(score_distances, unit=unit, centre=centre),

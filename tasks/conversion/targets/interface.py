@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -225,14 +225,18 @@ def loaded(
     return LoadedModel(score, signature, settings, load_ms, refusals)
 
 
-def in_calls(score: Score, arrays: dict[str, Array], most_rows: int) -> Float32Array:
-    """Answers for any number of rows, in calls of at most `most_rows`."""
-    rows = len(next(iter(arrays.values())))
-    answers = [
-        score({name: array[start : start + most_rows] for name, array in arrays.items()})
-        for start in range(0, rows, most_rows)
-    ]
-    return answers[0] if len(answers) == 1 else np.concatenate(answers)
+def check_quantisable(present: Collection[str], layers: Collection[str], sample: Batches) -> None:
+    """Refuse a model without a layer that is quantised, and a sample without a row.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    if not set(present).intersection(layers):
+        raise ConversionError(
+            f"the model has no {' or '.join(layers)} to quantise, only {', '.join(sorted(present))}"
+        )
+    if not sample:
+        raise ConversionError("the calibration sample is empty; give INT8 at least one row")
 
 
 def first_line_of(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from tasks.conversion.targets.interface import (
     Float32Array,
     LoadedModel,
     Runtime,
+    check_quantisable,
     first_line_of,
     loaded,
 )
@@ -175,9 +176,7 @@ _REFUSALS = (
 )
 
 
-def equipment(made: Format) -> dict[str, str]:
-    """What of the processor decides an 8-bit file."""
-    return processor_equipment(made)
+equipment = processor_equipment
 
 
 def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
@@ -378,13 +377,7 @@ def quantize_onnx(path: Path, sample: Batches, bits: int = 8) -> onnx.ModelProto
 
     model = onnx.load(path)
     present = {node.op_type for node in model.graph.node}
-    if not present.intersection(MATRIX_PRODUCTS):
-        raise ConversionError(
-            f"the model has no {' or '.join(MATRIX_PRODUCTS)} to quantise, only "
-            f"{', '.join(sorted(present))}"
-        )
-    if not sample:
-        raise ConversionError("the calibration sample is empty; give INT8 at least one row")
+    check_quantisable(present, MATRIX_PRODUCTS, sample)
     # The exporter has folded constants already. Without this mark the quantiser would advise it,
     # on the root logger, and give that a handler.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})

@@ -25,6 +25,7 @@ from tasks.conversion.targets.interface import (
     Float32Array,
     LoadedModel,
     Runtime,
+    check_quantisable,
     first_line_of,
     loaded,
 )
@@ -61,13 +62,7 @@ def without_reporting(name: str) -> Any:
     return module
 
 
-def equipment(made: Format) -> dict[str, str]:
-    """What of the processor decides the files.
-
-    Raises:
-        ConversionError: it computes no bfloat16, and the format is of that precision.
-    """
-    return processor_equipment(made)
+equipment = processor_equipment
 
 
 def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
@@ -176,12 +171,7 @@ def quantize(
     """
     nncf = without_reporting("nncf")
     present = {operation.get_type_name() for operation in model.get_ops()}
-    if not present & set(LAYERS):
-        raise ConversionError(
-            f"the model has no {' or '.join(LAYERS)} to quantise, only {', '.join(sorted(present))}"
-        )
-    if not sample:
-        raise ConversionError("the calibration sample is empty; give INT8 at least one row")
+    check_quantisable(present, LAYERS, sample)
     fix = nncf.OverflowFix.ENABLE if bits == 7 else nncf.OverflowFix.DISABLE
     with _quiet_nncf():
         return nncf.quantize(

@@ -8,14 +8,14 @@ import pickle
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
 
-from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.contracts.conversion import Signature
 from tasks.conversion.targets.interface import Array, Float32Array, LoadedModel, Runtime, loaded
 from tasks.kernel.errors import ArtifactError, ConversionError
 
@@ -75,35 +75,21 @@ def check_program(program: ExportedProgram, signature: Signature) -> None:
     Raises:
         ConversionError: other names, order, types, widths, or an axis that is fixed.
     """
-    names = tuple(program.graph_signature.user_inputs)
-    expected = tuple(spec.name for spec in signature.inputs)
-    if names != expected:
-        raise ConversionError(
-            f"the program takes inputs {names}, expected {expected} in this order; export it "
-            "with these argument names"
-        )
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
-    for spec in signature.inputs:
-        _check_input(values[spec.name], spec)
-
-
-def _check_input(value: torch.Tensor, spec: TensorSpec) -> None:
-    dtype = str(value.dtype).removeprefix("torch.")
-    axes: list[object] = [axis if isinstance(axis, int) else "any" for axis in value.shape]
-    promised: list[object] = ["any" if isinstance(axis, str) else axis for axis in spec.shape]
-    if (dtype, len(axes)) != (spec.dtype, len(promised)) or any(
-        fixed != axis for axis, fixed in zip(axes, promised, strict=True) if fixed != "any"
-    ):
+    seen = [
+        (name, str(values[name].dtype).removeprefix("torch."), _axes(values[name].shape))
+        for name in program.graph_signature.user_inputs
+    ]
+    expected = [(spec.name, spec.dtype, _axes(spec.shape)) for spec in signature.inputs]
+    if seen != expected:
         raise ConversionError(
-            f"the program's input {spec.name!r} is {dtype} {axes}, its signature says {spec.dtype} "
-            f"{promised}; the program and its schema belong to different models"
+            f"the program takes {seen}, its signature says {expected} (name, type, axes). They "
+            "belong to different models, or it was exported with other argument names or fixed axes"
         )
-    for axis, name in zip(axes, spec.shape, strict=True):
-        if isinstance(name, str) and axis != "any":
-            raise ConversionError(
-                f"the program's input {spec.name!r} has {axis} fixed where any number is promised "
-                f"({name}); export the program with a dynamic {name} axis"
-            )
+
+
+def _axes(shape: Iterable[object]) -> list[object]:
+    return [axis if isinstance(axis, int) else "any" for axis in shape]
 
 
 def load_pytorch(path: Path, signature: Signature, runtime: Runtime) -> LoadedModel:

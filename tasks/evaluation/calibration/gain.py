@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import (
+    Calibration,
     Comparison,
     EvaluationReport,
-    MapFit,
     Metric,
     PairedComparison,
 )
@@ -52,40 +52,23 @@ def why_no_gain(evaluation: EvaluationReport, source: int) -> str | None:
 
 def describe_changes(evaluation: EvaluationReport, source: int) -> list[str]:
     """What the map changed on the rows of an evaluation, a line each."""
-    against = f"champion:{source}"
-    found = [c for c in evaluation.comparisons if c.against == against]
-    return [f"{name} {_shown(change)}" for part in found for name, change in measured_changes(part)]
-
-
-def measured_changes(comparison: Comparison) -> list[tuple[str, Metric | None]]:
-    """Each measure that counts, with its change."""
-    return [(name, change) for name, change, _ in _changes(comparison)]
+    found = [c for c in evaluation.comparisons if c.against == f"champion:{source}"]
+    return [f"{name} {_shown(change)}" for part in found for name, change, _ in _changes(part)]
 
 
 def _changes(comparison: Comparison) -> list[tuple[str, Metric | None, Rule]]:
-    if isinstance(comparison, PairedComparison):
-        return [
-            ("log loss", comparison.log_loss_difference, _is_lower),
-            ("Brier score", comparison.brier_difference, _is_lower),
-            ("calibration error", comparison.calibration_error_difference, _is_lower),
-            (AUC_NAME, comparison.auc_difference, _is_same),
-        ]
-    return [
-        ("RMSE", comparison.rmse_difference, _is_lower),
-        (R2_NAME, comparison.r2_difference, _is_higher),
+    rules: list[tuple[str, str, Rule]] = [
+        ("log loss", "log_loss_difference", lambda change: change.high < 0),
+        ("Brier score", "brier_difference", lambda change: change.high < 0),
+        ("calibration error", "calibration_error_difference", lambda change: change.high < 0),
+        (AUC_NAME, "auc_difference", lambda change: abs(change.value) <= MAX_RANK_CHANGE),
     ]
-
-
-def _is_lower(change: Metric) -> bool:
-    return change.high < 0
-
-
-def _is_higher(change: Metric) -> bool:
-    return change.low > 0
-
-
-def _is_same(change: Metric) -> bool:
-    return abs(change.value) <= MAX_RANK_CHANGE
+    if not isinstance(comparison, PairedComparison):
+        rules = [
+            ("RMSE", "rmse_difference", lambda change: change.high < 0),
+            (R2_NAME, "r2_difference", lambda change: change.low > 0),
+        ]
+    return [(name, getattr(comparison, field), rule) for name, field, rule in rules]
 
 
 def _shown(metric: Metric | None) -> str:
@@ -93,29 +76,25 @@ def _shown(metric: Metric | None) -> str:
 
 
 def announcement(
-    fit: MapFit, whole: str, comparison: Comparison | None, refusal: str | None
+    calibration: Calibration, evaluation: EvaluationReport, refusal: str | None
 ) -> str:
     """What was fitted, what it changed on later rows, and whether it is kept.
 
     Args:
-        fit: the map.
-        whole: the one map from the network's own output, in words.
-        comparison: new minus old model on later rows; None where the champion is another one.
+        calibration: the map, and where it comes from.
+        evaluation: of the recalibrated model.
         refusal: why it is not kept; None where it is.
     """
+    fit, whole = calibration.fit, calibration.whole_map
     positives = "" if fit.num_positives is None else f", {fit.num_positives:,} with label 1"
     kept = "**Kept.** The scores mean what they say, as far as these rows can tell."
     lines = [
         f"**Not kept.** {refusal}" if refusal else kept,
         "",
-        "| | |",
-        "| --- | --- |",
-        f"| slope | {fit.map.slope:.4f} ± {fit.slope_error:.4f} |",
-        f"| intercept | {fit.map.intercept:+.4f} ± {fit.intercept_error:.4f} |",
-        f"| fitted to | {fit.num_rows:,} labelled rows of {fit.window}{positives} |",
-        f"| from the network's output | {whole} |",
+        f"- slope {fit.map.slope:.4f} ± {fit.slope_error:.4f}",
+        f"- intercept {fit.map.intercept:+.4f} ± {fit.intercept_error:.4f}",
+        f"- fitted to {fit.num_rows:,} labelled rows of {fit.window}{positives}",
+        f"- from the network's output {whole.slope:.4f} x {whole.intercept:+.4f}",
+        *(f"- {line}" for line in describe_changes(evaluation, calibration.source.version)),
     ]
-    if comparison is not None:
-        changes = measured_changes(comparison)
-        lines += [f"| {name} | {_shown(metric)} |" for name, metric in changes]
     return "\n".join(lines) + "\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from tasks.contracts.drift import DriftReport, FeatureDrift
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.faults import (
-    MIN_FROZEN_DAYS,
     UnitGuess,
     find_frozen,
     find_missing,
@@ -22,7 +22,6 @@ from tasks.evaluation.drift.faults import (
     find_unseen,
     judge_guesses,
     largest_day_step,
-    longest_frozen_run,
 )
 from tasks.evaluation.drift.result import (
     decide,
@@ -125,16 +124,14 @@ def _check_same_origin(
     scored_reference: ScoredWindow,
     scored_current: ScoredWindow,
 ) -> None:
-    if scored_reference.program_sha256 != scored_current.program_sha256:
+    programs = scored_reference.program_sha256, scored_current.program_sha256
+    snapshots = current.snapshot.data.sha256, scored_current.snapshot_sha256
+    windows = window, scored_current.window
+    if any(one != other for one, other in (programs, snapshots, windows)):
         raise DataContractError(
-            f"the reference was scored by program {scored_reference.program_sha256[:12]}, the "
-            f"current window by {scored_current.program_sha256[:12]}; expected the same model"
-        )
-    seen = (scored_current.snapshot_sha256, scored_current.window)
-    if seen != (current.snapshot.data.sha256, window):
-        raise DataContractError(
-            f"the scores are of {seen[1]} in snapshot {seen[0][:12]}, the rows in question of "
-            f"{window} in snapshot {current.snapshot.data.sha256[:12]}; score these rows first"
+            f"the rows in question are of {window} in snapshot {snapshots[0][:12]}, their scores "
+            f"of {windows[1]} in {snapshots[1][:12]} by program {programs[1][:12]}, those of the "
+            f"reference by {programs[0][:12]}; expected these rows, scored by the same model"
         )
 
 
@@ -236,8 +233,7 @@ def _feature(name: str, histogram: Histogram, change: Change, config: DriftConfi
     )
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """The rows of one comparison.
 
     Args:
@@ -263,13 +259,11 @@ class ExaminedColumn:
 
 def examine_numbers(name: str, windows: Windows) -> ExaminedColumn:
     """Count a numeric column; look for another unit and for a value that never changes."""
-    before, now = (rows.numbers(name) for rows in (windows.reference, windows.current))
-    lead_in = [rows.numbers(name) for rows in (windows.lead_in,) if rows is not None]
+    before, now = windows.reference.numbers(name), windows.current.numbers(name)
+    lead_in = [] if windows.lead_in is None else [windows.lead_in.numbers(name)]
+    guess = find_unit_change(largest_day_step(before), largest_day_step(*lead_in, now))
     histogram = count_numbers(before, now)
-    converted = find_unit_change(largest_day_step(before), largest_day_step(*lead_in, now))
-    frozen = _frozen(windows, before.values, now.values)
-    examined = _examined(name, histogram, frozen, find_missing(histogram))
-    return replace(examined, guess=converted)
+    return _examined(name, histogram, windows, before.values, now.values, guess)
 
 
 def examine_categories(name: str, windows: Windows) -> ExaminedColumn:
@@ -277,20 +271,17 @@ def examine_categories(name: str, windows: Windows) -> ExaminedColumn:
     before, now = windows.reference.categories(name), windows.current.categories(name)
     histogram = count_categories((windows.reference, before), (windows.current, now))
     numbers = {value: number for number, value in enumerate({**before.sizes, **now.sizes})}
-    frozen = _frozen(windows, before.numbered(numbers), now.numbered(numbers))
-    unseen, missing = find_unseen(histogram), find_missing(histogram)
-    return _examined(name, histogram, unseen, frozen, missing)
+    return _examined(name, histogram, windows, before.numbered(numbers), now.numbered(numbers))
 
 
-def _frozen(windows: Windows, before: Float64Array, now: Float64Array) -> str | None:
-    run = longest_frozen_run(windows.current, now)
-    if run.num_days < MIN_FROZEN_DAYS:
-        return None
-    usual = longest_frozen_run(windows.reference, before)
-    known = before[~np.isnan(before)]
-    share = float(np.mean(known == run.value)) if len(known) else 0.0
-    return find_frozen(usual, run, share)
-
-
-def _examined(name: str, histogram: Histogram, *faults: str | None) -> ExaminedColumn:
-    return ExaminedColumn(name, histogram, tuple(fault for fault in faults if fault is not None))
+def _examined(
+    name: str,
+    histogram: Histogram,
+    windows: Windows,
+    before: Float64Array,
+    now: Float64Array,
+    guess: UnitGuess | None = None,
+) -> ExaminedColumn:
+    frozen = find_frozen((windows.reference, before), (windows.current, now))
+    found = (find_unseen(histogram), frozen, find_missing(histogram))
+    return ExaminedColumn(name, histogram, tuple(fault for fault in found if fault), guess)

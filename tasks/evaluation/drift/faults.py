@@ -60,17 +60,6 @@ UNIT_CHANGES = (
 
 
 @dataclass(frozen=True)
-class FrozenRun:
-    """Days in a row in which all known values are one and the same."""
-
-    num_days: int = 0
-    num_rows: int = 0
-    value: float = np.nan
-    first: date | None = None
-    last: date | None = None
-
-
-@dataclass(frozen=True)
 class UnitGuess:
     """A column whose values look as if they came in another unit from one day on.
 
@@ -145,51 +134,48 @@ def _highest_missing_rate(counts: Float64Array, num_days: int) -> float:
     return float((missing / rows).max())
 
 
-def longest_frozen_run(window: WindowColumns, values: Float64Array) -> FrozenRun:
-    """The longest run of neighbouring days with one value; NaN is left out, a day of NaN ends it.
+def longest_frozen_run(window: WindowColumns, values: Float64Array) -> tuple[int, int]:
+    """Days and first day of the longest run of neighbouring days with one and the same value.
 
     Args:
         window: days of the rows.
-        values: numbers, or positions of categories with NaN for missing, shape (rows,).
+        values: numbers, or positions of categories, shape (rows,). NaN is left out, a day of NaN
+            ends a run.
     """
     low, high = (ufunc.reduceat(values, window.starts) for ufunc in (np.fmin, np.fmax))
     same = low == high
     goes_on = same[1:] & same[:-1] & (low[1:] == low[:-1]) & (np.diff(window.dates) == 1)
-    best, start = FrozenRun(), 0
-    ends = np.append(window.starts[1:], window.num_rows)
+    best = start = length = 0
     for day in range(window.num_days):
-        if day == 0 or not goes_on[day - 1]:
-            start = day
-        length = day - start + 1
-        if same[day] and length > best.num_days:
-            rows = values[window.starts[start] : ends[day]]
-            best = FrozenRun(
-                num_days=length,
-                num_rows=int(np.count_nonzero(~np.isnan(rows))),
-                value=float(low[day]),
-                first=_as_date(window.dates[start]),
-                last=_as_date(window.dates[day]),
-            )
-    return best
+        length = length + 1 if day and goes_on[day - 1] else int(same[day])
+        if length > best:
+            best, start = length, day - length + 1
+    return best, start
 
 
-def find_frozen(reference: FrozenRun, current: FrozenRun, usual_share: float) -> str | None:
-    """The feed repeats one value for days.
+def find_frozen(
+    reference: tuple[WindowColumns, Float64Array], current: tuple[WindowColumns, Float64Array]
+) -> str | None:
+    """The feed repeats one value for days, more than twice as many as ever in the reference.
 
-    Args:
-        reference: longest run of the reference: dry days are no fault of a rain gauge.
-        current: longest run of the current window.
-        usual_share: share of the reference's known rows with the repeated value. A value that most
-            rows have, such as no rain, is no sign of anything, however long it stays.
+    Dry days are no fault of a rain gauge: a value that most rows of the reference have, such as no
+    rain, is no sign of anything, however long it stays.
     """
-    if current.num_days < max(MIN_FROZEN_DAYS, 2 * reference.num_days + 1):
+    (window, values), before = current, reference[1]
+    num_days, first = longest_frozen_run(window, values)
+    if num_days < MIN_FROZEN_DAYS:
         return None
-    if usual_share > MAX_USUAL_SHARE or usual_share**current.num_rows > MAX_CHANCE:
+    usual, _ = longest_frozen_run(*reference)
+    end = window.starts[first + num_days] if first + num_days < window.num_days else len(values)
+    run = values[window.starts[first] : end]
+    run, known = run[~np.isnan(run)], before[~np.isnan(before)]
+    share = float(np.mean(known == run[0])) if len(known) else 0.0
+    if num_days <= 2 * usual or share > MAX_USUAL_SHARE or share ** len(run) > MAX_CHANCE:
         return None
     return (
-        f"one value in all {current.num_rows:,} known rows of {current.num_days} days "
-        f"({current.first} to {current.last}); the reference has at most {reference.num_days} such "
-        "days in a row"
+        f"one value in all {len(run):,} known rows of {num_days} days "
+        f"({_as_date(window.dates[first])} to {_as_date(window.dates[first + num_days - 1])}); the "
+        f"reference has at most {usual} such days in a row"
     )
 
 

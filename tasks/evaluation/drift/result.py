@@ -52,22 +52,17 @@ class PerformanceChange:
     def describe(self, config: DriftConfig) -> str:
         """What it means, with the limits."""
         if self.is_number:
-            second = "There is no baseline to tell a stale model from a harder window"
-            if self.beyond is not None:
-                second = f"Skill over the baseline changed by {self.beyond:+.4f}"
+            second = "Skill over the baseline changed by"
             limits = f"{config.min_r2_drop} R², {config.min_skill_drop} skill"
-            stale, harder = (
-                "it lost what it knew beyond the baseline",
-                "predict, for the baseline too",
-            )
+            stale, harder = "lost what it knew beyond the baseline", "predict, for the baseline too"
         else:
-            second = "Brier score beyond what the scores promise changed by "
-            second += f"{self.beyond:+.4f}" if self.beyond else ""
+            second = "Brier score beyond what the scores promise changed by"
             limits = f"{config.min_auc_drop} AUC, {MIN_EXCESS_RISE} Brier"
-            stale, harder = "it errs more than its scores say", "tell apart, and the scores say so"
+            stale, harder = "errs more than its scores say", "tell apart, and the scores say so"
+        second = f"{second} {self.beyond:+.4f}" if self.beyond else NO_BASELINE
         meaning = "performance holds"
         if self.went_stale(config):
-            meaning = f"the model has gone stale: {stale}"
+            meaning = f"the model has gone stale: it {stale}"
         elif self.fell(config):
             meaning = f"the window is harder to {harder}: no reason to retrain"
         return f"{second}. So {meaning} (least changes that count: {limits})."
@@ -110,6 +105,7 @@ def unpaired_difference(one: Metric, other: Metric) -> Metric:
 
 
 MAX_NAMED = 5
+NO_BASELINE = "There is no baseline to tell a stale model from a harder window"
 MIN_EXCESS_RISE = 0.02
 """Rise of the Brier score beyond what the scores promise that is reason enough to retrain."""
 LIKE_A_LEAK = (
@@ -163,11 +159,12 @@ def explain(
         windows: scores of the performance reference and of the current window.
         config: limits.
     """
-    sentences = [f"Fault of the data: {fault}." for fault in faults]
-    sentences.append(_on_performance(performance, windows, config))
-    sentences.append(_on_features(features, config))
-    sentences.append(f"Predictions, against {windows[0].window}: {prediction.evidence}.")
-    return tuple(sentences)
+    return (
+        *(f"Fault of the data: {fault}." for fault in faults),
+        _on_performance(performance, windows, config),
+        _on_features(features, config),
+        f"Predictions, against {windows[0].window}: {prediction.evidence}.",
+    )
 
 
 def _on_performance(

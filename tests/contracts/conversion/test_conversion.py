@@ -15,11 +15,11 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig, TritonConfig
-from tasks.conversion.task import add_triton_repositories, build_variants, judge_variants
+from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.conversion.config import ConversionConfig
+from tasks.conversion.task import build_variants, judge_variants
 from tasks.kernel.settings import Settings
-from tests.support.conversion.programs import SmallNetwork, exported, kept, registered
+from tests.support.conversion.programs import SmallNetwork, exported, registered
 from tests.support.data.builders import dataset, splits
 from tests.support.suite.promises import Promise, proves
 
@@ -94,35 +94,3 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     third = convert(program, rows, splits())
     assert third[0].files == first[0].files
     assert settings.store.holds(first[0].files)
-
-
-@flow(name="building-under-test")
-def build(
-    program: RegisteredProgram, rows: ValidatedDataset, windows: DataSplits
-) -> tuple[BuiltVariant, ...]:
-    return build_variants(program, SnapshotRows(dataset=rows, splits=windows), CONFIG)
-
-
-@flow(name="serving-under-test")
-def serve(
-    program: RegisteredProgram, variants: tuple[ModelVariant, ...], source: SnapshotRows
-) -> tuple[ModelVariant, ...]:
-    config = CONFIG.model_copy(update={"triton": TritonConfig()})
-    return add_triton_repositories(program, variants, source, config)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("on_prefect")
-def test_a_kept_form_that_triton_serves_gets_a_repository_and_no_other_one(
-    settings: Settings,
-) -> None:
-    rows = dataset(settings.store)
-    program = registered(settings.store, rows, exported(SmallNetwork()))
-    onnx, openvino, _ = (kept(one, program) for one in build(program, rows, splits()))
-    dropped = onnx.model_copy(update={"accepted": False})
-    source = SnapshotRows(dataset=rows, splits=splits())
-    served, *others = serve(program, (onnx, openvino, dropped), source)
-    assert served.triton is not None
-    assert settings.store.holds(served.triton.files)
-    assert served.model_copy(update={"triton": None}) == onnx
-    assert others == [openvino, dropped]

@@ -32,34 +32,11 @@ class LateRate(nn.Module):
         return torch.sigmoid(self.slope * (known[:, 2] - 0.25) + (known[:, 1] - 840) / 400 - 1.0)
 
 
-class TwoColumns(LateRate):
-    """Gives a score for each class, where one is expected."""
-
-    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        score = super().forward(categorical, numeric)
-        return torch.stack([1 - score, score], dim=1)
-
-
 class NotANumber(LateRate):
     """Forgets that numbers can be missing."""
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
         return super().forward(categorical, numeric) + numeric.sum(1) * 0
-
-
-class Logits(LateRate):
-    """Forgets the sigmoid."""
-
-    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        return torch.logit(super().forward(categorical, numeric)) * 3
-
-
-class TwoOutputs(LateRate):
-    """Gives a pair of tensors."""
-
-    def forward(self, categorical: Tensor, numeric: Tensor) -> tuple[Tensor, Tensor]:
-        score = super().forward(categorical, numeric)
-        return score, score
 
 
 def stored_program(

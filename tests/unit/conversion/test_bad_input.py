@@ -128,5 +128,5 @@ def test_a_file_that_is_no_program_is_refused_with_a_sentence(
 
 def test_a_program_of_other_columns_is_refused(program_file: Path) -> None:
     fewer = DatasetSchema(**{**COLUMNS.model_dump(), "numeric": COLUMNS.numeric[:-1]})
-    with pytest.raises(ConversionError, match=r"'numeric' is float32 \['any', 5\], .* 4\]"):
+    with pytest.raises(ConversionError, match=r"\['any', 5\].* says .*\['any', 4\]"):
         check_program(load_program(program_file), tabular_signature(fewer))

@@ -27,7 +27,6 @@ from tasks.conversion.kinds.tabular import edge_batches, score_distances
 from tasks.conversion.measure import (
     LEAST_CALLS,
     WARM_UP_CALLS,
-    Timing,
     measure_throughput,
     median_interval,
     time_interleaved,
@@ -37,14 +36,6 @@ from tasks.kernel.errors import ConversionParityError
 
 BOUND = QualityBound(max_gap=0.01, mean_gap=0.001, quality_drop=0.0)
 SCORES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30)
-
-
-@given(SCORES)
-def test_a_model_agrees_with_itself(scores: list[float]) -> None:
-    values = np.array(scores, dtype=np.float32)
-    assert score_gap(values, values, score_distances) == ScoreGap(
-        largest=0.0, mean=0.0, num_rows=len(values)
-    )
 
 
 @given(SCORES, st.data())
@@ -192,11 +183,6 @@ def test_an_answer_that_depends_on_the_call_or_changes_each_time_is_not() -> Non
     assert "when the same rows are asked for again" in (_dependence(by_time) or "")
 
 
-def _timing(*rounds_ms: float) -> Timing:
-    values = np.array(rounds_ms)
-    return Timing(calls_ms=values, rounds_ms=values, cpu_rounds_ms=values)
-
-
 @given(st.integers(6, 200))
 def test_the_interval_holds_the_median_with_95_percent_and_not_much_more(count: int) -> None:
     interval = median_interval(np.arange(1, count + 1))
@@ -205,19 +191,8 @@ def test_the_interval_holds_the_median_with_95_percent_and_not_much_more(count: 
     missed = 2 * sum(math.comb(count, below) for below in range(rank)) / 2**count
     narrower = missed + 2 * math.comb(count, rank) / 2**count
     assert missed <= 0.05 < narrower
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_few_values_are_enclosed_by_the_outermost(count: int) -> None:
-    interval = median_interval(np.arange(count))
-    assert (interval.low, interval.high) == (0, count - 1)
-
-
-def test_a_slow_spell_of_the_machine_does_not_touch_the_ratio() -> None:
-    load = np.array([1, 1, 9, 1, 4, 1, 1, 20, 1, 1])
-    slow, fast = _timing(*(2.0 * load)), _timing(*(0.5 * load))
-    assert fast.times_faster_than(slow).value == 4.0
-    assert slow.times_faster_than(fast).high == 0.25
+    few = median_interval(np.arange(5))
+    assert (few.low, few.high) == (0, 4)
 
 
 def test_runtimes_take_turns_and_each_is_first_as_often() -> None:
@@ -231,14 +206,6 @@ def test_runtimes_take_turns_and_each_is_first_as_often() -> None:
     calls = LEAST_CALLS + 1  # the first of a turn is not timed
     assert measured == "".join(n * calls for n in "ABCBCACAB")
     assert all(len(t.rounds_ms) == 3 and len(t.calls_ms) == 9 for t in timings.values())
-
-
-def test_a_long_call_is_a_turn_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.conversion.measure.SLOW_CALL_MS", -1.0)
-    calls: list[int] = []
-    timing = time_interleaved({"A": lambda: calls.append(1)}, rounds=4, round_ms=1.0)["A"]
-    assert len(calls) == 1 + 4
-    assert len(timing.calls_ms) == len(timing.rounds_ms) == len(timing.cpu_rounds_ms) == 4
 
 
 def test_all_callers_ask_at_the_same_time_each_a_copy_of_its_own() -> None:

@@ -14,7 +14,6 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.provenance import schema_digest
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
 from tasks.kernel.settings import ArtifactStore
@@ -42,21 +41,6 @@ def test_any_number_of_rows_scores_as_pytorch_does(
     batch = edges.block(0, num_rows)
     converted = case.load(getattr(case, form))
     assert np.abs(case.load_source()(batch) - converted(batch)).max() < most
-
-
-def test_the_file_says_where_it_comes_from(case: Case) -> None:
-    assert case.onnx.files is not None
-    session = ort.InferenceSession(
-        case.store.path(case.onnx.files) / MODEL_FILE, providers=["CPUExecutionProvider"]
-    )
-    assert session.get_modelmeta().custom_metadata_map == {
-        "falaj.program_sha256": case.program.program.sha256,
-        "falaj.snapshot_sha256": case.dataset.snapshot.data.sha256,
-        "falaj.schema_digest": schema_digest(case.program),
-        "falaj.precision": "fp32",
-        "falaj.target": "onnx-fp32",
-        "falaj.versions": case.onnx.provenance["versions"],
-    }
 
 
 def test_parameters_named_like_inputs_and_output_do_not_break_the_file(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
@@ -21,7 +20,7 @@ from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, build_one, built, exported, registered
-from tests.support.data.builders import COLUMNS, dataset, frame, month
+from tests.support.data.builders import dataset
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     assert 1e-5 < gap < TABULAR.bounds["bf16"].max_gap
 
 
-def test_8_bits_stay_within_their_bound_and_halve_the_file(
+def test_8_bits_stay_within_their_bound(
     case: Case, typical: ModelInputs, edges: ModelInputs
 ) -> None:
     one = case.int8
@@ -112,30 +111,6 @@ def test_8_bits_stay_within_their_bound_and_halve_the_file(
     for inputs in (typical, edges):
         gap = np.abs(model(inputs) - case.load_source()(inputs)).max()
         assert 0 < gap < TABULAR.bounds[one.precision].max_gap
-    assert one.files is not None
-    assert case.openvino.files is not None
-    sizes = [
-        (case.store.path(files) / "model.bin").stat().st_size
-        for files in (one.files, case.openvino.files)
-    ]
-    assert sizes[0] < sizes[1] / 2
-
-
-def _calibrated(case: Case, rows: ValidatedDataset, config: ConversionConfig | None = None) -> Case:
-    """The case with its INT8 form calibrated on other rows."""
-    int8 = _int8(case, rows, config or case.config)
-    return Case(case.store, rows, case.program, case.config, case.onnx, case.openvino, int8)
-
-
-def _int8(
-    case: Case, rows: ValidatedDataset | SnapshotRows, config: ConversionConfig
-) -> BuiltVariant:
-    given = case.onnx, case.openvino
-    return build_one("openvino-int8", case.program, rows, config, case.store, *given)
-
-
-def _gap(case: Case, inputs: ModelInputs) -> float:
-    return float(np.abs(case.load_source()(inputs) - case.load(case.int8)(inputs)).max())
 
 
 def test_only_matrix_products_are_quantised(case: Case) -> None:
@@ -150,26 +125,3 @@ def test_only_matrix_products_are_quantised(case: Case) -> None:
     products = [o for o in model.get_ops() if o.get_type_name() == "MatMul"]
     assert readers == {"MatMul"}
     assert len(quantized) == len(products) == 4
-
-
-def test_a_few_rows_can_calibrate_and_one_cannot(case: Case, typical: ModelInputs) -> None:
-    few = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=8))
-    assert few.int8.settings["calibration_rows"] == "8"
-    assert np.isfinite(_gap(few, typical))
-    one = _calibrated(case, case.dataset, ConversionConfig(calibration_rows=1)).int8
-    assert one.failure is not None
-    assert "1 rows calibrate it" in one.failure
-
-
-def test_what_cannot_calibrate_is_a_failure_with_the_reason(case: Case) -> None:
-    data = frame(600)
-    later = dataset(case.store, data[data[COLUMNS.event_time] >= month(9).start])
-    columns = COLUMNS.model_copy(update={"numeric": COLUMNS.numeric[::-1]})
-    other = dataset(case.store, frame(50), columns=columns)
-    for rows, config, reason in (
-        (later, case.config, "has no row in 2013-01-01T00:00Z to 2013-07-01T00:00Z"),
-        (other, case.config, "has other columns than the model takes"),
-    ):
-        int8 = _calibrated(case, rows, config).int8
-        assert int8.files is None
-        assert reason in (int8.failure or "")

@@ -98,11 +98,9 @@ def test_provenance_of_something_else_is_refused(case: Case, field: str) -> None
     )
     with pytest.raises(ArtifactError, match=f"have the {field} 'x', expected"):
         load_variant(other, case.program, Runtime(), case.store)
-    told = other.model_copy(update={"provenance": {**case.onnx.provenance, field: "x"}})
-    with pytest.raises(ArtifactError, match=f"have the {field} .*, expected"):
-        open_variant(
-            _folder(case, case.onnx), _with_files(told, case.onnx), case.program, Runtime()
-        )
+    told = case.onnx.model_copy(update={"provenance": {**case.onnx.provenance, field: "x"}})
+    with pytest.raises(ArtifactError, match=f"have the {field} .*, expected 'x'"):
+        load_variant(told, case.program, Runtime(), case.store)
 
 
 def _prefixed(values: dict[str, str]) -> dict[str, str]:
@@ -114,10 +112,6 @@ def _folder(case: Case, variant: BuiltVariant) -> Path:
     return case.store.path(variant.files)
 
 
-def _with_files(variant: BuiltVariant, other: BuiltVariant) -> BuiltVariant:
-    return variant.model_copy(update={"files": other.files})
-
-
 def test_a_file_that_changed_after_it_was_recorded_is_refused(case: Case, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -126,20 +120,6 @@ def test_a_file_that_changed_after_it_was_recorded_is_refused(case: Case, tmp_pa
     (folder / MODEL_FILE).write_bytes(content)
     with pytest.raises(ArtifactError, match=f"have SHA-256 {digest_of(folder)[:12]}, expected"):
         open_variant(folder, case.onnx, case.program, Runtime())
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"provenance": {}}, "recorded without provenance"),
-        ({"files": None, "failure": "no operator"}, "onnx-fp32 has no files"),
-    ],
-)
-def test_a_record_without_files_or_provenance_is_not_loaded(
-    case: Case, change: dict[str, object], words: str
-) -> None:
-    with pytest.raises(ArtifactError, match=words):
-        load_variant(case.onnx.model_copy(update=change), case.program, Runtime(), case.store)
 
 
 @pytest.fixture(scope="module")

@@ -73,16 +73,6 @@ def test_unknown_missing_and_rare_categories_are_missing() -> None:
     assert matrix[:, 3] == pytest.approx(unseen["distance"].to_numpy())
 
 
-@pytest.mark.slow
-def test_columns_of_one_kind_only_will_do(store: ArtifactStore) -> None:
-    columns = COLUMNS.model_copy(update={"categorical": ()})
-    dataset = builders.dataset(store, builders.frame(2000), columns)
-    scores = read_scores(
-        score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store), store
-    )
-    assert scores["yardstick_score"].between(0, 1).all()
-
-
 @pytest.mark.parametrize(
     ("label", "message"),
     [

@@ -86,16 +86,6 @@ def test_a_student_below_its_parents_interval_is_refused_with_both_numbers(
     assert "Nothing was registered" in report.refusal
 
 
-@pytest.mark.slow
-def test_a_teacher_that_helps_wins_and_one_that_harms_loses(store: ArtifactStore) -> None:
-    assert "The teacher helped" in str(judged(store, LateRate(), twin=Blind()).result)
-    assert "The teacher did harm" in str(judged(store, Blind(), twin=LateRate()).result)
-    equal = judged(store, Blurred(), twin=Blurred())
-    assert "The teacher made no difference" in str(equal.result)
-    assert equal.gain is not None
-    assert equal.gain.primary.value == 0.0
-
-
 def report(difference: Metric, value: float = 0.75) -> StudentReport:
     change = comparison("control run", 0.0).model_copy(update={"auc_difference": difference})
     return StudentReport(

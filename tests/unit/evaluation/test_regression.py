@@ -12,13 +12,12 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from torch import Tensor
 
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import EvaluationReport, RegressionComparison, RegressionMetrics
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
 from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.metrics import measure_rows, observed_by_prediction, residual_classes
-from tasks.evaluation.task import judgement, metric_rows, slice_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.predicted import PredictedRows
@@ -111,29 +110,6 @@ def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> No
     assert report.baseline is not None
     assert report.baseline.num_rows == known.sum()
     assert report.baseline.rmse.value == pytest.approx(errors[1] ** 0.5)
-
-
-def test_a_better_regression_is_better_for_certain(case: Case) -> None:
-    champion = next(c for c in case.report.comparisons if c.against == "champion:3")
-    assert isinstance(champion, RegressionComparison)
-    assert champion.r2_difference.low > 0
-    assert champion.rmse_difference.high < 0
-
-
-def test_slices_and_tables_speak_of_the_regression(case: Case) -> None:
-    report = case.report
-    assert {part.column for part in report.slices} == {"carrier", "month"}
-    assert all(isinstance(part.metrics, RegressionMetrics) for part in report.slices)
-    assert [row["metric"] for row in metric_rows(report)] == ["r2", "rmse", "mae", "bias", "skill"]
-    assert {"R²", "RMSE ratio"} <= slice_rows(report)[0].keys()
-    assert "**R² 0.8" in judgement(report)
-
-
-def test_a_window_is_scored_with_its_skill_and_without_a_promise(case: Case) -> None:
-    scored = score_window(case.champion, case.dataset, builders.month(9), QUICK, case.store)
-    assert isinstance(scored.metrics, RegressionMetrics)
-    assert scored.metrics.skill is not None
-    assert scored.excess_brier is None
 
 
 def test_predictions_that_are_not_finite_are_refused(case: Case) -> None:

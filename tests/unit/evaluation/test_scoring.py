@@ -15,10 +15,7 @@ from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 from tests.support.evaluation.programs import (
     LateRate,
-    Logits,
     NotANumber,
-    TwoColumns,
-    TwoOutputs,
     stored_program,
 )
 
@@ -49,11 +46,24 @@ def test_scores_are_those_of_the_network_whatever_the_batches(store: ArtifactSto
     assert pieces["score"].to_numpy() == pytest.approx(whole["score"].to_numpy())
 
 
+class TwoColumns(LateRate):
+    """Gives a score for each class, where one is expected."""
+
+    def forward(self, categorical: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return torch.stack([super().forward(categorical, numeric)] * 2, dim=1)
+
+
+class Logits(LateRate):
+    """Forgets the sigmoid."""
+
+    def forward(self, categorical: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+        return torch.logit(super().forward(categorical, numeric)) * 3
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         (TwoColumns(), r"returned \(50, 2\) for 50 rows, expected a tensor of shape \(50,\)"),
-        (TwoOutputs(), "returned tuple for 50 rows"),
         (NotANumber(), r"scores of 50 that are no probabilities \(\d+ of them NaN\)"),
         (Logits(), r"scores of 50 that are no probabilities \(0 of them NaN\)"),
     ],

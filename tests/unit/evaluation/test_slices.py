@@ -6,9 +6,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.scoring import slice_columns
 from tasks.evaluation.slices import judge_slices
-from tasks.kernel.errors import ConfigurationError
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 
@@ -47,9 +45,3 @@ def test_slices_too_small_or_of_one_label_or_of_one_day_are_skipped_with_counts(
         "carrier=never: 0 positives in 301 rows, fewer than 20 of one label",
         "carrier=one day: 201 rows of 1 UTC day(s), fewer than 7 days",
     }
-
-
-def test_a_slice_of_no_column_is_refused_with_the_columns_there_are() -> None:
-    config = EvaluationConfig(slices=("month", "gate"))
-    with pytest.raises(ConfigurationError, match=r"slices name gate.*carrier, origin, dest"):
-        slice_columns(COLUMNS, config)

@@ -14,7 +14,7 @@ from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LinearRegression
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.evaluation import Calibrator, FitOutcome
+from tasks.contracts.evaluation import FitOutcome
 from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt
 from tasks.evaluation.config import RecalibrationConfig
 
@@ -108,20 +108,3 @@ def test_what_no_map_can_mend_is_refused_with_a_sentence(
     outcome = fitted(labels, scores, is_number=is_number)
     assert outcome.fit is None
     assert sentence in str(outcome.refusal)
-
-
-lines = st.builds(Calibrator, slope=st.floats(0.01, 100), intercept=st.floats(-50, 50))
-
-
-@given(lines, lines, lines, st.floats(-20, 20))
-def test_maps_compose_as_functions_do(
-    a: Calibrator, b: Calibrator, c: Calibrator, x: float
-) -> None:
-    def at(calibrator: Calibrator, value: float) -> float:
-        return calibrator.slope * value + calibrator.intercept
-
-    size = 1 + abs(at(c, at(b, at(a, x)))) + 1e4 * 1e4
-    assert at(b.after(a), x) == pytest.approx(at(b, at(a, x)), abs=1e-9 * size)
-    one, other = c.after(b).after(a), c.after(b.after(a))
-    assert one.slope == pytest.approx(other.slope)
-    assert at(one, x) == pytest.approx(at(other, x), abs=1e-9 * size)

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 
 from tasks.contracts.evaluation import (
-    Calibrator,
     Comparison,
     EvaluationReport,
-    MapFit,
     Metric,
     PairedComparison,
     RegressionComparison,
 )
-from tasks.evaluation.calibration.gain import announcement, describe_changes, why_no_gain
+from tasks.evaluation.calibration.gain import why_no_gain
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.builders import dataset, frame, month
+from tests.support.data.builders import dataset, frame
 from tests.support.registry.builders import evaluation, metric, trained_model
 
 BETTER, UNSURE = metric(-0.02, 0.01), metric(-0.005, 0.01)
@@ -81,20 +79,3 @@ def test_a_judgement_beside_another_champion_shows_no_gain(judged: EvaluationRep
     other = paired().model_copy(update={"against": "champion:4"})
     assert "another version became the champion" in str(no_gain(judged, other))
     assert "another version became the champion" in str(no_gain(judged))
-
-
-def test_what_changed_is_told_in_lines_and_in_an_artifact(judged: EvaluationReport) -> None:
-    report = judged.model_copy(update={"comparisons": (paired(),)})
-    assert describe_changes(report, 3)[0] == "log loss changed by -0.0200 [-0.0300, -0.0100]"
-    fit = MapFit(
-        map=Calibrator(slope=1.2, intercept=-0.3),
-        slope_error=0.05,
-        intercept_error=0.1,
-        window=month(7),
-        num_rows=9000,
-        num_positives=1800,
-    )
-    page = announcement(fit, "1.2 x -0.3", paired(), None)
-    assert "| slope | 1.2000 ± 0.0500 |" in page
-    assert "9,000 labelled rows of 2013-07-01T00:00Z to 2013-08-01T00:00Z, 1,800 with" in page
-    assert "**Not kept.** Too few." in announcement(fit, "x", None, "Too few.")

@@ -14,7 +14,6 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.evaluation.config import DriftConfig
 from tasks.evaluation.drift.compare import compare_windows
-from tasks.evaluation.task import feature_rows, result_text
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.data import builders
@@ -65,14 +64,9 @@ def test_nothing_changed_is_stable(store: ArtifactStore) -> None:
     assert {f.kind for f in report.features} == {"numeric", "categorical"}
     assert report.performance_reference == VALIDATION
     assert report.effect_threshold == CONFIG.min_effect
-    effects = [float(row["effect"]) for row in feature_rows(report)]
-    assert len(effects) == 9
-    assert effects == sorted(effects, reverse=True)
     before = report.model_dump_json().replace('"result":', '"verdict":')
     assert DriftReport.model_validate_json(before) == report  # as stored before 2026-11-24
-    text = result_text(report)
-    assert text.startswith(f"**stable**: {report.num_current_rows:,} rows of {report.current}")
-    assert all(f"- {sentence}" in text for sentence in report.evidence)
+    assert check(store, changed(store)).model_dump_json() == report.model_dump_json()
 
 
 def test_a_warmer_month_is_watched_and_named(store: ArtifactStore) -> None:
@@ -164,11 +158,6 @@ def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> N
     assert report.result == DriftResult.DATA_FAULT
 
 
-def test_equal_inputs_give_the_same_report_to_the_byte(store: ArtifactStore) -> None:
-    dataset = changed(store)
-    assert check(store, dataset).model_dump_json() == check(store, dataset).model_dump_json()
-
-
 def test_a_window_of_few_days_is_refused_with_the_reason(store: ArtifactStore) -> None:
     dataset = changed(store)
     three_days = CURRENT.model_copy(update={"end": CURRENT.start + pd.Timedelta(days=3)})
@@ -179,10 +168,10 @@ def test_a_window_of_few_days_is_refused_with_the_reason(store: ArtifactStore) -
 def test_scores_of_other_rows_or_another_model_are_refused(store: ArtifactStore) -> None:
     dataset = changed(store)
     before, now = scored(store, dataset, VALIDATION), scored(store, dataset, CURRENT)
-    with pytest.raises(DataContractError, match="score these rows first"):
+    with pytest.raises(DataContractError, match="expected these rows, scored by the same model"):
         compare_windows(dataset, TRAIN, dataset, CURRENT, before, before, CONFIG, store)
     other = now.model_copy(update={"program_sha256": "b" * 64})
-    with pytest.raises(DataContractError, match="expected the same model"):
+    with pytest.raises(DataContractError, match="scored by the same model"):
         compare_windows(dataset, TRAIN, dataset, CURRENT, before, other, CONFIG, store)
 
 

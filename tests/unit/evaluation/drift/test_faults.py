@@ -51,20 +51,11 @@ def guessed(
     return examine_numbers("x", Windows(*parts)).guess
 
 
-def categories(folder: Path, before: list[str | None], now: list[str | None]) -> tuple[str, ...]:
-    windows = Windows(
-        window_of(folder, {"c": before}, len(before) // DAY_ROWS),
-        window_of(folder, {"c": now}, len(now) // DAY_ROWS),
-        None,
-    )
-    return examine_categories("c", windows).faults
-
-
 def to_celsius(fahrenheit: np.ndarray) -> np.ndarray:
     return (fahrenheit - 32) * 5 / 9
 
 
-@pytest.mark.parametrize("first_day", range(180, 335, 10))
+@pytest.mark.parametrize("first_day", range(180, 335, 30))
 def test_a_change_of_season_is_no_fault(tmp_path: Path, first_day: int) -> None:
     before, lead_in, now = season(0, 180), season(first_day - 30, 30), season(first_day, 30)
     assert numbers(tmp_path, before, lead_in, now) == ()
@@ -113,17 +104,6 @@ def test_a_count_that_grows_by_the_share_of_a_mile_is_no_fault(tmp_path: Path) -
     assert "280 rows before" in remarks[0]
 
 
-def test_a_guess_from_few_rows_is_no_fault_even_of_a_column_with_a_unit(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    before, lead_in, now = (rng.gamma(40, 3, days * 25) for days in (90, 30, 30))
-    guess = guessed(tmp_path, before, lead_in, now * 1.609344, rows=25)
-    assert guess is not None
-    assert guess.num_rows == 175
-    faults, remarks = judge_guesses({"distance": guess}, ["distance"])
-    assert faults == []
-    assert "175 rows are too few to tell" in remarks[0]
-
-
 def test_columns_that_agree_are_a_fault_without_a_declared_unit() -> None:
     day = date(2013, 3, 1)
     miles = UnitGuess(("miles to kilometres", "feet to metres"), day, 300, "looks converted")
@@ -139,15 +119,6 @@ def test_columns_that_agree_are_a_fault_without_a_declared_unit() -> None:
     assert len(judge_guesses(other, [])[1]) == 4
 
 
-def test_restless_values_that_double_in_a_storm_are_no_fault(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    level = np.exp(rng.normal(0, 0.8, 150))
-    delays = (level[:, None] * rng.gamma(2, 5, (150, DAY_ROWS))).ravel()
-    cut = [90 * DAY_ROWS, 120 * DAY_ROWS]
-    assert numbers(tmp_path, *np.split(delays, cut)) == ()
-    assert guessed(tmp_path, *np.split(delays, cut)) is None
-
-
 def test_a_feed_that_repeats_one_value_for_days_is_a_fault(tmp_path: Path) -> None:
     now = season(200, 30)
     now[10 * DAY_ROWS : 15 * DAY_ROWS] = 71.0
@@ -161,15 +132,6 @@ def test_dry_days_are_no_fault_of_a_rain_gauge(tmp_path: Path) -> None:
     assert numbers(tmp_path, wet, None, np.zeros(30 * DAY_ROWS)) == ()
 
 
-def test_a_few_rows_a_day_with_the_usual_category_are_no_fault(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    before = rng.choice(["a", "b"], 90 * DAY_ROWS, p=[0.45, 0.55]).tolist()
-    windows = Windows(
-        window_of(tmp_path, {"c": before}, 90), window_of(tmp_path, {"c": ["a"] * 14}, 14), None
-    )
-    assert examine_categories("c", windows).faults == ()
-
-
 def test_a_column_that_is_mostly_missing_by_nature_may_be_missing_more_in_a_calm_month(
     tmp_path: Path,
 ) -> None:
@@ -180,18 +142,6 @@ def test_a_column_that_is_mostly_missing_by_nature_may_be_missing_more_in_a_calm
     assert numbers(tmp_path, gust.ravel(), None, calm) == ()
     (fault,) = numbers(tmp_path, gust.ravel(), None, np.full(30 * DAY_ROWS, np.nan))
     assert fault.startswith("missing in 100.0%")
-
-
-def test_many_unknown_categories_are_a_fault_and_a_few_are_not(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    before = rng.choice(["a", "b", "c"], 60 * DAY_ROWS).tolist()
-    few, many = (
-        [f"new{i % 5}" if i % step == 0 else value for i, value in enumerate(before[:1200])]
-        for step in (20, 5)
-    )
-    assert categories(tmp_path, before, few) == ()
-    (fault,) = categories(tmp_path, before, many)
-    assert fault.startswith("20.0% of the 1,200 current rows have categories that")
 
 
 @pytest.mark.parametrize(("rows", "is_fault"), [(14, False), (140, True)])

@@ -146,9 +146,3 @@ def test_the_change_is_current_minus_reference() -> None:
     assert seen.quality.value == pytest.approx(-0.05)
     assert seen.beyond is not None
     assert seen.beyond.value == pytest.approx(-0.2)
-
-
-def test_a_skill_that_only_one_window_has_is_not_compared() -> None:
-    seen = performance_change(window(0.95, 0.6), window(0.90, None))
-    assert seen is not None
-    assert seen.beyond is None

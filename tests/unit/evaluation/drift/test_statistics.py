@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import ks_2samp
 
 from tasks.evaluation.drift.statistics import (
     MAX_CATEGORIES,
@@ -37,12 +36,6 @@ def test_stationary_rows_never_drift_whatever_the_seed(tmp_path: Path, num_rows:
         assert max(change.effect_low for change in found) < MIN_EFFECT
 
 
-@pytest.mark.parametrize("num_rows", [100_000, 1_000_000])
-def test_stationary_rows_never_drift_however_many_there_are(tmp_path: Path, num_rows: int) -> None:
-    found = changes(tmp_path, stationary(0, num_rows, 4), stationary(1, num_rows, 4))
-    assert max(change.effect for change in found) < MIN_EFFECT / 5
-
-
 @pytest.mark.slow
 def test_whole_days_that_lean_to_one_side_do_not_count_as_drift(tmp_path: Path) -> None:
     alarms = 0
@@ -66,13 +59,6 @@ def test_a_real_shift_is_found_among_many_columns_with_5000_rows(tmp_path: Path)
     found = dict(zip(before, changes(tmp_path, before, now), strict=True))
     drifted = {name for name, change in found.items() if change.effect_low > MIN_EFFECT}
     assert drifted == {"x3", "y3", "c3"}
-
-
-def test_the_effect_of_a_number_is_its_ks_distance(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    before, now = rng.normal(size=20_000), rng.normal(0.5, 1.3, 20_000)
-    (change,) = changes(tmp_path, {"x": before}, {"x": now})
-    assert change.effect == pytest.approx(ks_2samp(before, now).statistic, abs=0.01)
 
 
 def test_the_effect_of_a_category_is_the_share_that_moved(tmp_path: Path) -> None:

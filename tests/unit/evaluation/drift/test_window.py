@@ -67,11 +67,3 @@ def test_rows_are_found_in_many_row_groups(tmp_path: Path, shuffled: bool) -> No
     numbers = window.numbers("x")
     assert numbers.ranked.tolist() == list(range(96, 240))
     assert [len(part) for _, part in numbers.by_day()] == [24] * 6
-
-
-def test_categories_are_numbered_alike_in_both_windows(tmp_path: Path) -> None:
-    before = window_of(tmp_path, {"c": ["b", None, "a", "b"]}, 2).categories("c")
-    assert before.sizes == {"b": 2, "a": 1}
-    assert before.numbered({"a": 0, "b": 1})[[0, 2, 3]].tolist() == [1, 0, 1]
-    assert np.isnan(before.numbered({"a": 0, "b": 1})[1])
-    assert before.numbered({"a": 0}, default=9)[0] == 9

@@ -135,21 +135,6 @@ def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(
     assert len(seen.alerts) == 2
 
 
-def test_alerts_of_one_view_and_kind_are_one_sentence_with_their_number(
-    tmp_path: Path, store: ArtifactStore
-) -> None:
-    def every_second_day_twice(data: pd.DataFrame) -> pd.DataFrame:
-        day = (data["event_timestamp"] - START).dt.days
-        again = data[(data["event_timestamp"] >= after(0)) & (day % 2 == 0)]
-        return pd.concat([data, again], ignore_index=True)
-
-    seen = monitored(tmp_path, store, every_second_day_twice)
-
-    assert seen.num_alerts == seen.num_new_alerts == 14
-    [sentence] = seen.alerts
-    assert sentence.startswith("14 times from 2013-02-12 to 2013-03-11, at its worst: stations has")
-
-
 def test_a_day_is_judged_over_the_week_before_it(tmp_path: Path, store: ArtifactStore) -> None:
     halved: Change = lambda d: d.assign(  # noqa: E731
         level=d["level"].where(d["event_timestamp"] < after(14), d["level"] / 2)

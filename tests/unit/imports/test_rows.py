@@ -2,27 +2,50 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.imports.config import CorpusConfig
-from tasks.imports.rows import choose, docstrings, prepare_corpus
+from tasks.imports.config import CorpusConfig, RowsConfig
+from tasks.imports.rows import docstrings, prepare_corpus, take_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders
 
 
-def _lines(tmp_path: Path, count: int = 40, seed: int = 0) -> CorpusConfig:
-    file = tmp_path / "texts.txt"
-    file.write_text("\n".join(encoders.texts(count, seed)))
-    return CorpusConfig(file=file, judged_texts=20)
-
-
-def test_texts_become_token_ids_in_two_parts_that_share_none(
-    tmp_path: Path, store: ArtifactStore
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({"x": [1]}, DataContractError),
+        ({"part": ["judged"]}, DataContractError),
+        ({"part": ["calibration", None]}, DataContractError),
+        (None, ConfigurationError),
+    ],
+)
+def test_rows_without_both_parts_or_no_rows_are_refused(
+    tmp_path: Path,
+    store: ArtifactStore,
+    columns: dict[str, list[object]] | None,
+    error: type[Exception],
 ) -> None:
-    config = _lines(tmp_path)
-    encoder = encoders.write_encoder(tmp_path / "encoder")
+    file = tmp_path / "rows.parquet"
+    if columns is not None:
+        pq.write_table(pa.table(columns), file)
+    with pytest.raises(error, match=r"expected some of each|does not exist"):
+        take_rows(RowsConfig(file=file), store)
+
+
+@pytest.mark.parametrize("lines", [40, 12])
+def test_texts_become_token_ids_in_two_parts_that_share_none(
+    tmp_path: Path, store: ArtifactStore, lines: int
+) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(encoders.texts(lines) * 3))
+    config, encoder = CorpusConfig(file=file, judged_texts=20), encoders.write_encoder(tmp_path)
+    if lines < 32:
+        with pytest.raises(DataContractError, match="has 12 different texts"):
+            prepare_corpus(config, encoder, store)
+        return
     rows = prepare_corpus(config, encoder, store)
     table = pq.read_table(store.path(rows.data)).to_pydict()
     assert table["part"] == ["judged"] * 20 + ["calibration"] * 12
@@ -42,23 +65,3 @@ def test_docstrings_are_read_without_running_the_file(tmp_path: Path) -> None:
     assert sorted(docstrings(file)) == ["A \\d method.", "A class.", "Module of two lines."]
     file.write_text("def {{ template }}")
     assert list(docstrings(file)) == []
-
-
-def test_too_few_texts_are_refused_with_the_counts(tmp_path: Path) -> None:
-    config = _lines(tmp_path)
-    with pytest.raises(DataContractError, match="has 12 different texts"):
-        choose(iter(encoders.texts(12) * 3), config)
-
-
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        (CorpusConfig(packages=("no-such-package",)), "'no-such-package' is not installed here"),
-        (CorpusConfig(file=Path("absent.txt")), r"absent\.txt does not exist"),
-    ],
-)
-def test_a_source_that_is_not_there_is_a_sentence(
-    tmp_path: Path, store: ArtifactStore, config: CorpusConfig, sentence: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
-        prepare_corpus(config, encoders.write_encoder(tmp_path), store)
