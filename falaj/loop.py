@@ -133,7 +133,7 @@ def recalibrate(
 def recalibration_lines(result: RecalibrationResult) -> list[str]:
     """The outcome, a line each: the map, what it changed, what became of the version."""
     from flows.promotion import promotion_outcome
-    from tasks.evaluation.calibration.gain import describe_changes
+    from tasks.evaluation.recalibration import describe_changes
 
     lines = [""]
     fit, source = result.fit.fit, result.source

@@ -225,7 +225,7 @@ def fit_calibrator(
     Raises:
         ArtifactError: the scores are absent or damaged. Not retried.
     """
-    from tasks.evaluation.calibration.fit import fit_scored
+    from tasks.evaluation.recalibration import fit_scored
 
     outcome = fit_scored(scored, columns, config, Settings.from_environment().store)
     if outcome.refusal:
@@ -243,7 +243,7 @@ def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) 
 
     Safe to retry: it only reads.
     """
-    from tasks.evaluation.calibration.gain import announcement, why_no_gain
+    from tasks.evaluation.recalibration import announcement, why_no_gain
 
     calibration = model.calibration
     refusal = why_no_gain(evaluation, calibration.source.version)

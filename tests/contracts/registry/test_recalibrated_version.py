@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from tasks.conversion.calibrator import map_program
-from tasks.evaluation.calibration.gain import why_no_gain
+from tasks.evaluation.recalibration import why_no_gain
 from tasks.kernel.errors import RegistryError
 from tasks.registry.mlflow_registry import Registry
 from tasks.registry.model_folder import read_version

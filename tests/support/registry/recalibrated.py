@@ -17,9 +17,9 @@ from tasks.contracts.release import CalibrationSource, PromotionDecision
 from tasks.contracts.training import CandidateModel, RecalibratedModel
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation.baseline_model import score_baseline_model
-from tasks.evaluation.calibration.fit import fit_scored
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig, RecalibrationConfig
 from tasks.evaluation.judge import judge_model, score_window
+from tasks.evaluation.recalibration import fit_scored
 from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig

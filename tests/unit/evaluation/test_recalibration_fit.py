@@ -15,8 +15,8 @@ from sklearn.linear_model import LinearRegression
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import FitOutcome
-from tasks.evaluation.calibration.fit import fit_line, fit_map, fit_platt
 from tasks.evaluation.config import RecalibrationConfig
+from tasks.evaluation.recalibration import fit_line, fit_map, fit_platt
 
 WINDOW = TimeWindow(start=datetime(2026, 1, 1, tzinfo=UTC), end=datetime(2026, 1, 15, tzinfo=UTC))
 CONFIG = RecalibrationConfig(min_rows=50, min_positives=5)

@@ -14,7 +14,7 @@ from tasks.contracts.evaluation import (
     PairedComparison,
     RegressionComparison,
 )
-from tasks.evaluation.calibration.gain import why_no_gain
+from tasks.evaluation.recalibration import why_no_gain
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import dataset, frame
 from tests.support.registry.builders import evaluation, metric, trained_model
