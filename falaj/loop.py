@@ -224,7 +224,7 @@ def compress(
             config = config.model_copy(update={"compression": chosen})
         result = model_compression_flow(config, version)
         path = compression_path(result, context.settings.reports)
-        return [*compression_lines(result), row("Told in", path)]
+        return [*compression_lines(result), row("Outcome", path)]
 
     return run_flow(context, work)
 

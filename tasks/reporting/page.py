@@ -335,7 +335,7 @@ def write_compression(result: CompressionResult, folder: Path) -> tuple[Path, st
 
 
 def compression_path(result: CompressionResult, folder: Path) -> Path:
-    """Where the outcome is told: one for each parent and method."""
+    """Where the outcome is written: one file for each parent and method."""
     made = result.compression
     name = f"compression-{made.parent.name}-v{made.parent.version}-{made.method}"
     return folder / name / "compression.md"

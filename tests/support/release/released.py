@@ -421,5 +421,5 @@ def _asked(
     subject: str, row: int, sent: float, answer: aiohttp.ClientResponse, content: bytes
 ) -> Asked:
     score = json.loads(content)["outputs"][0]["data"][0] if answer.status == 200 else float("nan")
-    told = (answer.headers.get(f"x-{name}", "") for name in ("falaj-version", "request-id"))
-    return Asked(subject, row, sent, time.time(), answer.status, *told, score)
+    named = (answer.headers.get(f"x-{name}", "") for name in ("falaj-version", "request-id"))
+    return Asked(subject, row, sent, time.time(), answer.status, *named, score)
