@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 EXACT = ("horovod", "ddp", "fsdp")
-NAMES = (*EXACT, *(f"{name}, bf16" for name in EXACT))
+NAMES = (*EXACT, *(f"{name}, {precision}" for name in EXACT for precision in ("bf16", "fp16")))
 
 
 def test_every_strategy_has_the_losses_of_one_plain_process_on_cpu(tmp_path: Path) -> None:

@@ -43,9 +43,10 @@ def test_horovods_ranks_exchange_over_nccl(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses(on_gpus.epochs), losses(on_cpu.epochs), atol=1e-3)
 
 
-def test_mixed_precision_trains_as_well_as_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_as_well_as_full(tmp_path: Path, precision: str) -> None:
     full = train(tmp_path / "full", config(**on_ranks(1), device="cuda"))
-    changes = {"strategy": {"precision": "bf16"}, "device": "cuda", **on_ranks(1)}
+    changes = {"strategy": {"precision": precision}, "device": "cuda", **on_ranks(1)}
     mixed = train(tmp_path / "mixed", config(**changes))
     np.testing.assert_allclose(losses(mixed.epochs), losses(full.epochs), atol=0.05)
 

@@ -230,7 +230,7 @@ class TrainingSession:
 
     def _run_epoch(self, commit_point: CommitPoint) -> None:
         epoch, first_step, started = len(self._history), self._step, time.monotonic()
-        self._clock.begin(f"training, {self._sources.plan.num_steps} steps an epoch")
+        self._clock.begin("training", self._sources.plan.num_steps)
         self._train(epoch, commit_point)
         train_s = time.monotonic() - started
         self._add_own_loss()

@@ -27,7 +27,7 @@ from tasks.training.core.run_directory import (
     TrainingJob,
 )
 from tasks.training.launch.rank_group import RankGroup, end_in_words, error_of_rank
-from tasks.training.telemetry.step_clock import read_clocks
+from tasks.training.telemetry.step_clock import ClockReading, read_clocks
 
 LOGGER = logging.getLogger(__name__)
 LINE_EVERY_S = 10.0
@@ -99,6 +99,7 @@ class RunMonitor:
         self._progress_at = self._started
         self._last_progress: dict[int, str] = {}
         self._logged_at = self._started
+        self._first_seen: tuple[float, int] | None = None
 
     def check(self) -> None:
         """Pass on new epochs and progress, and keep the time limit.
@@ -145,11 +146,24 @@ class RunMonitor:
         progress = {clock.rank: clock.progress for clock in clocks}
         if progress != self._last_progress:
             self._last_progress, self._progress_at = progress, now
-        training = [clock for clock in clocks if clock.epoch is not None]
+        training = [c for c in clocks if c.epoch is not None and c.num_steps_to_do]
         if training and now - self._logged_at >= LINE_EVERY_S:
             self._logged_at = now
             behind = min(training, key=lambda clock: (clock.epoch, clock.step))
-            LOGGER.info("%s", behind.progress)
+            rows_per_s = sum(clock.rows_per_s or 0 for clock in training)
+            LOGGER.info("%s", self._how_far(behind, now, rows_per_s))
+
+    def _how_far(self, clock: ClockReading, now: float, rows_per_s: float) -> str:
+        epoch, steps, most = clock.epoch or 0, clock.num_steps_to_do or 0, self._config.max_epochs
+        done = epoch * steps + clock.step
+        text = f"epoch {epoch + 1} of {most}, step {clock.step} of {steps}, {rows_per_s:.0f} rows/s"
+        first_s, first = self._first_seen or (now, done)
+        if done <= first:  # nothing to compare with, or resumed from an earlier checkpoint
+            self._first_seen = now, done
+            return text
+        self._first_seen = first_s, first
+        left_s = (most * steps - done) * (now - first_s) / (done - first)
+        return f"{text}, about {left_s / 60:.1f} min left"
 
     def _check_for_progress(self, now: float) -> None:
         """A rank that waits for another reports nothing either: so all must be silent."""

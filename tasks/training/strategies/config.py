@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tasks.contracts.base import field_title, retired
 
 StrategyName = Literal["horovod", "ddp", "fsdp"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "powersgd"]
 
 
@@ -26,12 +26,19 @@ class StrategyConfig(BaseModel):
     precision: Precision = Field(
         default="fp32",
         description="Of forward and backward; weights, sums and the optimizer stay in fp32. `bf16` "
-        "pays on CPUs and GPUs that have it.",
+        "pays on CPUs and GPUs that have it, `fp16` (with loss scaling) on GPUs that do not.",
     )
     compile: bool = Field(
         default=False,
         description="Compile the network with torch.compile: minutes at the start, then faster "
         "steps; results are the same up to rounding.",
+    )
+    accumulation_steps: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Parts that a rank's rows of a step are computed in, one after the other: less "
+        "memory, the same gradient; exchanged once a step.",
     )
     max_gradient_norm: float | None = Field(
         default=None,
@@ -58,7 +65,7 @@ class StrategyConfig(BaseModel):
         "round behind. Results do not depend on how fast ranks are.",
     )
 
-    _retired = retired("tensor_parallel_size", "accumulation_steps")
+    _retired = retired("tensor_parallel_size")
 
     @property
     def engine(self) -> Literal["horovod", "torch"]:
@@ -83,11 +90,18 @@ class StrategyConfig(BaseModel):
         needs_gradient = {
             "gradient_compression": self.gradient_compression != "none",
             "max_gradient_norm": self.max_gradient_norm is not None,
+            "precision": self.precision == "fp16",
         }
         asked = [field for field, is_set in needs_gradient.items() if is_set]
         if asked and (self.local_steps > 1 or self.asynchronous):
             raise ValueError(
                 f"{asked[0]}={getattr(self, asked[0])} needs the gradient of all ranks in each "
                 "step, but with local_steps or asynchronous ranks average weights; leave one out"
+            )
+        if self.precision == "fp16" and self.gradient_compression == "powersgd":
+            raise ValueError(
+                "gradient_compression='powersgd' adds what it left out to later steps, whose "
+                "gradients precision='fp16' scales differently; use precision='bf16' or "
+                "gradient_compression='fp16'"
             )
         return self

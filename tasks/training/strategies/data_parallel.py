@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,12 +35,15 @@ from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import gradient_sum
 from tasks.training.strategies.optimizer import (
     FlatGradients,
+    LossScale,
     NamedOptimizer,
     as_it_is,
     autocast,
     on_host,
     ring_bytes,
 )
+
+LOGGER = logging.getLogger(__name__)
 
 
 def _no_phase(_: str) -> AbstractContextManager[object]:
@@ -53,7 +57,7 @@ class Strategy:
     in fp32 whatever the precision of training: the network is judged as it will serve.
 
     Args:
-        config: precision, clipping.
+        config: precision, clipping, accumulation.
         ranks: who trains.
         network: on the CPU; from now on the strategy's.
         row_losses: (outputs, labels) to the loss of each row.
@@ -85,6 +89,7 @@ class Strategy:
         self.wire_bytes = 0
         """Bytes of gradients and weights that this rank has sent, as far as the strategy sees."""
         self._row_losses = row_losses
+        self._scale = LossScale.of(config.precision)
         ranks.broadcast_(itertools.chain(network.parameters(), network.buffers()))
         self.network.to(device)
         self._prepare()
@@ -108,6 +113,10 @@ class Strategy:
         outputs: Tensor = self.network(*inputs)
         return outputs
 
+    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
+        """The context of a backward pass; only the last one of a step may sum gradients."""
+        return nullcontext()
+
     def _sum_gradients(self) -> None:
         """Replace this rank's gradients by their sums over all ranks, where backward did not."""
 
@@ -117,7 +126,11 @@ class Strategy:
 
     def _loss_factor(self, global_rows: int) -> float:
         """What a sum of row losses is multiplied with before the backward pass."""
-        return 1.0 / max(global_rows, 1)
+        return self._scale.factor / max(global_rows, 1)
+
+    def _gradient_factor(self) -> float:
+        """What the summed gradients are to be multiplied with."""
+        return 1.0 / self._scale.factor
 
     def _norm(self) -> float:
         """Euclidean norm of the whole gradient, equal on all ranks."""
@@ -155,22 +168,31 @@ class Strategy:
             self.network.train()
         on_device = batch.to(self.device)
         self._clear_gradients()
-        loss = self._backward(on_device, global_rows)
+        loss = self._accumulate(on_device, global_rows)
         with self.phase("exchange"):
             self._sum_gradients()
-        norm = self._norm()
-        if not math.isfinite(norm):
+        norm = self._norm() * self._gradient_factor()
+        if math.isfinite(norm):
+            self._step(norm, learning_rate)
+        elif self._scale.factor > 1:
+            self._scale.after_overflow()
+            LOGGER.debug("fp16 overflow: step skipped, loss scale now %g", self._scale.factor)
+        else:
             self._name_the_source(on_device)
-        self._step(norm, learning_rate)
         return loss
 
-    def _backward(self, batch: Batch, global_rows: int) -> Tensor:
-        """Make the gradient of this rank's rows; returns the sum of their losses."""
-        if not batch.num_rows and not self._empty_batches_count:
-            return torch.zeros((), device=self.device)
-        loss = self._losses(batch).sum()
-        (loss * self._loss_factor(global_rows)).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+    def _accumulate(self, batch: Batch, global_rows: int) -> Tensor:
+        """Add up the gradient of this rank's rows part by part; returns the sum of their losses."""
+        total = torch.zeros((), device=self.device)
+        count = self.config.accumulation_steps
+        for number, part in enumerate(_parts(batch, count), start=1):
+            if part.num_rows or self._empty_batches_count:
+                with self._exchanging(last=number == count):
+                    loss = self._losses(part).sum()
+                    backward = (loss * self._loss_factor(global_rows)).backward
+                    backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        return total
 
     def _losses(self, batch: Batch) -> Tensor:
         with autocast(self.config.precision, self.device):
@@ -178,10 +200,14 @@ class Strategy:
         return self._row_losses(outputs.float(), batch.labels)
 
     def _step(self, norm: float, learning_rate: float) -> None:
-        limit = self.config.max_gradient_norm
+        limit, factor = self.config.max_gradient_norm, self._gradient_factor()
         if limit is not None and norm > limit:
-            torch._foreach_mul_(self._gradients(), limit / norm)
+            factor *= limit / norm
+        if factor != 1.0:
+            torch._foreach_mul_(self._gradients(), factor)
         self._optimizer.step(learning_rate)
+        if self.config.precision == "fp16":
+            self._scale.after_step()
 
     def _name_the_source(self, batch: Batch) -> NoReturn:
         """Name the ranks whose rows break a step; the weights are those from before. Collective."""
@@ -218,11 +244,12 @@ class Strategy:
 
         `network` maps parameter and buffer names to tensors; `optimizer` maps "name/field" to
         tensors and numbers, such as "perceptron.0.weight/exp_avg". What belongs to the strategy
-        alone, such as error feedback, is under `strategy`.
+        alone (a gradient scaler, error feedback) is under `strategy`.
         """
         network = {n: on_host(self._to_plain(n, v)) for n, v in self._held_state().items()}
         optimizer = self._optimizer.state(self._to_plain)
-        return {"network": network, "optimizer": optimizer, "strategy": {}}
+        scale = self._scale.state() if self.config.precision == "fp16" else {}
+        return {"network": network, "optimizer": optimizer, "strategy": scale}
 
     @contextmanager
     def judged_with(self, weights: State) -> Iterator[None]:
@@ -258,6 +285,8 @@ class Strategy:
             )
         self._put(state["network"])
         self._optimizer.load(state["optimizer"], self._from_plain)
+        if self.config.precision == "fp16":
+            self._scale.load(state.get("strategy", {}))
 
     @torch.no_grad()
     def checksum(self) -> list[float]:
@@ -319,15 +348,32 @@ class DdpStrategy(Strategy):
         outputs: Tensor = self._wrapped(*inputs)
         return outputs
 
+    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if last else self._wrapped.no_sync()
+
+    # DDP divides by the number of ranks what it sums. In fp16 the loss has no room for that number,
+    # and the gradients are to be multiplied in any case.
+
     def _loss_factor(self, global_rows: int) -> float:
-        # DDP divides by the number of ranks what it sums.
-        return super()._loss_factor(global_rows) * self.ranks.size
+        before = 1 if self.config.precision == "fp16" else self.ranks.size
+        return super()._loss_factor(global_rows) * before
+
+    def _gradient_factor(self) -> float:
+        after = self.ranks.size if self.config.precision == "fp16" else 1
+        return super()._gradient_factor() * after
 
     def _sum_gradients(self) -> None:
         self.wire_bytes += ring_bytes(self._num_bytes, self.ranks.size)
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.network.parameters() if p.grad is not None]
+
+
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    """`count` parts of a batch, as equal as possible; some are empty where it is small."""
+    split = [torch.tensor_split(part, count) for part in (*batch.inputs, batch.labels)]
+    for *inputs, labels in zip(*split, strict=True):
+        yield Batch(tuple(inputs), labels)
 
 
 STRATEGIES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import OptimizerBuilder, State
 from tasks.training.strategies.config import Precision
 
+SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+MAX_LOSS_SCALE = 2.0**24
 OfParameter = Callable[[str, Tensor], Tensor]
 """(parameter's name, tensor of its shape): makes a whole tensor of what a rank holds, or cuts what
 a rank holds out of a whole one."""
@@ -140,4 +143,41 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """The context in which the network runs: products in 16 bits where `precision` asks for it."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=SIXTEEN_BITS[precision])
+
+
+@dataclass
+class LossScale:
+    """The factor of the loss that keeps small fp16 gradients from becoming zero; else 1.
+
+    The rule of `torch.amp.GradScaler`, but judged on the gradient of all ranks, so that all of them
+    skip the same steps: halved when a gradient overflows, doubled after many that did not.
+    """
+
+    factor: float
+    clean_steps: int = 0
+    growth_steps: int = 2000
+
+    @classmethod
+    def of(cls, precision: Precision) -> LossScale:
+        """That of the first step."""
+        return cls(2.0**16 if precision == "fp16" else 1.0)
+
+    def after_overflow(self) -> None:
+        """The step is skipped; try the next one with half the scale."""
+        self.factor, self.clean_steps = self.factor / 2, 0
+
+    def after_step(self) -> None:
+        """The gradient was in range."""
+        self.clean_steps += 1
+        if self.clean_steps >= self.growth_steps:
+            self.factor, self.clean_steps = min(2 * self.factor, MAX_LOSS_SCALE), 0
+
+    def state(self) -> State:
+        """What a checkpoint keeps."""
+        return {"loss_scale": self.factor, "clean_steps": self.clean_steps}
+
+    def load(self, state: State) -> None:
+        """Take over a checkpoint's scale; one that was written without any leaves this as it is."""
+        self.factor = float(state.get("loss_scale", self.factor))
+        self.clean_steps = int(state.get("clean_steps", 0))

@@ -6,6 +6,7 @@ block computes, so a network may be larger than one device's memory.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, cast
 
 import numpy as np
@@ -57,13 +58,18 @@ class FsdpStrategy(Strategy):
         self._root.reshard()
         return outputs
 
+    def _exchanging(self, last: bool) -> AbstractContextManager[object]:
+        self._root.set_requires_gradient_sync(last)
+        return nullcontext()
+
     def _sum_gradients(self) -> None:
         """Backward has summed them; count what travelled, at most.
 
-        A ring gathers the weights for the forward and again for the backward pass, and scatters the
-        sums of the gradients.
+        A ring gathers the weights for the forward and again for the backward pass of each part of
+        the batch, and scatters the sums of the gradients once.
         """
-        self.wire_bytes += 3 * self._num_bytes * (self.ranks.size - 1) // self.ranks.size
+        passes = 2 * self.config.accumulation_steps + 1
+        self.wire_bytes += passes * self._num_bytes * (self.ranks.size - 1) // self.ranks.size
 
     def _gradients(self) -> list[Tensor]:
         gradients = (cast(DTensor | None, p.grad) for p in self._parts.values())

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from tasks.contracts.telemetry import Diagnosis, Finding, RankTelemetry, Setting
+from tasks.contracts.telemetry import Diagnosis, Finding, HostTelemetry, RankTelemetry, Setting
 from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.meters import computes_bf16
 from tasks.training.telemetry.step_clock import STEP_PHASES, WARM_UP_STEPS
 
-Kind = Literal["input", "communication", "compute", "imbalance"]
+Kind = Literal["input", "communication", "compute", "memory", "imbalance"]
 INPUT_SHARE = 0.20
 WIRE_SHARE = 0.20
 WAITING_SHARE = 0.15
@@ -29,12 +29,14 @@ STARVED_SHARE = 0.75
 COMPUTE_SHARE = 0.60
 ONE_PROCESS_SHARE = 0.40
 """Above it, one process with all the threads beats ranks on one CPU host."""
+FAULTS_PER_STEP = 20
 LARGEST_BATCH = 1 << 20
 MIN_STEADY_STEPS = 3
 KIND_NAMES = {
     "input": "input-bound",
     "communication": "communication-bound",
     "compute": "compute-bound",
+    "memory": "memory-bound",
     "imbalance": "uneven ranks",
 }
 
@@ -68,8 +70,8 @@ class _Steps:
     Ranks of an elastic run may have taken part in different numbers of steps.
     """
 
-    def __init__(self, ranks: Sequence[RankTelemetry], job: JobFacts) -> None:
-        self.job = job
+    def __init__(self, ranks: Sequence[RankTelemetry], host: HostTelemetry, job: JobFacts) -> None:
+        self.host, self.job = host, job
         self.ranks = [rank for rank in ranks if _steady_steps(rank) >= MIN_STEADY_STEPS]
         self.num_hosts = len({rank.host for rank in ranks}) or 1
         self.data_s, self.compute_s, self.exchange_s = (
@@ -85,20 +87,21 @@ class _Steps:
         self.waiting = max(sum(self.exchange_s) / total_s - self.wire, 0.0)
 
 
-def diagnose(ranks: Sequence[RankTelemetry], job: JobFacts) -> Diagnosis:
+def diagnose(ranks: Sequence[RankTelemetry], host: HostTelemetry, job: JobFacts) -> Diagnosis:
     """Say what holds a run back and what to change: the heaviest first, but a cause before all.
 
     Args:
         ranks: what the clocks of all ranks showed at the end.
+        host: the driver's host.
         job: how the run was carried out.
     """
-    steps = _Steps(ranks, job)
+    steps = _Steps(ranks, host, job)
     if steps.total_s <= 0:
         return Diagnosis(
             summary=f"Too short to be judged: {MIN_STEADY_STEPS} steps are needed after the first "
             f"{WARM_UP_STEPS}."
         )
-    rules = (_imbalance, _input_bound, _communication_bound, _compute_bound)
+    rules = (_imbalance, _input_bound, _communication_bound, _short_of_memory, _compute_bound)
     found = [finding for rule in rules if (finding := rule(steps))]
     # A rank without its core is slow at everything, exchanging too: so that cause comes first.
     findings = sorted(found, key=lambda f: (f.kind != "imbalance" or not f.suggestions, -f.share))
@@ -191,6 +194,22 @@ def _why_slowest(steps: _Steps, slowest: int) -> tuple[str, str, dict[str, Setti
         return cause, advice, {"num_shards": even} if even != shards else {}
     advice = "Its host or device is slower: replace it, or leave it out."
     return "It has the same rows and its core to itself.", advice, {}
+
+
+def _short_of_memory(steps: _Steps) -> Finding | None:
+    """Pages that come back from swap, step after step; a file in a memory map faults too."""
+    faults = max(r.major_faults / r.num_steps for r in steps.ranks)
+    swapped = steps.host.swapped_in_bytes
+    if faults < FAULTS_PER_STEP or not swapped:
+        return None
+    parts = steps.job.config.strategy.accumulation_steps * 4
+    evidence = (
+        f"Memory is short: a rank reads {faults:.0f} pages a step back from disk, and "
+        f"{swapped / 1e6:.0f} MB came back from swap."
+    )
+    advice = f"Compute a step in smaller parts (strategy.accumulation_steps {parts})."
+    suggestions: dict[str, Setting] = {"strategy.accumulation_steps": parts}
+    return _finding("memory", steps.compute, evidence, advice, suggestions if parts <= 1024 else {})
 
 
 def _compute_bound(steps: _Steps) -> Finding | None:

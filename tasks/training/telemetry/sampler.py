@@ -149,7 +149,7 @@ class TelemetrySampler:
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
         """The result with what held the run back; for ranks that have ended well."""
         result = self.result()
-        diagnosis = diagnose(result.ranks, job)
+        diagnosis = diagnose(result.ranks, result.host, job)
         return result.model_copy(update={"diagnosis": diagnosis})
 
     def _sample_now_and_then(self) -> None:

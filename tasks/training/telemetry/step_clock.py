@@ -55,6 +55,8 @@ class ClockReading(RankTelemetry):
     epoch: int | None
     step: NonNegativeInt
     """How far it is in what it is doing."""
+    num_steps_to_do: NonNegativeInt | None = None
+    """In an epoch."""
 
     @property
     def progress(self) -> str:
@@ -116,6 +118,7 @@ class StepClock:
         self._doing = "starting"
         self._epoch: int | None = None
         self._step = 0
+        self._to_do: int | None = None
         self._refused: StorageError | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -133,9 +136,9 @@ class StepClock:
         """A context whose time counts for the phase, without that of phases inside it."""
         return self._phases[name]
 
-    def begin(self, doing: str) -> None:
-        """The rank does something else from now on."""
-        self._doing, self._epoch, self._step = doing, None, 0
+    def begin(self, doing: str, num_steps: int | None = None) -> None:
+        """The rank does something else from now on, in so many steps."""
+        self._doing, self._epoch, self._step, self._to_do = doing, None, 0, num_steps
 
     def advance(self, epoch: int | None = None, step: int | None = None) -> None:
         """The rank has come further in what it does.
@@ -215,6 +218,7 @@ class StepClock:
             doing=self._doing,
             epoch=self._epoch,
             step=self._step,
+            num_steps_to_do=self._to_do,
             num_steps=self._num_steps,
             num_rows=num_rows,
             rows_per_s=(num_rows - warm_rows) / steady_s if steady_s else None,

@@ -99,11 +99,20 @@ CASES = {
         *(
             Case(f"{name}, {what}", strategy_config(name=name, **fields), sizes=(2,))
             for name in ("horovod", "ddp", "fsdp")
-            for what, fields in (("clipped", {"max_gradient_norm": 0.05}),)
+            for what, fields in (
+                ("accumulating", {"accumulation_steps": 3}),
+                ("clipped", {"max_gradient_norm": 0.05}),
+            )
         ),
         *(
-            Case(f"{name}, bf16", strategy_config(name=name, precision="bf16"), sizes=(2,), **LOOSE)
+            Case(
+                f"{name}, {precision}",
+                strategy_config(name=name, precision=precision),
+                sizes=(2,),
+                **LOOSE,
+            )
             for name in ("horovod", "ddp", "fsdp")
+            for precision in ("bf16", "fp16")
         ),
         *(
             Case(f"{name}, {what}", strategy_config(name=name, **fields), sizes=(2, 3), **near)
@@ -125,6 +134,7 @@ CASES = {
             "horovod, everything",
             strategy_config(
                 precision="bf16",
+                accumulation_steps=2,
                 max_gradient_norm=0.05,
             ),
             sizes=(2,),

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from tasks.contracts.telemetry import PhaseTime, RankTelemetry
+from tasks.contracts.telemetry import HostTelemetry, PhaseTime, RankTelemetry
 from tasks.training.config import TrainingConfig
 from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.step_clock import PHASES, WARM_UP_STEPS, ClockReading, clock_path
 
 NUM_STEPS = 100
+HOST = HostTelemetry(
+    name="one", num_cores=2, memory_bytes=8_000_000_000, cpu_share_mean=0.9, cpu_share_max=1.0,
+    temperature_max_c=None, network_sent_bytes=0, network_received_bytes=0,
+    loopback_bytes=1_000_000, swapped_in_bytes=0,
+)  # fmt: skip
 JOB = JobFacts(
     TrainingConfig(global_batch_size=2048, num_shards=8), num_ranks=2, threads_per_rank=1,
     num_cores=2,

@@ -119,6 +119,20 @@ def test_an_attempt_that_takes_too_long_says_how_far_it_came(
     assert seen == [0, 1]
 
 
+def test_the_rank_furthest_behind_tells_how_long_it_will_take(
+    run: RunDirectory, ranks: FakeRanks, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = monitor_of(run)
+    with caplog.at_level("INFO"):
+        for step in range(0, 50, 10):
+            clock.now += 10
+            for rank, ahead in enumerate((5, 0)):
+                where = {"epoch": 0, "step": step + ahead, "num_steps_to_do": 100}
+                write_clock(run.path, rank, rows_per_s=500.0, **where)
+            looked(monitor, ranks)
+    assert "epoch 1 of 8, step 40 of 100, 1000 rows/s, about 12.7 min left" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("line", "level", "message"),
     [

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from tasks.training.strategies.optimizer import (
     FlatGradients,
+    LossScale,
     NamedOptimizer,
 )
 from tests.support.ranks.strategy_cases import SmallNetwork, adamw, global_batch
@@ -72,3 +75,21 @@ def test_state_is_known_by_name_and_holds_copies() -> None:
     second.load(state)
     trained(network, second, 1)
     assert torch.equal(state["entry.weight/exp_avg"], kept)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_the_loss_scale_is_that_of_torchs_own_scaler(overflows: list[bool]) -> None:
+    ours = LossScale(2.0**10, growth_steps=4)
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    for overflow in overflows:
+        theirs.scale(torch.ones(1))
+        parameter.grad = torch.full((1,), float("inf") if overflow else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        ours.after_overflow() if overflow else ours.after_step()
+        assert ours.factor == theirs.get_scale()
+    again = LossScale(2.0**16, growth_steps=4)
+    again.load(ours.state())
+    assert again == ours

@@ -24,7 +24,8 @@ def config(**fields: object) -> StrategyConfig:
             {"local_steps": 2, "max_gradient_norm": 1.0},
             "max_gradient_norm=1.0 needs the",
         ),
-        ({"precision": "fp16"}, "Input should be 'fp32' or 'bf16'"),
+        ({"local_steps": 2, "precision": "fp16"}, "precision=fp16 needs the"),
+        ({"precision": "fp16", "gradient_compression": "powersgd"}, "use precision='bf16' or"),
         (
             {"asynchronous": True, "gradient_compression": "fp16"},
             "asynchronous ranks average",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.contracts.telemetry import Diagnosis, Finding, RankTelemetry
 from tasks.training.telemetry.diagnosis import JobFacts, diagnose
-from tests.support.training.timed_ranks import JOB, rank
+from tests.support.training.timed_ranks import HOST, JOB, rank
 
 
 def only(diagnosis: Diagnosis) -> Finding:
@@ -61,13 +61,13 @@ def test_the_cause_is_found_with_what_cures_it(
     suggestions: dict[str, object],
     evidence: str,
 ) -> None:
-    finding = only(diagnose(ranks, facts))
+    finding = only(diagnose(ranks, HOST, facts))
     assert (finding.kind, finding.suggestions) == (kind, suggestions)
     assert evidence in finding.evidence
 
 
 def test_balanced_ranks_have_nothing_to_change() -> None:
-    diagnosis = diagnose([rank(0), rank(1)], JOB)
+    diagnosis = diagnose([rank(0), rank(1)], HOST, JOB)
     assert diagnosis.findings == ()
     assert diagnosis.summary == (
         "Nothing to change: a step of 10 ms is 90% computing, 3% waiting for rows, 7% "
@@ -77,7 +77,7 @@ def test_balanced_ranks_have_nothing_to_change() -> None:
 
 def test_a_taken_core_comes_before_the_exchange_that_it_slows_down() -> None:
     ranks = [rank(0, exchange_ms=90), rank(1, compute_ms=48, exchange_ms=51, cpu_share=0.2)]
-    assert [f.kind for f in diagnose(ranks, JOB).findings] == ["imbalance", "communication"]
+    assert [f.kind for f in diagnose(ranks, HOST, JOB).findings] == ["imbalance", "communication"]
 
 
 def test_a_rank_with_more_rows_is_named() -> None:
@@ -85,9 +85,18 @@ def test_a_rank_with_more_rows_is_named() -> None:
         rank(2, compute_ms=10, num_rows=100_000)
     ]
     facts = replace(JOB, num_ranks=3, num_cores=3)
-    imbalance = next(f for f in diagnose(ranks, facts).findings if f.kind == "imbalance")
+    imbalance = next(f for f in diagnose(ranks, HOST, facts).findings if f.kind == "imbalance")
     assert "2.00 times as many rows" in imbalance.evidence
     assert imbalance.suggestions == {"num_shards": 9}
+
+
+def test_swapping_is_short_memory() -> None:
+    host = HOST.model_copy(update={"swapped_in_bytes": 3_000_000_000})
+    finding = only(diagnose([rank(0, major_faults=90_000), rank(1)], host, JOB))
+    assert finding.kind == "memory"
+    assert finding.suggestions == {"strategy.accumulation_steps": 4}
+    assert "900 pages a step" in finding.evidence
+    assert "3000 MB came back from swap" in finding.evidence
 
 
 times = st.floats(min_value=0, max_value=1e4, allow_nan=False)
@@ -101,7 +110,7 @@ def test_any_times_give_findings_in_order_with_shares_of_one(
         rank(n, data, compute, exchange, cpu)
         for n, (data, compute, exchange, cpu) in enumerate(measured)
     ]
-    diagnosis = diagnose(ranks, replace(JOB, num_ranks=len(ranks)))
+    diagnosis = diagnose(ranks, HOST, replace(JOB, num_ranks=len(ranks)))
     later = [f.share for f in diagnosis.findings if "launch.ranks" not in f.suggestions]
     assert later == sorted(later, reverse=True)
     kinds = [finding.kind for finding in diagnosis.findings]
