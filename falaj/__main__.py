@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from falaj.context import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_INPUT, read_context
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError
-from tasks.kernel.scratch import temporary_files
+from tasks.kernel.files import temporary_files
 
 COMMANDS = {
     "Loop": {

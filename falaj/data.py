@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from falaj.context import End, Here, Start, time_window
 from falaj.loop import row
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import digest_of
-from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.files import digest_of, scratch_folder
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from tasks.evaluation.task import judge_student, score_model_window
 from tasks.registry.task import claim_model_name, find_compression_parent
 from tasks.reporting.task import publish_compression
 from tasks.training.compression.plan import StudentPlan, chosen
-from tasks.training.compression.task import plan_student
-from tasks.training.task import train_distributed
+from tasks.training.task import plan_student, train_distributed
 
 
 @flow(

@@ -33,9 +33,8 @@ from tasks.reporting.task import publish_search
 from tasks.training.search.config import configured, described
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
-from tasks.training.search.task import run_trial, search_folder
 from tasks.training.search.trial import Driver, TrialOrder, check_any_succeeded, study_name
-from tasks.training.task import train_distributed
+from tasks.training.task import run_trial, search_folder, train_distributed
 
 
 @flow(

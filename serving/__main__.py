@@ -47,7 +47,7 @@ from serving.security.config import SECURITY_FILE, SecurityConfig
 from serving.security.tls import only_tls_1_3
 from tasks.features.access.profile import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
-from tasks.kernel.scratch import temporary_files
+from tasks.kernel.files import temporary_files
 from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256

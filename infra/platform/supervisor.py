@@ -36,8 +36,7 @@ from infra.platform.files import (
 )
 from tasks.kernel import guard
 from tasks.kernel.errors import FalajError, StorageError
-from tasks.kernel.files import make_folder
-from tasks.kernel.scratch import TEMPORARY, TMPDIR, new_folder
+from tasks.kernel.files import TEMPORARY, TMPDIR, make_folder, new_folder
 from tasks.kernel.settings import PROJECT_ROOT
 
 LOGGER = logging.getLogger(__name__)

@@ -28,9 +28,9 @@ from tasks.kernel.files import (
     make_folder,
     read_yaml,
     require_space,
+    scratch_folder,
     size_of,
 )
-from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]

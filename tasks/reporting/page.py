@@ -30,8 +30,7 @@ from tasks.kernel.errors import (
     StorageError,
     refused_writes_explained,
 )
-from tasks.kernel.files import write_atomically
-from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.settings import (
     DEFAULT_FEATURE_REPO,
     URI_SCHEME,

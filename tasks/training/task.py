@@ -1,25 +1,37 @@
-"""Prefect task of the training room."""
+"""Prefect tasks of the training room: a training, a trial, the plan of a smaller network."""
 
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from typing import cast
 from uuid import UUID
 
 import httpx
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.artifacts import (
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect.logging import get_run_logger
+from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint, TrainedModel
+from tasks.contracts.release import CompressionParent
+from tasks.contracts.training import (
+    DistillationTargets,
+    EpochMetrics,
+    StartingPoint,
+    TrainedModel,
+    TrialRecord,
+)
 from tasks.kernel.retry_policy import RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
+from tasks.training.compression.config import CompressionConfig
+from tasks.training.compression.plan import StudentPlan
 from tasks.training.config import TrainingConfig
+from tasks.training.search.trial import TrialOrder
 
 LOGGER = logging.getLogger(__name__)
 # Above the longest `time_limit_s`, which the driver keeps itself and which names what was reached.
@@ -113,3 +125,80 @@ def train_distributed(
         f"{model.launch}.",
     )
     return model
+
+
+@task(
+    name="plan-student",
+    task_run_name="plan-{config.method}-of-v{parent.program.version.version}",
+    **RETRIED,
+    timeout_seconds=600,
+    persist_result=True,
+    result_serializer="json",
+    cache_policy=ByContent(task_file=__file__),
+)
+def plan_student(
+    parent: CompressionParent, config: CompressionConfig, present: TrainingConfig
+) -> StudentPlan:
+    """Decide what a smaller network is, and prune the parent where that is asked for.
+
+    Safe to retry: the pruned weights appear whole, under a key of their content, or not at all.
+
+    Raises:
+        ConfigurationError: the network would be no smaller, or cannot be pruned. Not retried.
+        ArtifactError: the parent's checkpoint is absent or damaged. Not retried.
+        StorageError: the disk refused a write. Not retried.
+    """
+    from tasks.training.compression import plan as planning
+
+    plan = planning.plan_student(parent, config, present, Settings.from_environment().store)
+    get_run_logger().info(
+        "%s: hidden layers of %s units, the large network has %s",
+        config.method,
+        "-".join(map(str, plan.config.hidden_sizes)),
+        "-".join(map(str, plan.compression.parent_sizes)),
+    )
+    return plan
+
+
+# No timeout: a trial may run in a thread, where Prefect cannot keep one. The training's own driver
+# keeps `time_limit_s`.
+@task(
+    name="run-trial",
+    task_run_name="trial-{order.number}-of-{order.study}",
+    **RETRIED,
+    cache_policy=NO_CACHE,
+)
+def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) -> TrialRecord:
+    """Train one point of the search space and keep the outcome in the study.
+
+    Not cached: the study records what was done, and a model is trained once whatever asks for it.
+    Safe to retry: an outcome is kept once, and ranks resume from the newest complete checkpoint.
+
+    Raises:
+        TransientError: a rank was lost, or the study's database does not answer. Retried.
+        FalajError: what says nothing about this point, such as a full disk. Not retried.
+    """
+    from tasks.training.launch.launcher import launch_training
+    from tasks.training.search import trial
+    from tasks.training.search.storage import StudyStorage
+    from tasks.training.search.study import Study
+
+    settings, logger = Settings.from_environment(), get_run_logger()
+    storage = StudyStorage.of(order.search.storage, search_folder(settings), os.environ)
+    study = Study(order.study, storage, order.search, order.base.max_epochs)
+    trial.run_trial(
+        order,
+        study,
+        settings.home / "training" / "trials",
+        lambda config, work, report: launch_training(
+            dataset, splits, config, settings.store, work, report
+        ),
+    )
+    record = study.trial(order.number)
+    logger.debug("trial %d: %s", record.number, record.state)
+    return record
+
+
+def search_folder(settings: Settings) -> Path:
+    """Folder of the studies' database and locks."""
+    return settings.home / "search"

@@ -12,7 +12,7 @@ import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
-from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.files import scratch_folder
 from tasks.validation.baseline import DAYS, Baseline, judge_days, literal, quoted
 from tasks.validation.suites import SUBJECT, ColumnKind, Suite
 

@@ -39,7 +39,7 @@ from tasks.conversion.targets.interface import (
     loaded,
 )
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.files import scratch_folder
 
 if TYPE_CHECKING:
     import torch

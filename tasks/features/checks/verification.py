@@ -40,8 +40,7 @@ from tasks.features.tables.evidence import (
 )
 from tasks.features.tables.ledger import SNAPSHOTS
 from tasks.kernel.errors import ArtifactError
-from tasks.kernel.files import digest_of
-from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.files import digest_of, scratch_folder
 from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)

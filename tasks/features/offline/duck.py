@@ -11,7 +11,7 @@ import duckdb
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ArtifactError, StorageError
-from tasks.kernel.scratch import scratch_folder
+from tasks.kernel.files import scratch_folder
 
 LARGEST_NUMBER = 3.4028234663852886e38
 """Models take 32-bit floats, in which anything beyond this is infinite."""

@@ -33,7 +33,7 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import flush_to_disk, replacing
-from tasks.training.checkpoints.config import CheckpointConfig
+from tasks.training.config import CheckpointConfig
 
 FILE_NAME = "s3-access.json"
 OWNER_ONLY = 0o600

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tasks.kernel.errors import ArtifactError, TrainingError
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.location import Location, S3Access, S3Location, read_access
+from tasks.training.config import CheckpointConfig
 from tasks.training.strategies.base import Communicator, State
 
 LOGGER = logging.getLogger(__name__)

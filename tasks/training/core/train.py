@@ -24,13 +24,20 @@ from tasks.kernel.files import write_atomically
 from tasks.training.checkpoints.store import CheckpointStore, agreed_newest, serialized
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import TabularNetwork, export_program
-from tasks.training.core.objective import Objective, labels_of, objective_of
+from tasks.training.core.objective import (
+    MIN_STEPS_PER_EPOCH,
+    Objective,
+    adamw,
+    averaged,
+    labels_of,
+    objective_of,
+    one_cycle_rate,
+)
 from tasks.training.core.run_directory import (
     RunDirectory,
     RunResult,
     TrainingJob,
 )
-from tasks.training.core.schedule import MIN_STEPS_PER_EPOCH, adamw, averaged, one_cycle_rate
 from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.source import BLOCK_ROWS

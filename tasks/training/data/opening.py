@@ -16,8 +16,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import DataContractError
 from tasks.training.config import PIECE_ROWS
+from tasks.training.core.objective import StepPlan
 from tasks.training.core.run_directory import TrainingJob
-from tasks.training.core.schedule import StepPlan
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.preprocess import (
     MAX_MAGNITUDE,

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.training.core.schedule import StepPlan
+from tasks.training.core.objective import StepPlan
 from tasks.training.data.preprocess import Float32Array, Int64Array, Preprocessing
 from tasks.training.data.store import RowStore
 from tasks.training.strategies.base import Batch

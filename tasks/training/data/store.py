@@ -19,9 +19,8 @@ from pydantic import TypeAdapter
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import TransientError, refused_writes_explained
-from tasks.kernel.files import write_atomically
+from tasks.kernel.files import remove_abandoned, scratch_folder, write_atomically
 from tasks.kernel.process import boot_id
-from tasks.kernel.scratch import remove_abandoned, scratch_folder
 from tasks.kernel.settings import content_key
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.preprocess import Int32Array, Int64Array

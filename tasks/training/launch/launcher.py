@@ -12,8 +12,8 @@ from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import DistillationTargets, StartingPoint, TrainedModel
 from tasks.kernel.cores import core_limit
 from tasks.kernel.errors import TransientError, refused_writes_explained
+from tasks.kernel.files import scratch_folder
 from tasks.kernel.guard import GRACE_S
-from tasks.kernel.scratch import scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.location import access_handed_over
 from tasks.training.checkpoints.store import open_store

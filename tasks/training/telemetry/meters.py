@@ -22,7 +22,7 @@ from tasks.contracts.telemetry import (
     HostTelemetry,
     RunCost,
 )
-from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.config import TelemetryConfig
 
 POWERCAP = Path("/sys/class/powercap")
 J_PER_KWH = 3.6e6

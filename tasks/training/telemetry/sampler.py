@@ -18,7 +18,7 @@ from tasks.contracts.base import Contract
 from tasks.contracts.telemetry import EnergyUse, RankTelemetry, TrainingTelemetry
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import write_atomically
-from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.config import TelemetryConfig
 from tasks.training.telemetry.diagnosis import JobFacts, diagnose
 from tasks.training.telemetry.meters import (
     DeviceMeter,

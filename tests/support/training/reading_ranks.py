@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 
 from tasks.training.config import ReadingConfig, TrainingConfig
+from tasks.training.core.objective import StepPlan
 from tasks.training.core.run_directory import TrainingJob
-from tasks.training.core.schedule import StepPlan
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.preprocess import Preprocessing

@@ -11,8 +11,8 @@ from sklearn.metrics import root_mean_squared_error
 
 from tasks.contracts.evaluation import SliceMetrics
 from tasks.evaluation.config import EvaluationConfig
+from tasks.evaluation.judge import judge_slices
 from tasks.evaluation.metrics import error_ratio, measure_rows
-from tasks.evaluation.slices import judge_slices
 from tests.support.data import builders
 
 COLUMNS = builders.COLUMNS.model_copy(

@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.config import EvaluationConfig
-from tasks.evaluation.slices import judge_slices
+from tasks.evaluation.judge import judge_slices
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 

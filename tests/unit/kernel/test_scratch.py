@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.kernel.files import UNSEEN_LIMIT_S, remove_abandoned, scratch_folder, temporary_files
 from tasks.kernel.process import ProcessName
-from tasks.kernel.scratch import UNSEEN_LIMIT_S, remove_abandoned, scratch_folder, temporary_files
 
 MINE = ProcessName.of_this()
 DEAD = MINE.model_copy(update={"start": MINE.start + 1})

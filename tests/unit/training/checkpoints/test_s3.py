@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
 from tasks.training.checkpoints import location
-from tasks.training.checkpoints.config import CheckpointConfig
 from tasks.training.checkpoints.location import (
     FILE_NAME,
     S3Access,
@@ -29,6 +28,7 @@ from tasks.training.checkpoints.store import (
     open_store,
 )
 from tasks.training.checkpoints.writer import CheckpointWriter
+from tasks.training.config import CheckpointConfig
 from tests.support.services.servers import s3_server
 from tests.support.training.checkpoint_writer import KEY, access, store_at
 from tests.support.training.states import assert_equal, state_after

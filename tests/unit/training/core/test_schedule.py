@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.training.config import TrainingConfig
-from tasks.training.core.schedule import MIN_STEPS_PER_EPOCH, StepPlan, averaged, one_cycle_rate
+from tasks.training.core.objective import MIN_STEPS_PER_EPOCH, StepPlan, averaged, one_cycle_rate
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))

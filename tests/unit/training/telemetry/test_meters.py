@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
-from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.config import TelemetryConfig
 from tasks.training.telemetry.meters import (
     DeviceMeter,
     ProcessorMeter,

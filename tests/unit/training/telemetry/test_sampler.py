@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.training.telemetry.config import TelemetryConfig
+from tasks.training.config import TelemetryConfig
 from tasks.training.telemetry.meters import ProcessorMeter
 from tasks.training.telemetry.sampler import SPENT, TelemetrySampler
 from tasks.training.telemetry.step_clock import StepClock
