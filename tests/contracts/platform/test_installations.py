@@ -124,11 +124,3 @@ def test_a_registry_that_does_not_answer_is_told_without_its_password(
     with pytest.raises(TransientError, match="cannot be reached") as raised:
         open_store(made.home, made.repository.path)
     assert "secret" not in str(raised.value)
-
-
-def test_the_state_folder_of_the_store_is_closed_to_others(tmp_path: Path) -> None:
-    made = installation(tmp_path)
-    (made.home / "feast").mkdir(parents=True, mode=0o755)
-    fill(made)
-    assert (made.home / "feast").stat().st_mode & 0o777 == 0o700
-    assert (made.home / "audit").stat().st_mode & 0o777 == 0o700

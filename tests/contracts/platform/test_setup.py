@@ -112,20 +112,6 @@ def test_commands_set_up_first_and_run_in_the_checkout(
     assert rest == [called, "PYTHONPATH=", str(checkout.root)]
 
 
-def test_slow_tests_run_where_what_they_need_cannot_be_had(checkout: Checkout, tools: Path) -> None:
-    finish(checkout)
-    for tool in TOOLS:
-        (checkout.root / f".venv-{tool}" / "complete").unlink()
-    done = make(checkout, tools, "test-slow", "PART=3", "PROGRAMS=nowhere:a-package")
-    assert "--group 3" in done.stdout
-    assert "could not install a-package;" in done.stdout
-    for tool in TOOLS:
-        assert f"no .venv-{tool}: its tests will be skipped" in done.stdout
-        refused = make(checkout, tools, f"test-{tool}")
-        assert refused.returncode != 0
-        assert "called: -m pytest" not in refused.stdout
-
-
 def ci(checkout: Checkout, tools: Path, *options: str) -> subprocess.CompletedProcess[str]:
     shutil.copytree(ROOT / ".ci", checkout.root / ".ci")
     for name in ("bash", "dirname", "date", "sleep"):
@@ -155,23 +141,6 @@ def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(
     assert all(kind in line for kind, line in zip(kinds, called, strict=True)), called
     assert "unstable" not in done.stdout
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-
-
-@pytest.mark.parametrize(("first_only", "code"), [(True, 0), (False, 2)])
-def test_ci_runs_what_failed_again_alone_and_names_it(
-    checkout: Checkout, tools: Path, first_only: bool, code: int
-) -> None:
-    finish(checkout)
-    again = "*last-failed*) exit 0;; " if first_only else ""
-    program(
-        checkout.python,
-        f'[ "$1" = -I ] && exit; echo "called: $*"; '
-        f'case "$*" in {again}*thorough*) exit 0;; *pytest*) exit 1;; esac',
-    )
-    done = ci(checkout, tools)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "make test: failed; what failed runs again, alone" in done.stdout
-    assert ("unstable, passed when run again alone: make test" in done.stdout) == first_only
 
 
 def test_a_machine_without_python_3_11_is_told_so(checkout: Checkout, tools: Path) -> None:

@@ -97,17 +97,6 @@ def test_what_is_scheduled_has_all_the_parameters_that_it_needs(
         assert not any("required" in form.get("properties", {}) for form in forms), item.full_name
 
 
-def test_a_further_use_case_has_its_own_names_and_its_own_folder(use_case: UseCase) -> None:
-    other = UseCase("other", use_case.config, "/srv/other")
-    items = {item.full_name: item for item in deployment_items(FILE, [use_case, other])}
-    assert items["training/cpu-other"].job_variables["env"] == {"FALAJ_FEATURE_REPO": "/srv/other"}
-    assert items["search/search-other"].job_variables["threads"] == 1
-    assert "env" not in items["training/cpu"].job_variables
-    assert items["training/cpu-other"].tags == ["falaj", "training", "other"]
-    assert "decision/decision" in items
-    assert "decision/decision-other" not in items
-
-
 def file_of(folder: Path, **changes: Any) -> Path:
     """A file with one deployment, whose entry is changed."""
     entry: dict[str, Any] = {

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import yaml
 from prefect.client.orchestration import PrefectClient
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from falaj.__main__ import main
 from infra.deploying.automations import CHANNELS, Channel, channel_blocks
-from infra.deploying.deploy import NUM_ATTEMPTS, make_plan
+from infra.deploying.deploy import make_plan
 from infra.deploying.file import read_use_cases
-from infra.deploying.items import BlockItem, Found, differences
+from infra.deploying.items import BlockItem, Found
 from infra.deploying.pools import IMAGE_VARIABLE, PoolItem, read_image
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
@@ -34,17 +31,6 @@ def other_repo(folder: Path, name: str = "other", model: str = "model-of-other")
     described["registry"] |= {"model_name": model}
     (repo / "use_case.yaml").write_text(yaml.safe_dump(described))
     return repo
-
-
-def test_the_first_has_plain_names_and_a_further_one_its_own(tmp_path: Path) -> None:
-    other = other_repo(tmp_path)
-    for repos, environment in (
-        ([str(REPO), str(other)], {}),
-        ([], {"FALAJ_FEATURE_REPOS": f"{REPO}:{other}"}),
-    ):
-        first, second = read_use_cases(repos, environment)
-        assert first.deployment_name("cpu") == "cpu"
-        assert second.deployment_name("cpu") == "cpu-other"
 
 
 def test_workers_are_told_of_a_repository_that_is_not_their_own(tmp_path: Path) -> None:
@@ -90,16 +76,6 @@ def test_a_wrong_address_is_refused_and_not_repeated(channel: Channel) -> None:
     assert "topsecret" not in str(refused.value)
 
 
-def test_differences_name_the_place_and_both_values() -> None:
-    wanted = {"a": {"b": 1, "c": [1]}, "d": None}
-    found = {"a": {"b": 2, "e": "x" * 99}, "d": None}
-    assert list(differences(wanted, found)) == [
-        "a.b should be 1 and is 2 on the server",
-        "a.c should be [1] and is missing on the server",
-        f"a.e should be missing and is '{'x' * 59}... on the server",
-    ]
-
-
 @pytest.mark.parametrize("image", [DIGEST, "falaj:1.4", "registry.example.org/ml/falaj:v2-cpu"])
 def test_an_image_that_says_which_release_it_is_is_taken(image: str) -> None:
     assert read_image({IMAGE_VARIABLE: image}) == image
@@ -140,39 +116,3 @@ def test_without_a_server_nothing_is_deployed(
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main(["deploy"]) == 2
     assert "start one with `make up`, or name a server" in capsys.readouterr().err
-
-
-class ServerThatGoesAway(BaseHTTPRequestHandler):
-    """Says its version, and is away for all else."""
-
-    num_waits = 0
-
-    def do_GET(self) -> None:
-        if not self.path.endswith("/admin/version"):
-            self.close_connection = True
-            return
-        type(self).num_waits += 1
-        self.send_response(200)
-        self.send_header("Content-Length", "7")
-        self.end_headers()
-        self.wfile.write(b'"3.8.8"')
-
-    do_POST = do_PATCH = do_GET  # noqa: N815  as the base class looks for them
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
-@pytest.mark.slow
-def test_a_server_that_goes_away_meanwhile_is_waited_for_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), ServerThatGoesAway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/api"
-        monkeypatch.setenv("PREFECT_API_URL", url)
-        with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
-            assert main(["deploy", "--wait", "20"]) == 1
-        server.shutdown()
-    assert ServerThatGoesAway.num_waits == NUM_ATTEMPTS
-    assert capsys.readouterr().err.count("deploy again") == NUM_ATTEMPTS

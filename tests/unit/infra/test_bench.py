@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from infra.bench import __main__ as command
 from infra.bench.figures import Figure, LeftOut, at_least, at_most, reported
-from infra.bench.parts import MEASUREMENTS, Measurement, chosen
+from infra.bench.parts import Measurement
 from infra.bench.results import Result, page, read_results, this_host, write_result
-from infra.bench.running import LoopState, MeasurementError, Runner, own_environment
+from infra.bench.running import LoopState, MeasurementError, Runner
 from tasks.kernel.settings import PROJECT_ROOT
 
 COMMIT = "1a2b3c4"
 FIGURE = at_most("a figure | of two", 0.5, 1, "what was seen")
-PLAIN = """
-from prefect import flow, task
-from infra.bench.loop.whole import without_prefect
-
-@task
-def add(one: int, other: int) -> int:
-    return one + other
-
-@flow
-def adding() -> int:
-    state = add(1, other=1, return_state=True)
-    return add(state.result(raise_on_failure=False), other=1)
-
-without_prefect()
-print(adding())
-"""
 
 
 def result(**changes: object) -> Result:
@@ -68,24 +48,6 @@ def result(**changes: object) -> Result:
 )
 def test_a_figure_holds_where_it_is_a_number_within_its_bound(figure: Figure, holds: bool) -> None:
     assert figure.holds is holds
-
-
-def test_parts_and_single_measurements_can_be_chosen() -> None:
-    assert chosen([]) == MEASUREMENTS
-    titles = [each.title for each in chosen(["operation", "serving/edge"])]
-    assert titles[:2] == ["serving/edge", "operation/platform"]
-    with pytest.raises(ValueError, match="no part opration; there are"):
-        chosen(["opration"])
-
-
-def test_every_module_with_figures_is_measured_and_every_measurement_has_one() -> None:
-    found = set()
-    for file in (PROJECT_ROOT / "infra" / "bench").glob("*/*.py"):
-        defined = ast.parse(file.read_text()).body
-        if any(isinstance(node, ast.FunctionDef) and node.name == "figures" for node in defined):
-            found.add(".".join(file.relative_to(PROJECT_ROOT).with_suffix("").parts))
-    assert found == {each.module for each in MEASUREMENTS}
-    assert all(find_spec(module) for module in found)
 
 
 def test_results_are_read_as_they_were_written_and_a_page_says_what_was_measured_on_what(
@@ -149,38 +111,3 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     assert list(results) == ["platform", "leases", "retraining"]
     assert results["leases"].failure == "KeyError: 'x' in SCRATCH/a and ./b"
     assert [name for name, each in results.items() if not each.holds] == ["leases"]
-
-
-def test_a_loop_that_fails_is_run_once_and_a_given_one_is_read_by_those_that_need_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs: list[Path] = []
-
-    def failing(self: LoopState, home: Path, told: dict[str, str]) -> None:
-        runs.append(home)
-        self._failure = "the loop failed"
-
-    monkeypatch.setattr(LoopState, "_run", failing)
-    one = runner(tmp_path)
-    readers = [each for each in MEASUREMENTS if each.reads_loop]
-    assert {one.measure(each).failure for each in readers} == {"the loop failed"}
-    assert len(runs) == 1
-    home = tmp_path / "home"
-    given = LoopState(tmp_path / "loop", home, small=True)
-    expected = {"training/reading": {"FALAJ_HOME": str(home)}, "training/strategies": {}}
-    for title, told in expected.items():
-        assert given.environment(*chosen([title])) == told
-
-
-def test_nobodys_installation_is_measured_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ("FALAJ_FEATURE_REPO", "FALAJ_KSERVE_PYTHON", "OMP_NUM_THREADS")
-    others = ("FALAJ_HOME", "FALAJ_DATABASE_URL", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
-    for name in (*kept, *others):
-        monkeypatch.setenv(name, "of somebody")
-    assert set(own_environment()) & {*kept, *others} == set(kept)
-
-
-@pytest.mark.slow
-def test_flows_and_tasks_become_plain_calls_with_or_without_their_state() -> None:
-    said = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True)
-    assert (said.returncode, said.stdout.strip()) == (0, "3"), said.stderr

@@ -15,7 +15,7 @@ import pytest
 from infra.orchestration.client import is_running
 from infra.platform import supervisor
 from infra.platform.api import PROBE_TIMEOUT_S
-from infra.platform.supervisor import Child, Clock, Service
+from infra.platform.supervisor import Child, Service
 from tests.support.host.clocks import make_clock
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
@@ -236,17 +236,6 @@ def test_a_child_that_cannot_be_started_is_tried_again_and_its_log_is_rotated(
         rotated = platform.files.log("server").with_name("server.log.1")
         wait_until(rotated.exists, "rotation", 3 * LIMIT_S)
         assert rotated.stat().st_size >= 20_000
-
-
-def test_a_clock_that_is_set_back_is_noticed_once() -> None:
-    shown, steady = [1000.0], [10.0]
-    clock = Clock(lambda: shown[0], lambda: steady[0])
-    seen = []
-    for step, passed in ((0, 0), (500, 500), (-3600, 0), (0, 0), (3600, 0), (-30, 0)):
-        # Set ahead, what was planned is late and is done at once; half a minute NTP corrects.
-        shown[0], steady[0] = shown[0] + step, steady[0] + passed
-        seen.append(clock.set_back_s())
-    assert seen == pytest.approx([0, 0, 3600, 0, 0, 0])
 
 
 def test_the_server_is_started_anew_when_the_clock_is_set_back_and_nothing_else_is(

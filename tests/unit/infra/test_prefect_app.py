@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import sqlite3
 from contextlib import closing, suppress
 from importlib import import_module
@@ -13,17 +12,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
 
 from infra.platform.apps import (
-    LOOK_EVERY,
     MAX_BODY_BYTES,
     RepeatBusy,
     begin_as_writer,
-    content_security_policy,
-    log_busy_in_one_line,
-    rest_longer,
     roll_back_when_dropped,
 )
 from tests.support.host.processes import wait_until
@@ -99,32 +93,6 @@ def test_what_only_reads_or_is_too_long_to_keep_is_passed_on_once(
     app = Busy(times=1)
     assert ask(RepeatBusy(app, FAST), parts, method)[0] == 503
     assert app.bodies == [b"".join(parts)]
-
-
-def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    background_workers: Any = import_module("prefect.server.api.background_workers")
-    made: list[Worker] = []
-
-    class Kept(Worker):
-        async def __aenter__(self) -> Worker:
-            made.append(self)
-            return await super().__aenter__()
-
-    async def start_and_end() -> None:
-        async with (
-            Docket(name="test", url="memory://") as docket,
-            background_workers.background_worker(docket, webserver_only=True),
-        ):
-            pass
-
-    monkeypatch.setattr(background_workers, "Worker", Kept)
-    rest_longer()
-    asyncio.run(start_and_end())
-    [worker] = made
-    assert worker.minimum_check_interval == LOOK_EVERY
-    assert worker.scheduling_resolution == LOOK_EVERY
 
 
 @pytest.fixture
@@ -216,43 +184,3 @@ def test_a_transaction_that_reads_first_waits_for_the_writer_before_it(
         return int(count)
 
     assert asyncio.run(write_together()) == 4
-
-
-def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    logger = logging.getLogger("prefect.server.utilities.worker_channel")
-    factory = logging.getLogRecordFactory()
-    log_busy_in_one_line()
-    try:
-        for said in ("database is locked", "no such table: run"):
-            try:
-                raise OperationalError("UPDATE", {}, sqlite3.OperationalError(said)) from (
-                    sqlite3.OperationalError(said)
-                )
-            except OperationalError:
-                with caplog.at_level(logging.ERROR, logger.name):
-                    logger.exception("Heartbeat of %s failed", "w")
-    finally:
-        logging.setLogRecordFactory(factory)
-    busy, other = caplog.records
-    assert (busy.getMessage(), busy.exc_info) == (
-        "Heartbeat of w failed: SQLite: database is locked",
-        None,
-    )
-    assert other.exc_info is not None
-
-
-@pytest.mark.parametrize(
-    ("api_url", "origin"),
-    [("/api", ""), ("http://falaj.example.org:4200/api", "http://falaj.example.org:4200")],
-)
-def test_pages_may_use_their_own_server_and_no_other_address(api_url: str, origin: str) -> None:
-    directives = dict(
-        part.strip().split(" ", 1) for part in content_security_policy(api_url).split(";")
-    )
-    assert directives["default-src"] == "'self'"
-    allowed = {word for words in directives.values() for word in words.split()}
-    words = {"'self'", "'none'", "'unsafe-eval'", "'unsafe-inline'", "data:", "blob:"}
-    assert allowed - words == ({origin} if origin else set())
-    assert "'unsafe-inline'" not in directives["script-src"]

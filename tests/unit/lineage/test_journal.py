@@ -119,15 +119,6 @@ def test_a_collector_that_is_gone_or_refuses_for_good_holds_up_nothing(journal: 
     assert [e["n"] for e in journal.events()] == [1, 2, 3]
 
 
-def test_settings_come_from_the_environment(tmp_path: Path) -> None:
-    home = {"FALAJ_HOME": str(tmp_path)}
-    plain = LineageSettings(folder=tmp_path / "lineage")
-    assert LineageSettings.from_environment(home) == plain
-    address = {"OPENLINEAGE_URL": "https://bank.example", "OPENLINEAGE_API_KEY": "k3y"}
-    full = LineageSettings.from_environment({**home, **address, "FALAJ_LINEAGE_NAMESPACE": "bank"})
-    assert (full.namespace, full.url, full.api_key) == ("bank", "https://bank.example", "k3y")
-
-
 @pytest.mark.parametrize(
     "url",
     [

@@ -58,15 +58,6 @@ def test_a_thing_is_found_by_its_name_or_the_end_of_it_and_nothing_else_is(fille
             trace(unknown, filled)
 
 
-def test_the_chain_reads_as_a_tree(filled: Journal) -> None:
-    lines = format_chain(trace("snapshots/flight_delay_v1", filled))
-    assert lines[0].startswith("snapshots/flight_delay_v1 @ ")
-    assert lines[0].endswith("(version 2)  by snapshot.flight_delay_v1")
-    assert any(line.startswith("├─ views/carrier_stats") for line in lines)
-    assert sum("as above" in line for line in lines) > 0
-    assert sum("data/flights.csv.zip" in line for line in lines) == 1
-
-
 def test_an_ambiguous_beginning_is_refused_and_a_name_means_its_newest_version(
     journal: Journal,
 ) -> None:

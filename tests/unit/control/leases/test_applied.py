@@ -8,7 +8,6 @@ import threading
 from tasks.control.leases.devices import Gpu, HostDevices, hardware_classes
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import LEASE_VARIABLE, applied, variables_of
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.platform.lease_devices import host
 
 ONE = min(os.sched_getaffinity(0))
@@ -51,11 +50,3 @@ def test_every_host_serves_cpu_and_one_with_a_usable_gpu_serves_gpu() -> None:
     some = Gpu(uuid="GPU-a", name="NVIDIA H200", memory_bytes=1)
     assert HostDevices(core_sets=(), gpus=(some,)).classes == ("cpu", "gpu")
     assert host().classes == ("cpu",)
-
-
-def test_leases_need_no_prefect_and_no_pytorch() -> None:
-    program = (
-        "import sys; sys.modules['prefect'] = sys.modules['torch'] = None; "
-        "import tasks.control.leases.repository"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)

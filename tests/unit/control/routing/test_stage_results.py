@@ -16,13 +16,12 @@ from prefect.states import Completed
 from tasks.control.routing.task import (
     as_returned,
     child_error,
-    dump_parameters,
     on_class,
     read_plain,
     unmarked,
 )
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
-from tests.support.platform.routed_flows import LoopConfig, Number, first_flow, second_flow
+from tests.support.platform.routed_flows import Number, first_flow, second_flow
 
 
 def completed(path: Path, serializer: Any) -> FlowRun:
@@ -57,13 +56,6 @@ def test_no_class_that_a_result_names_is_imported() -> None:
 def test_plain_values_pass_unchanged(value: Any) -> None:
     assert unmarked(value) == value
     assert unmarked({"__class__": "any.thing", "data": [value]}) == [value]
-
-
-def test_parameters_are_plain_and_named() -> None:
-    config = LoopConfig(folder="/tmp")
-    parameters = dump_parameters(first_flow, 3, config)
-    assert parameters["number"] == 3
-    assert LoopConfig.model_validate(parameters["config"]) == config
 
 
 def test_training_that_falls_back_to_the_cpu_computes_there_and_nothing_else_changes() -> None:
