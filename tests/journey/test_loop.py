@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,24 +18,14 @@ from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_s
 
 from flows.config import read_pipeline_config
 from flows.conversion import reconversion_flow
-from tasks.contracts.evaluation import EvaluationReport, PairedComparison
-from tasks.control.retraining.decision import Action
-from tasks.control.retraining.ledger import Ledger
-from tasks.control.retraining.records import ClaimState
 from tasks.conversion.config import ConversionConfig
 from tasks.kernel.files import digest_of
-from tasks.kernel.settings import PROJECT_ROOT
 from tasks.lineage.journal import RUNS, Journal
 from tasks.lineage.trace import trace
 from tasks.registry.model_folder import read_version
-from tests.support.control.builders import FREE, shifted
-from tests.support.control.miscalibrated import spoil_champion
-from tests.support.data.repository import days
 from tests.support.host.processes import processes_of
 from tests.support.platform.loops import Loop, champion_of, loop_repository
-from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
-from tests.support.training.compressed import check_smaller_version
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -204,60 +192,6 @@ def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
 
 
 @pytest.mark.slow
-def test_the_controller_recalibrates_a_champion_whose_scores_are_wrong_and_it_is_promoted(
-    loop: Loop, prefect_api: PrefectApi
-) -> None:
-    spoilt = spoil_champion(loop.record, loop.home, loop.repository.path)
-    window = days(14, 17)  # the later nine of these days judge
-    ledger = Ledger(f"sqlite:///{loop.home / 'operation' / 'operation.db'}")
-    seen = shifted(0, version=spoilt.version).model_copy(update={"window": window})
-    result = ledger.store_result(spoilt.name, "flights", seen, FREE)
-    environment = prefect_api.command_environment(
-        FALAJ_HOME=str(loop.home), FALAJ_FEATURE_REPO=str(loop.repository.path)
-    )
-    command = [sys.executable, "-m", "tests.support.control.miscalibrated", result.result_id]
-    done = subprocess.run(
-        command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-
-    (claim,) = ledger.claims(ClaimState.ENDED)
-    assert claim.end is not None
-    assert (claim.order.action, claim.end.state) == (Action.RECALIBRATE, "completed"), done.stderr
-    made = champion_of(loop.home, spoilt.name)
-    manifest = read_version(made).manifest
-    assert made.number == spoilt.version + 1
-    assert manifest is not None
-    assert manifest.calibration is not None
-    assert manifest.calibration.source == spoilt
-    assert manifest.splits.train == loop.record.model.splits.train
-
-    judged = EvaluationReport.model_validate_json((made.folder / "evaluation.json").read_text())
-    (comparison,) = (c for c in judged.comparisons if c.against != "yardstick")
-    assert isinstance(comparison, PairedComparison)
-    assert comparison.log_loss_difference is not None
-    assert comparison.log_loss_difference.high < 0
-    assert comparison.brier_difference.high < 0
-    assert abs(comparison.auc_difference.value) < 1e-4
-
-    # What is served is one map of the network's own logit, in PyTorch and in ONNX.
-    columns = loop.record.model.columns
-    rows = pd.read_parquet(loop.path(loop.record.dataset.snapshot.data)).tail(500)
-    categorical, numeric = columns.model_inputs(rows)
-    inputs = torch.from_numpy(categorical), torch.from_numpy(numeric)
-    with torch.inference_mode():
-        own = torch.export.load(loop.path(loop.record.model.program)).module()(*inputs).double()
-        new = torch.export.load(made.folder / "program.pt2").module()(*inputs).numpy()
-    whole = manifest.calibration.whole_map
-    expected = torch.sigmoid(whole.slope * torch.logit(own) + whole.intercept).numpy()
-    assert np.abs(new - expected).max() < 1e-6
-    (file,) = made.folder.glob("variants/onnx-fp32-*/model.onnx")
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"categorical": categorical, "numeric": numeric})
-    assert np.abs(found - new).max() < 1e-5
-
-
-@pytest.mark.slow
 def test_the_champion_is_converted_again_into_other_forms(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,23 +214,3 @@ def test_the_champion_is_converted_again_into_other_forms(
     assert filed is not None
     assert tuple(entry.variant for entry in filed.variants) == variants
     assert sorted((home / "artifacts" / "snapshots").iterdir()) == snapshots
-
-
-@pytest.mark.slow
-def test_a_smaller_network_is_made_judged_and_registered_by_configuration_alone(
-    loop: Loop,
-) -> None:
-    name, parent = loop.record.version.name, loop.record.version
-    code, said = loop.run("compress", "--version", str(parent.version))
-    assert code == 0, said
-    assert f"pruning-distillation of {name} version {parent.version}" in said
-    assert "hidden layers 16 of 32" in said
-    assert "distilled minus control is AUC" in said
-
-    number = check_smaller_version(loop.record, loop.home)
-
-    # The same again finds what was made.
-    code, said = loop.run("compress", "--version", str(parent.version))
-    assert code == 0, said
-    assert check_smaller_version(loop.record, loop.home) == number
-    assert "train-distributed: epoch" not in said

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 
-from flows.config import read_pipeline_config
 from flows.conversion import model_import_flow
 from flows.drift_check import drift_check_flow
 from flows.feature_refresh import feature_refresh_flow
@@ -21,8 +16,6 @@ from flows.pipeline import pipeline_flow
 from flows.promotion import approval_flow
 from flows.training import training_flow
 from tasks.contracts.base import field_title
-from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
-from tests.support.services.browser import Page, browser, needs_browser
 from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.slow
@@ -78,51 +71,5 @@ def test_pages_may_ask_no_third_party(prefect_api: PrefectApi, path: str) -> Non
     assert f"connect-src 'self' data: blob: {base(prefect_api)};" in policy
 
 
-@pytest.fixture(scope="module")
-def page(prefect_api: PrefectApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A tab that is logged in, as the login page does it."""
-    word = base64.b64encode(prefect_api.auth_string.encode()).decode()
-    with prefect_api.in_process(), browser(tmp_path_factory.mktemp("browser")) as tab:
-        tab.run_before_each_page(f"localStorage.setItem('prefect-password', '{word}')")
-        yield tab
-
-
-@pytest.fixture(scope="module")
-def deployment(prefect_api: PrefectApi) -> Iterator[UUID]:
-    """The training flow with its use case as the default: a click shows the whole form."""
-    config = read_pipeline_config(PROJECT_ROOT / DEFAULT_FEATURE_REPO)
-    with prefect_api.in_process(), get_client(sync_client=True) as client:
-        made = client.create_deployment(
-            client.create_flow(training_flow),
-            "form-under-test",
-            parameters={"config": config.model_dump(mode="json")},
-            parameter_openapi_schema=parameter_schema(training_flow).model_dump(),
-            enforce_parameter_schema=True,
-        )
-        yield made
-        client.delete_deployment(made)
-
-
 def base(api: PrefectApi) -> str:
     return api.url.removesuffix("/api")
-
-
-@needs_browser
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("ui", ["", "/v2"])
-def test_the_form_of_a_deployment_shows_names_descriptions_and_choices(
-    page: Page, prefect_api: PrefectApi, deployment: UUID, ui: str
-) -> None:
-    page.open(f"{base(prefect_api)}{ui}/deployments/deployment/{deployment}/run")
-    page.wait_for_text(
-        "Window that is refreshed and retrieved.",
-        "Rows that the model learns from.",
-        "Rows that judge the model; later than all it has seen.",
-        "Ask a person once all gates are open; the candidate waits for the answer.",
-        "Floor of the AUC.",
-    )
-    words = page.text.splitlines()
-    for label in ("Train", "Validation", "Test"):
-        assert any(word.startswith(label) for word in words), label
-    assert "DataSplits" not in words
-    assert "not_worse" in str(page.value("document.documentElement.outerHTML"))

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -115,21 +113,6 @@ def _openapi() -> dict[str, Any]:
     from serving.protocol.http.openapi import document
 
     return document()
-
-
-def run(facts: Path) -> Iterator[str]:
-    """What a finished run computed: its report.json, as digests of data, models and predictions."""
-    for path, value in _leaves(json.loads(facts.read_text())):
-        if path.endswith(".sha256") and not re.search("validation|evidence|log|checkpoint", path):
-            yield f"{path} {value}"
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict | list):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(each, f"{path}.{name}")
-    else:
-        yield path.removeprefix("."), value
 
 
 SURFACES = {each.__name__: each for each in (deployments, parameters, report, tables, http)}

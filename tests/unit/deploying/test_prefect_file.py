@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flows.stages import not_retried_because, note_process
-from infra.deploying.deployments import DeploymentItem, deployment_items, load_flow, schema_of
+from infra.deploying.deployments import deployment_items, load_flow
 from infra.deploying.file import (
     PREFECT_FILE,
     Deployment,
@@ -32,11 +32,6 @@ COORDINATORS = ("pipeline_flow", "search_flow", "retraining_flow")
 def use_case() -> UseCase:
     [found] = read_use_cases([str(PROJECT_ROOT / DEFAULT_FEATURE_REPO)])
     return found
-
-
-@pytest.fixture(scope="module")
-def items(use_case: UseCase) -> tuple[DeploymentItem, ...]:
-    return deployment_items(FILE, [use_case])
 
 
 @pytest.mark.parametrize("entry", FILE.deployments, ids=lambda d: f"{d.entrypoint} on {d.name}")
@@ -83,18 +78,15 @@ def test_every_pool_and_queue_of_the_file_is_made_and_no_path_of_a_machine_is_in
 
 
 def test_what_is_scheduled_has_all_the_parameters_that_it_needs(
-    items: tuple[DeploymentItem, ...],
+    use_case: UseCase,
 ) -> None:
-    """The server drops a field named `required` when it checks defaults: none may be called so."""
-    for item in items:
+    for item in deployment_items(FILE, [use_case]):
         needed = {
             name
             for name, parameter in inspect.signature(item.flow.fn).parameters.items()
             if parameter.default is inspect.Parameter.empty
         }
         assert not item.entry.schedules or needed <= set(item.parameters), item.full_name
-        forms = [schema_of(item.flow), *schema_of(item.flow).get("definitions", {}).values()]
-        assert not any("required" in form.get("properties", {}) for form in forms), item.full_name
 
 
 def file_of(folder: Path, **changes: Any) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -12,9 +13,9 @@ import pytest
 
 from falaj import session
 from falaj.__main__ import COMMANDS, main
-from falaj.features import parity_line
 from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
+from tasks.features.access.audit import AuditTrail
 from tasks.features.checks.report import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
@@ -61,21 +62,6 @@ def test_wrong_usage_is_exit_code_2_and_starts_nothing(
     assert not (tmp_path / "home").exists()
 
 
-@pytest.mark.parametrize("content", ["program: {file: x}", None])
-def test_a_faulty_description_of_an_import_is_refused_before_anything_is_started(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    content: str | None,
-) -> None:
-    home, file = tmp_path / "home", tmp_path / "digits.yaml"
-    monkeypatch.setenv("FALAJ_HOME", str(home))
-    file.mkdir() if content is None else file.write_text(content)
-    assert main(["--home", str(home), "import", str(file)]) == 2
-    assert "digits.yaml" in capsys.readouterr().err
-    assert not home.exists()
-
-
 def test_help_imports_no_heavy_library() -> None:
     program = (
         "import sys; from falaj.__main__ import main; main(['--help']); "
@@ -91,14 +77,14 @@ def test_help_imports_no_heavy_library() -> None:
     assert done.stderr.strip() == "[]"
 
 
-def report(differing: int, null: int = 0) -> ParityReport:
+def report(differing: int) -> ParityReport:
     view = ViewParity(
         view="weather",
         watermark=datetime(2013, 1, 5, tzinfo=UTC),
         num_entities=3,
         num_values=27,
         num_differing=differing,
-        num_null=null,
+        num_null=0,
         num_stale=0,
         num_overtaken=0,
     )
@@ -137,7 +123,25 @@ def test_where_online_differs_from_offline_the_command_and_the_loop_fail(
         pipeline.check_online(config)
 
 
-def test_a_view_of_nothing_but_nulls_is_not_called_equal() -> None:
-    (some,), (none,) = report(0, null=26).views, report(0, null=27).views
-    assert "equal online and offline" in parity_line(some)
-    assert "nothing to compare" in parity_line(none)
+def test_a_trail_that_was_removed_or_lost_a_line_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--home", str(tmp_path), "audit"]
+    assert main(arguments) == 0
+    assert "0 lines" in capsys.readouterr().out
+    (tmp_path / "feast").mkdir()
+    (tmp_path / "feast" / "applied.json").write_text("{}")
+    assert main(arguments) == 2
+    assert f"the audit trail in {tmp_path / 'audit'} is gone" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "feast")
+    trail = AuditTrail(tmp_path / "audit")
+    for view in ("one", "two"):
+        trail.append("push", outcome="ok", subject={"view": view})
+    (file,) = trail.folder.glob("features-*.jsonl")
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    trail.append("push", outcome="ok", subject={"view": "three"})
+    assert main(["--home", str(tmp_path), "audit"]) == 2
+    said = capsys.readouterr()
+    assert ": one" in said.out
+    assert ": three" in said.out
+    assert "line 2 does not follow the line before it" in said.err

@@ -223,21 +223,6 @@ def test_every_stop_signal_ends_all_also_what_ignores_sigterm(
     assert pids_whose_command_holds(str(tmp_path)) == []
 
 
-def test_a_child_that_cannot_be_started_is_tried_again_and_its_log_is_rotated(
-    tmp_path: Path,
-) -> None:
-    program = tmp_path / "later"
-    with supervised(tmp_path, {"name": "server", "command": [str(program)]}) as platform:
-        platform.until(lambda s: s.services[0].restarts >= 1, "a first attempt")
-        program.write_text("#!/bin/sh\nhead -c 20000 /dev/zero\nexec sleep 600\n")
-        program.chmod(0o755)
-        platform.until_up()
-        platform.until(lambda s: s.services[0].condition == "up", "up")
-        rotated = platform.files.log("server").with_name("server.log.1")
-        wait_until(rotated.exists, "rotation", 3 * LIMIT_S)
-        assert rotated.stat().st_size >= 20_000
-
-
 def test_the_server_is_started_anew_when_the_clock_is_set_back_and_nothing_else_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

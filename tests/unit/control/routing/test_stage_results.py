@@ -66,41 +66,21 @@ def test_training_that_falls_back_to_the_cpu_computes_there_and_nothing_else_cha
     assert on_class({"number": 3}, "cpu") == {"number": 3}
 
 
+BEFORE = "Flow run encountered an exception: "
+AWAY = "PrefectHTTPStatusError: Server error '500 ..."
+REFUSED = "PrefectHTTPStatusError: Client error '404 ..."
+
+
 @pytest.mark.parametrize(
     ("message", "kind", "sentence"),
     [
-        (
-            "Flow run encountered an exception: DataContractError: 3 nulls: none allowed",
-            DataContractError,
-            "3 nulls: none allowed (run x)",
-        ),
-        (
-            "Flow run encountered an exception: ValueError: seen 3",
-            StageError,
-            "Flow run encountered an exception: ValueError: seen 3 (run x)",
-        ),
-        (
-            "Flow run encountered an exception: StageLostError: a\nb",
-            StageLostError,
-            "a\nb (run x)",
-        ),
-        (
-            "Flow run encountered an exception: ConnectError: All connection attempts failed",
-            StageLostError,
-            "the Prefect API was away: All connection attempts failed (run x)",
-        ),
-        (
-            "Flow run encountered an exception: PrefectHTTPStatusError: Server error '500 ...",
-            StageLostError,
-            "the Prefect API was away: Server error '500 ... (run x)",
-        ),
-        (
-            "Flow run encountered an exception: PrefectHTTPStatusError: Client error '404 ...",
-            StageError,
-            "Flow run encountered an exception: PrefectHTTPStatusError: Client error '404 ... "
-            "(run x)",
-        ),
-        ("", StageError, " (run x)"),
+        (f"{BEFORE}DataContractError: 3 nulls: none", DataContractError, "3 nulls: none"),
+        (f"{BEFORE}ValueError: seen 3", StageError, f"{BEFORE}ValueError: seen 3"),
+        (f"{BEFORE}StageLostError: a\nb", StageLostError, "a\nb"),
+        (f"{BEFORE}ConnectError: none", StageLostError, "the Prefect API was away: none"),
+        (BEFORE + AWAY, StageLostError, "the Prefect API was away: Server error '500 ..."),
+        (BEFORE + REFUSED, StageError, BEFORE + REFUSED),
+        ("", StageError, ""),
     ],
 )
 def test_a_stages_own_error_is_raised_with_its_sentence(
@@ -108,4 +88,4 @@ def test_a_stages_own_error_is_raised_with_its_sentence(
 ) -> None:
     error = child_error(message, "run x")
     assert type(error) is kind
-    assert str(error) == sentence
+    assert str(error) == f"{sentence} (run x)"
