@@ -172,16 +172,3 @@ def test_every_answer_is_in_the_log_and_what_is_masked_is_not(served: Served) ->
     }
     parts = (served.loop.home / "predictions").rglob("*.parquet")
     assert not [part for part in parts if b"N14228" in part.read_bytes()]
-
-
-def test_the_admin_listener_shows_numbers_and_a_page_to_who_has_the_token(served: Served) -> None:
-    status, _, _ = served.ask("/status")
-    assert status == 404  # nothing of it is on the public listener
-    status, headers, page = served.ask("/status", admin=True)
-    assert (status, headers.get_content_type()) == (200, "text/html")
-    assert MODEL.encode() in page
-    _, _, numbers = served.ask("/metrics", admin=True)
-    assert f'falaj_answered_requests_total{{hardware="cpu",model="{MODEL}"'.encode() in numbers
-    address = served.addresses["admin"]
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{address}/metrics", timeout=LIMIT_S)

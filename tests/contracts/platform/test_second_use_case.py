@@ -99,12 +99,3 @@ def test_no_feature_knows_the_hour_that_is_predicted(home: Path, record: RunReco
     latest = rows["recent_flow__volume_1h"]
     both = now.notna() & latest.notna()
     assert (now[both] == latest[both]).mean() > 0.9
-
-
-@pytest.mark.slow
-def test_a_second_run_reuses_what_is_finished(home: Path, repository: Path) -> None:
-    code, said = command(home, repository)
-    assert code == 0, said
-    stages = json.loads((reports(home) / "latest" / "report.json").read_text())["stages"]
-    ran = {stage["stage"] for stage in stages if not stage["reused"]}
-    assert ran == {"promotion"}, said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -110,37 +109,6 @@ def test_commands_set_up_first_and_run_in_the_checkout(
     first, *rest = done.stdout.splitlines()
     assert first == "set-up: .venv is up to date"
     assert rest == [called, "PYTHONPATH=", str(checkout.root)]
-
-
-def ci(checkout: Checkout, tools: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    shutil.copytree(ROOT / ".ci", checkout.root / ".ci")
-    for name in ("bash", "dirname", "date", "sleep"):
-        (tools / name).symlink_to(str(shutil.which(name)))
-    return subprocess.run(
-        [str(tools / "bash"), ".ci/run", *options],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        cwd=checkout.root,
-        env={"PATH": str(tools), "CDPATH": str(checkout.root.parent), "CI": "true"},
-        timeout=120,
-    )
-
-
-def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(
-    checkout: Checkout, tools: Path
-) -> None:
-    finish(checkout)
-    done = ci(checkout, tools, "--part", "5")
-    assert done.returncode == 0, done.stderr
-    called = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
-    kinds = ("ruff check", "ruff format", "mypy", "infra.budget", "lint-imports")
-    kinds += ("pytest -n 2", "--group 5")
-    assert len(called) == len(kinds)
-    assert all(kind in line for kind, line in zip(kinds, called, strict=True)), called
-    assert "unstable" not in done.stdout
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
 def test_a_machine_without_python_3_11_is_told_so(checkout: Checkout, tools: Path) -> None:
