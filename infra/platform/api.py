@@ -112,6 +112,10 @@ class PrefectApi:
             if len(page) < PAGE:
                 return found
 
+    def states(self, run_id: str) -> list[Json]:
+        """All states that a flow run has been in."""
+        return list(self._call("GET", f"/flow_run_states/?flow_run_id={run_id}"))
+
     def forget_planned(self, after: str) -> int:
         """Remove all runs that the scheduler has made for later than `after`; returns how many.
 

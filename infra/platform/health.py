@@ -29,10 +29,11 @@ from infra.platform.files import (
     read_endpoint,
     read_state,
 )
-from infra.platform.services import MLFLOW, SERVER, STORES, has_prefect_redis, store_url
+from infra.platform.services import MLFLOW, SERVER, STORES, WORKER, has_prefect_redis, store_url
 from tasks.control.config import RecoveryConfig
 from tasks.control.leases.placement import Claim
 from tasks.control.leases.repository import LeaseRepository
+from tasks.control.recovery.judge import SWEPT
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
 from tasks.kernel.settings import Settings
@@ -123,7 +124,8 @@ def read_status(files: PlatformFiles) -> Status:
             "resumes them"
         )
     endpoint = read_endpoint(files)
-    pools = _pools(endpoint, files, wrong)
+    workers = [service.name for service in services if service.name.startswith(WORKER)]
+    pools = _pools(endpoint, files, [name.removeprefix(WORKER) for name in workers], wrong)
     found = {"endpoint": endpoint, "services": services, "pools": pools, "wrong": tuple(wrong)}
     return status.model_copy(update=found)
 
@@ -135,9 +137,13 @@ def _leases(files: PlatformFiles) -> tuple[Claim, ...]:
 
 
 def _pools(
-    endpoint: Endpoint | None, files: PlatformFiles, wrong: list[str]
+    endpoint: Endpoint | None, files: PlatformFiles, own: Sequence[str], wrong: list[str]
 ) -> tuple[PoolStatus, ...]:
-    """The pools as the server sees them, and what is wrong with them and with the servers."""
+    """The pools as the server sees them, and what is wrong with them and with the servers.
+
+    Args:
+        own: pools that have a worker on this machine.
+    """
     if endpoint is None:
         wrong.append(f"{SERVER} has not answered yet")
         return ()
@@ -154,12 +160,31 @@ def _pools(
             )
             for pool in api.pools()
         )
+        wrong += pool_faults(pools, own, paused_pools(files))
         wrong += waiting_for_workers(api, [pool.name for pool in pools if not pool.online])
         wrong += given_up(api)
     except (TransientError, ConfigurationError) as exc:
         wrong.append(str(exc))
         return ()
     return pools
+
+
+def pool_faults(
+    pools: Sequence[PoolStatus], own: Sequence[str], paused_by_down: Sequence[str]
+) -> list[str]:
+    """Own pools that are not there, and pools that a person has paused."""
+    absent = set(own) - {pool.name for pool in pools}
+    faults = [
+        f"there is no work pool {name!r}, for which this machine runs a worker; "
+        "python -m falaj deploy makes it"
+        for name in sorted(absent)
+    ]
+    return faults + [
+        f"work pool {pool.name!r} is paused and hands out no runs; prefect work-pool resume "
+        f"{pool.name}"
+        for pool in pools
+        if pool.paused and pool.name not in paused_by_down
+    ]
 
 
 def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
@@ -187,13 +212,22 @@ def given_up(api: PrefectApi) -> list[str]:
         deployment_id={"is_null_": False},
         parent_task_run_id={"is_null_": True},
     )
+    tries = [run["run_count"] or 1 + _num_restarts(api, run["id"]) for run in crashed]
     return [
-        f"run {run['name']} was cut off {run['run_count']} times, last "
+        f"run {run['name']} was cut off {number} times, last "
         f"{_age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
         f"shows what it was doing; to resume: python -m falaj --on-platform retry {run['name']}"
-        for run in crashed
-        if run["run_count"] >= most
+        for run, number in zip(crashed, tries, strict=True)
+        if number >= most
     ]
+
+
+def _num_restarts(api: PrefectApi, run_id: str) -> int:
+    """How often a sweep has started a run again that never began: the server counts none."""
+    return sum(
+        state["name"] == "AwaitingRetry" and str(state["message"]).startswith(SWEPT)
+        for state in api.states(run_id)
+    )
 
 
 def table(status: Status) -> str:

@@ -32,7 +32,7 @@ from infra.platform.files import (
     supervisor_pid,
 )
 from infra.platform.health import check_pins
-from infra.platform.services import DEPLOYING, STORES, resume_pools, store_url
+from infra.platform.services import DEPLOYING, STORES, WORKER, resume_pools, store_url
 from infra.platform.supervisor import GRACE_S, rotate, tail
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.files import locked, make_folder, private_folder, require_space, write_atomically
@@ -261,7 +261,7 @@ def _drain(files: PlatformFiles, limit_s: float) -> None:
         print("The server has not answered yet, so no run of its workers can be running.")
         return
     api = PrefectApi(endpoint.api_url, read_password(files.folder))
-    names = [service.name.partition("worker-") for service in state.services]
+    names = [service.name.partition(WORKER) for service in state.services]
     workers = {pool: files.worker_name(pool) for start, _, pool in names if pool and not start}
     deadline = time.monotonic() + limit_s
     try:

@@ -48,6 +48,8 @@ LOGGER = logging.getLogger(__name__)
 
 SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
 RECOVERY, GATEWAY = "recovery", "gateway"
+WORKER = "worker-"
+"""What the name of a worker has before that of its pool."""
 STOPPED = "the platform was stopped"
 Value = TypeVar("Value")
 WORKER_QUERY_S = 2
@@ -219,7 +221,7 @@ def worker_service(plan: Plan, pool: str) -> Service:
     name = plan.files.worker_name(pool)
     start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
     return Service(
-        f"worker-{pool}",
+        f"{WORKER}{pool}",
         (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),

@@ -51,6 +51,7 @@ class Claim(BaseModel):
     due_s: float = Field(
         description="Place in the order, by the clock of the machine's boot; the smallest is next."
     )
+    ticket: int = Field(default=0, description="Written for earlier versions, which need it.")
     request: LeaseRequest
     devices: HostDevices = Field(description="What the process may use.")
     grant: Grant | None = Field(default=None, description="None while it waits.")
@@ -162,13 +163,16 @@ def _choose_cores(
     if limit.num_cores is not None and used + number > limit.num_cores:
         return ()
     free = {each.node: _free_cores(each, taken) for each in devices.core_sets}
+    chosen: list[int] = []
 
     def preference(node: int) -> tuple[bool, bool, int]:
-        room, is_enough = len(free[node]), len(free[node]) >= number
+        room = len(free[node])
+        is_enough = room >= number - len(chosen)
         return not is_enough, node not in near, room if is_enough else -room
 
-    ordered = [core for node in sorted(free, key=preference) for core in free[node]]
-    return tuple(sorted(ordered[:number]))
+    while len(chosen) < number and free:
+        chosen += free.pop(min(free, key=preference))[: number - len(chosen)]
+    return tuple(sorted(chosen))
 
 
 def _free_cores(each: CoreSet, taken: Taken) -> list[int]:

@@ -114,8 +114,9 @@ class LeaseRepository:
                 claim = Claim.model_validate_json(path.read_text())
             except FileNotFoundError:  # it has just been given back
                 continue
-            except ValidationError:  # its process was killed while it wrote
-                path.unlink(missing_ok=True)
+            except ValidationError:
+                if not is_alive:  # its process was killed while it wrote
+                    path.unlink(missing_ok=True)
                 continue
             # What a dead holder had started still runs, under its guard, for some seconds.
             if is_alive or (claim.grant is not None and processes_of_lease(claim.lease_id)):

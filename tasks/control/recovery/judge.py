@@ -6,7 +6,7 @@ for a person.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,7 +28,10 @@ Action = Literal["crash", "cancel", "ask to cancel", "retry", "end processes"]
 DAY_S = 86_400.0
 DEAD_PROCESS_S = 15.0
 """A run may stay Running after its process here is gone: its worker reports it within that."""
+SWEPT = "Recovery sweep: "
+"""What the message of each state that a sweep sets begins with."""
 CANCEL_LIMIT_S = 20.0
+LATE_LIMIT_S = 300.0
 PENDING_LIMIT_S = 300.0
 """Between a worker's taking a run and the run's beginning."""
 PARENT_GRACE_S = 30.0
@@ -55,6 +58,7 @@ class RunFact:
         retried: its flow may be started again; one that never began always.
         deployed: a worker started it, and can do so again.
         parent: run that called it.
+        pool: its work pool.
     """
 
     id: str
@@ -70,6 +74,7 @@ class RunFact:
     retried: bool = True
     deployed: bool = True
     parent: str | None = None
+    pool: str | None = None
 
     @property
     def tries(self) -> int:
@@ -172,7 +177,7 @@ def _leftover(fact: RunFact) -> Repair | None:
 
 
 def _again(fact: RunFact, config: RecoveryConfig) -> Repair | None:
-    """A run that is given up is left as it is; `status` lists it."""
+    """A run that is given up is left as it is; `status` and a sweep list it."""
     if fact.pids or not may_be_retried(fact, config):
         return None
     why = (
@@ -187,14 +192,44 @@ def may_be_retried(fact: RunFact, config: RecoveryConfig) -> bool:
 
     A stage's run is not: the loop that called it does so, or is itself retried.
     """
+    return _was_cut_off(fact, config) and fact.tries <= config.max_retries
+
+
+def _was_cut_off(fact: RunFact, config: RecoveryConfig) -> bool:
     return (
         fact.state == "crashed"
         and fact.deployed
         and fact.parent is None
         and fact.retried
         and fact.age_s <= config.retry_within_s
-        and fact.tries <= config.max_retries
     )
+
+
+def needs_a_person(
+    fact: RunFact, config: RecoveryConfig, without_worker: Collection[str | None]
+) -> str | None:
+    """Why a person is to look at a run that no repair helps, and what to do; None where not.
+
+    Args:
+        fact: the run.
+        config: when a run counts as lost.
+        without_worker: work pools that have no worker online.
+    """
+    if fact.state == "scheduled" and fact.age_s > LATE_LIMIT_S and fact.pool in without_worker:
+        return (
+            f"it was due {fact.age_s:.0f} s ago and no worker of work pool {fact.pool!r} is online;"
+            f" start one: prefect worker start --pool {fact.pool}"
+        )
+    is_unseen = fact.process in {"elsewhere", "unknown"} and not fact.pids
+    if fact.state == "running" and is_unseen and fact.heartbeat_age_s is None:
+        why = "it has been running for a day and never sent a heartbeat; look whether it lives"
+        return why if fact.age_s > DAY_S else None
+    if _was_cut_off(fact, config) and fact.tries > config.max_retries and not fact.pids:
+        return (
+            f"it was cut off {fact.tries} times and is not started again. Its log shows what it "
+            f"was doing; to resume: python -m falaj --on-platform retry {fact.name}"
+        )
+    return None
 
 
 def _repair(

@@ -30,6 +30,7 @@ from tasks.control.config import RecoveryConfig
 from tasks.control.recovery.judge import (
     DAY_S,
     PARENT_GRACE_S,
+    SWEPT,
     ProcessState,
     Repair,
     RunFact,
@@ -39,7 +40,9 @@ from tasks.control.recovery.judge import (
     dead_task_runs,
     judge,
     leaked_slots,
+    needs_a_person,
 )
+from tasks.control.routing.task import is_online
 from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
 from tasks.kernel.retry_policy import RETRIED
 
@@ -58,8 +61,6 @@ PAGE = 200
 UNFINISHED = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING]
 """States in which a run holds a slot of its deployment's limit."""
 HEARTBEAT = "prefect.flow-run.heartbeat"
-SWEPT = "Recovery sweep: "
-"""What the message of each state that a sweep sets begins with."""
 STATES: dict[str, Callable[..., State[Any]]] = {
     "crash": Crashed,
     "cancel": Cancelled,
@@ -80,15 +81,19 @@ class Sweep(BaseModel):
     task_runs: tuple[TaskRunFact, ...] = Field(
         default=(), description="Task runs of attempts that are over, ended."
     )
+    left: tuple[tuple[str, str, str], ...] = Field(
+        default=(), description="Name, flow, and why a person is to look: no repair helps."
+    )
 
     def rows(self) -> list[dict[str, str]]:
-        """All that was done, for people."""
+        """All that was done, and what only a person can do, for people."""
         rows = [(done.name, done.flow, done.outcome, done.why) for done in self.done]
         for slot in self.slots:
             why = f"{slot.taken} were taken and {slot.num_holders} runs held one"
             rows.append((slot.limit, "", f"{slot.taken - slot.num_holders} slots freed", why))
         for each in self.task_runs:
             rows.append((each.run, "", f"task run {each.name} ended", "its attempt is over"))
+        rows += [(name, flow, "left to a person", why) for name, flow, why in self.left]
         return [dict(zip(("run", "flow", "outcome", "why"), row, strict=True)) for row in rows]
 
 
@@ -170,7 +175,24 @@ def sweep_once(client: SyncPrefectClient, config: RecoveryConfig) -> Sweep:
         later = _run_facts(client, config)
         done += _repaired(client, [r for r in judge(later, config) if r.action == "retry"], later)
     ended = _end_task_runs(client)
-    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, task_runs=ended)
+    rest = [fact for fact in facts if fact.id not in {each.run for each in done}]
+    left = tuple(_left_to_a_person(client, config, rest))
+    return Sweep(num_seen=len(facts), done=tuple(done), slots=leaks, task_runs=ended, left=left)
+
+
+def _left_to_a_person(
+    client: SyncPrefectClient, config: RecoveryConfig, facts: Sequence[RunFact]
+) -> Iterator[tuple[str, str, str]]:
+    now = datetime.now(UTC)
+    pools = {fact.pool for fact in facts if fact.pool and fact.state == "scheduled"}
+    without_worker = {
+        pool
+        for pool in pools
+        if not any(is_online(worker, now) for worker in client.read_workers_for_work_pool(pool))
+    }
+    for fact in facts:
+        if why := needs_a_person(fact, config, without_worker):
+            yield fact.name, fact.flow, why
 
 
 def _end_task_runs(client: SyncPrefectClient) -> tuple[TaskRunFact, ...]:
@@ -233,6 +255,7 @@ def _run_facts(client: SyncPrefectClient, config: RecoveryConfig) -> tuple[RunFa
             retried=not run.run_count or (HOST in run.labels and NOT_RETRIED not in run.labels),
             deployed=run.deployment_id is not None,
             parent=parents.get(run.id) or ("unknown" if run.parent_task_run_id else None),
+            pool=run.work_pool_name,
         )
 
     return tuple(fact(run) for run in runs.values() if run.state is not None)

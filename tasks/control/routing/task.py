@@ -364,7 +364,7 @@ class _Stage:
             The run; and for how many seconds no worker was online, where it was given up.
         """
         began, shown = time.monotonic(), ""
-        last_online = began
+        last_online = last_logged = began
         while True:
             run = self._seen(run.id)
             state, now = run.state, time.monotonic()
@@ -376,6 +376,17 @@ class _Stage:
             if not state.is_scheduled() or pool is None or self._num_online(pool):
                 last_online = now
             untaken_s = now - last_online
+            if untaken_s and now - last_logged >= LOG_EVERY_S:
+                last_logged = now
+                self._log.warning(
+                    "stage %s waits: no worker of work pool %r is online to take %s, for %.0f s of "
+                    "at most %.0f s",
+                    self._order.stage,
+                    pool,
+                    run.name,
+                    untaken_s,
+                    max_untaken_s,
+                )
             if untaken_s > max_untaken_s:
                 message = "No worker was online to take it; the loop goes on by its rule."
                 self._client.set_flow_run_state(run.id, Cancelled(message=message))

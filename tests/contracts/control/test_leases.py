@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -80,3 +81,18 @@ def test_who_waits_knows_its_place_and_leaves_no_claim_behind(leases: LeaseRepos
 def test_what_a_host_does_not_have_is_rejected_at_once(leases: LeaseRepository) -> None:
     with pytest.raises(ConfigurationError, match="may use 4 core\\(s\\) and no GPU"):
         acquire(leases, LeaseRequest(gpus=1), "a", devices=host())
+
+
+def test_a_held_claim_of_a_version_that_says_it_otherwise_is_left_alone(
+    leases: LeaseRepository,
+) -> None:
+    with acquire(leases, LeaseRequest(cores=1), "newer", devices=host(cores=1)):
+        [file] = leases.folder.glob("*.json")
+        written = json.loads(file.read_text())
+        assert written["ticket"] == 0, "earlier versions need it"
+        file.write_text("{}")
+        assert leases.claims() == []
+        assert file.exists()
+    file.write_text("{}")
+    assert leases.claims() == []
+    assert not file.exists(), "of a process that was killed while it wrote"

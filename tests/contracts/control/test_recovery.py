@@ -185,6 +185,9 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
         client.set_flow_run_state(never_begun, Crashed(), force=True)
         found = {each.run: each for each in sweep_once(client, AT_ONCE).done}
     assert str(never_begun) not in found
+    name = client.read_flow_run(never_begun).name
+    assert [said for said in given_up(api) if f"run {name} was cut off 3 times" in said]
+    assert name in {row["run"] for row in sweep_once(client, AT_ONCE).rows()}
 
 
 def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
@@ -219,9 +222,10 @@ def test_a_run_that_no_worker_can_take_is_reported(
     deployment = client.create_deployment(
         flow_id=client.create_flow(loop_flow), name="waiting", work_pool_name=pool
     )
-    due = datetime.now(UTC) - timedelta(minutes=5)
+    due = datetime.now(UTC) - timedelta(minutes=6)
     run = client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=due))
     api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
+    assert run.name in {row["run"] for row in sweep_once(client, AT_ONCE).rows()}
     [said] = waiting_for_workers(api, [pool])
     assert run.name in said
     assert f"prefect worker start --pool {pool}" in said

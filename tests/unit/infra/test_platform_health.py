@@ -23,6 +23,7 @@ from infra.platform.files import PlatformFiles, PlatformState, ensure_password, 
 from infra.platform.health import (
     EXIT_NOT_RUNNING,
     Finding,
+    PoolStatus,
     check_api,
     check_database,
     check_disk,
@@ -33,6 +34,7 @@ from infra.platform.health import (
     check_secret,
     examine,
     exit_code,
+    pool_faults,
     read_status,
     report,
     table,
@@ -198,6 +200,17 @@ def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> 
     assert "It was killed; make up starts it again." in table(read_status(files))
     write_state(files, PlatformState(pid=1, phase="stopped", started=NOW, written=NOW))
     assert read_status(files).phase == "down"
+
+
+def test_a_pool_that_a_person_paused_or_that_is_not_there_is_wrong() -> None:
+    def pool(name: str, *, paused: bool) -> PoolStatus:
+        return PoolStatus(name=name, type="process", paused=paused, online=1)
+
+    pools = [pool("cpu", paused=True), pool("down", paused=True), pool("other", paused=False)]
+    absent, paused = pool_faults(pools, ["coordinator", "cpu"], ["down"])
+    assert "'coordinator'" in absent
+    assert "falaj deploy" in absent
+    assert "prefect work-pool resume cpu" in paused
 
 
 @pytest.mark.parametrize(

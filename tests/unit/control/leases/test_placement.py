@@ -69,6 +69,10 @@ SHARED = CoreSet(node=0, physical=((0, 4), (1, 5), (2, 6)))
             id="two nodes only where one is too small",
         ),
         pytest.param(
+            LeaseRequest(cores=6), host(cores=12, nodes=3), Taken(cores={4, 8, 9}),
+            (0, 1, 2, 3, 10, 11), (), id="after the largest node the tightest that has the rest",
+        ),
+        pytest.param(
             LeaseRequest(cores=2), HostDevices(core_sets=(SHARED,)), Taken(cores={0}), (1, 5), (),
             id="whole physical cores first",
         ),

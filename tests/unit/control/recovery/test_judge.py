@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_args
 
 import pytest
@@ -21,6 +22,7 @@ from tasks.control.recovery.judge import (
     dead_task_runs,
     judge,
     leaked_slots,
+    needs_a_person,
 )
 
 CONFIG = RecoveryConfig()
@@ -113,6 +115,29 @@ def test_a_stage_is_ended_when_its_loop_is_gone_for_good(
 ) -> None:
     repair = judged(parent, child)
     assert (repair.action if repair else None) == action
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (fact("scheduled", pool="empty"), "prefect worker start --pool empty"),
+        (fact("scheduled", pool="empty", age_s=100), None),
+        (fact("scheduled", pool="served"), None),
+        (fact("running", age_s=100_000), "never sent a heartbeat"),
+        (fact("running", age_s=100_000, heartbeat_age_s=5), None),
+        (fact("running", age_s=100_000, process="alive"), None),
+        (fact("running"), None),
+        (fact("crashed", attempts=3), "cut off 3 times.*retry n"),
+        (fact("crashed", attempts=0, restarts=2), "cut off 3 times"),
+        (fact("crashed", attempts=2), None),
+        (fact("crashed", attempts=3, retried=False), None),
+        (fact("crashed", attempts=3, age_s=4000), None),
+    ],
+)
+def test_what_no_repair_helps_is_left_to_a_person(seen: RunFact, said: str | None) -> None:
+    why = needs_a_person(seen, CONFIG, {"empty"})
+    assert (why is None) if said is None else re.search(said, why or "")
+    assert why is None or judged(seen) is None
 
 
 facts = st.builds(
