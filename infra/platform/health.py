@@ -176,7 +176,7 @@ def pool_faults(
     absent = set(own) - {pool.name for pool in pools}
     faults = [
         f"there is no work pool {name!r}, for which this machine runs a worker; "
-        "python -m falaj deploy makes it"
+        "logs/deploying.log shows why; python -m falaj deploy makes it"
         for name in sorted(absent)
     ]
     return faults + [

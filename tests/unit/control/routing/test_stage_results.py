@@ -21,7 +21,9 @@ from tasks.control.routing.task import (
     unmarked,
 )
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
+from tasks.registry.promotion import OpenQuestion
 from tests.support.platform.routed_flows import Number, first_flow, second_flow
+from tests.support.release.builders import refused
 
 
 def completed(path: Path, serializer: Any) -> FlowRun:
@@ -45,6 +47,13 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
 def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="PREFECT_DEFAULT_RESULT_STORAGE_BLOCK"):
         read_plain(completed(tmp_path / "absent", JSONSerializer()))
+
+
+def test_a_question_that_an_earlier_version_kept_while_suspended_is_read_again() -> None:
+    asked = OpenQuestion(digest="d", decision=refused(), markdown="m")
+    kept = JSONSerializer().dumps(asked).replace(b"promotion.OpenQuest", b"question.OpenQuest")
+    assert b"tasks.registry.question.OpenQuestion" in kept
+    assert JSONSerializer().loads(kept) == asked
 
 
 def test_no_class_that_a_result_names_is_imported() -> None:
