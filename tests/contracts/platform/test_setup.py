@@ -1,4 +1,4 @@
-"""Set-up as people and CI call it: through make, from a checkout whose path has a space."""
+"""Set-up as people call it: through make, from a checkout whose path has a space."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ import pytest
 from infra.provision.checkout import Checkout
 
 ROOT = Path(__file__).resolve().parents[3]
-TOOLS = ("triton", "serving-clients")
-"""Have environments of their own, which `make test-slow` makes."""
-ENVIRONMENTS = (*TOOLS, "mlserver", "kserve")
-"""With those of the servers that `make bench` measures beside its own."""
+ENVIRONMENTS = ("triton", "serving-clients", "mlserver", "kserve")
+"""Of tools and servers beside the project's own."""
 
 
 def program(path: Path, script: str) -> None:
@@ -58,7 +56,6 @@ def finish(checkout: Checkout) -> None:
         checkout.python,
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
-    program(checkout.venv / "bin" / "lint-imports", 'echo "called: lint-imports"')
     checkout.mark_complete(checkout.wanted_digest())
     for tool in ENVIRONMENTS:
         (checkout.root / f".venv-{tool}").mkdir()

@@ -132,13 +132,13 @@ def test_a_wrong_entry_is_refused_with_its_place(
         read_prefect_file(file_of(tmp_path, **changes))
 
 
-@pytest.mark.parametrize("content", ["a: [", "", "- x", None])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize("content", ["a: [", "", "- x"])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "prefect.yaml"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigurationError, match=r"prefect\.yaml"):
-        read_prefect_file(path)
+    path.write_text(content)
+    for file in (path, tmp_path / "absent" / "prefect.yaml"):
+        with pytest.raises(ConfigurationError, match=r"prefect\.yaml"):
+            read_prefect_file(file)
 
 
 @pytest.mark.parametrize(

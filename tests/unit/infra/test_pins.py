@@ -35,15 +35,14 @@ def fits(wanted: Requirement) -> bool:
     return wanted.specifier.contains(version, prereleases=True)
 
 
-def test_every_entry_but_pytorch_is_one_version_with_digests() -> None:
+def test_every_entry_is_one_version_with_digests_but_pytorch_which_may_be_a_local_build() -> None:
     hashed = {name: entry for name, entry in LOCK.items() if name != TORCH}
     assert [entry for entry in hashed.values() if not ENTRY.fullmatch(entry)] == []
     assert len(hashed) > 200
-
-
-def test_pytorch_alone_has_no_digest_and_takes_a_local_build() -> None:
     assert Requirement(LOCK[TORCH]).specifier.contains("2.13.0+cpu")
     assert (ROOT / "infra/requirements.lock").read_text().endswith(LOCK_END + LOCK[TORCH] + "\n")
+    # NVML's binding is Python alone: it asks the driver, and says so where there is none.
+    assert [name for name in LOCK if re.match("nvidia-(?!ml-py)|triton$|cuda", name)] == []
 
 
 def test_what_the_project_asks_for_is_locked_within_its_ranges() -> None:
@@ -70,11 +69,6 @@ def test_weights_are_locked_with_digests_and_without_what_they_depend_on() -> No
     assert [entry.split()[0] for entry in locked.values()] == asked
     assert [entry for entry in locked.values() if not ENTRY.fullmatch(entry)] == []
     assert locked.keys().isdisjoint(LOCK)
-
-
-def test_no_package_for_another_kind_of_hardware_is_locked() -> None:
-    # NVML's binding is Python alone: it asks the driver, and says so where there is none.
-    assert [name for name in LOCK if re.match("nvidia-(?!ml-py)|triton$|cuda", name)] == []
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,55 +75,36 @@ def test_temporary_files_of_a_service_go_with_it_however_it_ends(
     assert list(temporary.iterdir()) == []
 
 
-@dataclass
-class Hung:
-    """A service that answered once and then lets each probe wait; its clock is its own."""
+def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
+    answers: list[float] = []
 
-    now_s: float = 1000.0
-    answered_s: float = 0.0
-    hangs: bool = False
-    num_probes: int = 0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def probe(self, started: datetime) -> bool:
-        self.num_probes += 1
-        if self.hangs:
-            self.now_s += PROBE_TIMEOUT_S
+    def probe(started: datetime) -> bool:
+        """Answers once, and then lets each who asks wait."""
+        if answers:
+            clock.now_s += PROBE_TIMEOUT_S
             return False
-        self.answered_s = self.now_s
+        answers.append(clock.now_s)
         return True
 
-
-@pytest.fixture
-def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung, Child]]:
-    service = Hung()
-    monkeypatch.setattr(supervisor, "time", service)
+    monkeypatch.setattr(supervisor, "time", clock)
     described = Service(
-        "server", tuple(sleeper(tmp_path)), {}, probe=service.probe, restart_when_silent=True
+        "server", tuple(sleeper(tmp_path)), {}, probe=probe, restart_when_silent=True
     )
     child = Child(described, tmp_path / "log")
     child.start()
-    service.now_s = child.next_check
-    child.check()
-    assert child.condition == "up"
-    service.hangs = True
-    yield service, child
-    assert child.process
-    child.process.kill()
-    child.process.wait(LIMIT_S)
-
-
-def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_answer(
-    hung: tuple[Hung, Child], caplog: pytest.LogCaptureFixture
-) -> None:
-    service, child = hung
-    while "is restarted" not in caplog.text:
-        service.now_s = child.next_check
-        child.check()
-    assert service.now_s - service.answered_s <= 30
-    assert child.condition == "silent"
+    try:
+        while "is restarted" not in caplog.text:
+            clock.now_s = child.next_check
+            child.check()
+        assert clock.now_s - answers[0] <= 30
+        assert child.condition == "silent"
+    finally:
+        assert child.process
+        child.process.kill()
+        child.process.wait(LIMIT_S)
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:

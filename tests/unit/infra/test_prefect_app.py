@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
@@ -120,30 +121,38 @@ def can_write(file: Path) -> bool:
         return True
 
 
-def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
-    mended: None, tmp_path: Path
-) -> None:
-    file = tmp_path / "x.db"
+async def on_a_table(file: Path, work: Callable[[Any, Any], Awaitable[int]]) -> int:
+    """Do `work` with an empty table: it is given what adds a row, and the engine."""
     module: Any = import_module("prefect.server.database.configurations")
+    configuration = module.AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{file}")
+    engine = await configuration.engine()
 
-    async def write(configuration: Any, engine: Any) -> None:
+    async def add() -> None:
         session = await configuration.session(engine)
         async with session, configuration.begin_transaction(session):
             await session.execute(sa.text("SELECT count(*) FROM t"))
             await session.execute(sa.text("INSERT INTO t VALUES (1) RETURNING a"))
 
-    async def cancel_everywhere() -> int:
-        configuration = module.AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{file}")
-        engine = await configuration.engine()
-        async with engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
+    async with engine.begin() as connection:
+        await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
+    try:
+        return await work(add, engine)
+    finally:
+        await engine.dispose()
+
+
+def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
+    mended: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.db"
+
+    async def cancel_everywhere(add: Any, _: Any) -> int:
         num_steps = 0
         while True:
-            task = asyncio.create_task(write(configuration, engine))
+            task = asyncio.create_task(add())
             for _ in range(num_steps):
                 await asyncio.sleep(0)
             if task.done():
-                await engine.dispose()
                 return num_steps
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -153,7 +162,7 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
 
     gc.disable()  # which would end the lock some time
     try:
-        assert asyncio.run(cancel_everywhere()) > 10
+        assert asyncio.run(on_a_table(file, cancel_everywhere)) > 10
     finally:
         gc.enable()
 
@@ -161,26 +170,9 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
 def test_a_transaction_that_reads_first_waits_for_the_writer_before_it(
     mended: None, tmp_path: Path
 ) -> None:
-    module: Any = import_module("prefect.server.database.configurations")
-
-    async def write_together() -> int:
-        configuration = module.AioSqliteConfiguration(
-            connection_url=f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
-        )
-        engine = await configuration.engine()
-        async with engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
-
-        async def add() -> None:
-            session = await configuration.session(engine)
-            async with session, configuration.begin_transaction(session):
-                await session.execute(sa.text("SELECT count(*) FROM t"))
-                await session.execute(sa.text("INSERT INTO t VALUES (1)"))
-
+    async def write_together(add: Any, engine: Any) -> int:
         await asyncio.gather(*(add() for _ in range(4)))
         async with engine.connect() as connection:
-            count = (await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one()
-        await engine.dispose()
-        return int(count)
+            return int((await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one())
 
-    assert asyncio.run(write_together()) == 4
+    assert asyncio.run(on_a_table(tmp_path / "x.db", write_together)) == 4
