@@ -103,34 +103,27 @@ def reference(version: int) -> ModelVersionRef:
     )
 
 
-def standing(version: int, **changes: Any) -> ChampionState:
-    fields: dict[str, Any] = {
-        "version": reference(version),
-        "promoted_at": FIRST_DAY,
-        "previous": reference(version - 1) if version > 1 else None,
-        "previous_trouble": None,
-    }
-    return ChampionState(**{**fields, **changes})
+def standing(version: int) -> ChampionState:
+    return ChampionState(
+        version=reference(version),
+        promoted_at=FIRST_DAY,
+        previous=reference(version - 1) if version > 1 else None,
+        previous_trouble=None,
+    )
 
 
-def report(
-    result: DriftResult = DriftResult.RETRAIN,
-    number: int = 0,
-    *,
-    auc: Metric | None = None,
-    effect: float = 0.3,
-) -> DriftReport:
+def report(*, auc: Metric | None = None) -> DriftReport:
     """What a drift check of one feature returns."""
     feature = FeatureDrift(
         feature="distance",
         kind="numeric",
         psi=0.3,
         psi_noise=0.001,
-        effect=effect,
-        effect_low=effect - 0.05,
+        effect=0.3,
+        effect_low=0.25,
         missing_reference=0.0,
         missing_current=0.0,
-        drifted=effect > 0.15,
+        drifted=True,
         evidence="drifted",
     )
     judged = MetricSet(
@@ -140,7 +133,7 @@ def report(
     )
     return DriftReport(
         reference=week(-10),
-        current=week(number),
+        current=week(0),
         num_reference_rows=1000,
         num_current_rows=1000,
         features=(feature,),
@@ -149,6 +142,6 @@ def report(
         current_performance=judged if auc else None,
         auc_change=auc,
         excess_brier_change=metric(0.03) if auc else None,
-        result=result,
+        result=DriftResult.RETRAIN,
         evidence=("Something moved.",),
     )

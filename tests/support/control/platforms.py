@@ -126,27 +126,18 @@ class ControlledPlatform:
 
 
 @contextmanager
-def controlled_platform(
-    folder: Path, url: str = "", *, works: bool = True
-) -> Iterator[ControlledPlatform]:
-    """A platform on a new or an earlier state folder; clients of this process use it.
-
-    Args:
-        folder: of its state.
-        url: the controller's database; its own in SQLite where none is given.
-        works: with a worker on the coordinator pool, so that events and schedules start runs.
-    """
+def controlled_platform(folder: Path) -> Iterator[ControlledPlatform]:
+    """A platform with a worker, on a new or an earlier state folder; this process uses it."""
     (folder / "home").mkdir(parents=True, exist_ok=True)
     own = f"sqlite:///{folder / 'home' / 'operation' / 'operation.db'}"
     with ExitStack() as stack:
         api = stack.enter_context(prefect_api_server(folder / "prefect"))
-        platform = ControlledPlatform(folder, url or own, api)
+        platform = ControlledPlatform(folder, own, api)
         Ledger(platform.url)
         with api.in_process():
             redeploy(platform.plan)
-        if works:
-            stack.enter_context(api.worker("coordinator", **platform.environment))
-            stack.enter_context(api.in_process())
+        stack.enter_context(api.worker("coordinator", **platform.environment))
+        stack.enter_context(api.in_process())
         yield platform
 
 

@@ -149,28 +149,22 @@ def _leads_its_group(process: psutil.Process) -> bool:
     return False
 
 
-def small_use_case(folder: Path, **changes: dict[str, Any]) -> SmallRepository:
-    """One month of flights, and gates that every candidate passes, so that each loop promotes."""
-    repository = loop_repository(folder)
-    file = repository.path / "use_case.yaml"
-    described = yaml.safe_load(file.read_text())
-    described["promotion"] |= {"champion_margin": 0.5}
-    for part, values in changes.items():
-        described[part] = {**described.get(part, {}), **values}
-    file.write_text(yaml.safe_dump(described))
-    return repository
-
-
 @contextmanager
 def whole_platform(
     folder: Path,
     *options: str,
     environment: Mapping[str, str] | None = None,
-    **changes: dict[str, Any],
 ) -> Iterator[WholePlatform]:
-    """A platform that is up; all of it is gone when the block ends. Only sweeps run by schedule."""
+    """A platform that is up; all of it is gone when the block ends. Only sweeps run by schedule.
+
+    Its use case is one month of flights, with gates that every candidate passes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    repository = small_use_case(folder, **changes)
+    repository = loop_repository(folder)
+    file = repository.path / "use_case.yaml"
+    described = yaml.safe_load(file.read_text())
+    described["promotion"] |= {"champion_margin": 0.5}
+    file.write_text(yaml.safe_dump(described))
     platform = WholePlatform(
         folder / "home",
         options,

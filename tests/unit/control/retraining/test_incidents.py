@@ -35,26 +35,18 @@ def controller(database: Path) -> Controller:
     return Controller(f"sqlite:///{database}")
 
 
-def test_an_incident_has_one_run_however_long_it_lasts(controller: Controller) -> None:
+def test_an_incident_has_one_run_however_long_it_lasts_and_a_promotion_ends_it(
+    controller: Controller,
+) -> None:
     assert controller.see(builders.stale(0)) == [Outcome.ACTS]
     controller.end_runs()
     for number in range(1, 5):
         assert controller.see(builders.stale(number)) == [Outcome.SAME_INCIDENT]
+    controller.champion = 2
+    assert controller.see(builders.stale(5)) == [Outcome.SUPERSEDED]  # of the former champion
     assert len(controller.runs.by_key) == 1
-
-
-def test_a_promotion_ends_an_incident(controller: Controller) -> None:
-    controller.see(builders.stale(0))
-    controller.end_runs()
-    controller.champion = 2
-    assert controller.see(builders.stale(1, version=2)) == [Outcome.ACTS]
+    assert controller.see(builders.stale(6, version=2)) == [Outcome.ACTS]
     assert len(controller.runs.by_key) == 2
-
-
-def test_a_result_on_a_former_champion_is_refused(controller: Controller) -> None:
-    controller.champion = 2
-    assert controller.see(builders.stale(0)) == [Outcome.SUPERSEDED]
-    assert controller.runs.by_key == {}
 
 
 def test_a_late_window_is_refused_and_a_year_played_again_is_not(controller: Controller) -> None:
