@@ -148,7 +148,8 @@ def _sample(dataset: ValidatedDataset, window: TimeWindow, store: ArtifactStore)
     num_rows = sum(len(frame) for frame in labels)
     if num_rows > MAX_ROWS:
         logger.info("baseline model: %d of %d rows of %s, sampled", MAX_ROWS, num_rows, window)
-    keep = np.random.default_rng(0).permutation(num_rows) < MAX_ROWS
+    chosen = np.random.default_rng(0).choice(num_rows, min(num_rows, MAX_ROWS), replace=False)
+    keep = np.isin(np.arange(num_rows), chosen)
     wanted, narrow = [columns.label, *input_columns(columns)], dict.fromkeys(columns.numeric, "f4")
     parts, seen = [], 0
     for frame in read_batches(dataset, window, wanted, store, BATCH_ROWS):

@@ -241,16 +241,18 @@ def compare_scored(
         DataContractError: they are not of the same rows.
         ArtifactError: scores are absent or damaged.
     """
+    if (previous.snapshot_sha256, previous.window) != (current.snapshot_sha256, current.window):
+        raise DataContractError(
+            f"one model scored {previous.window} of snapshot {previous.snapshot_sha256[:12]}, the "
+            f"other {current.window} of {current.snapshot_sha256[:12]}; score the same rows first"
+        )
     if previous.metrics is None or current.metrics is None:
         return None
     one, other = (pq.read_table(store.path(s.scores)).to_pandas() for s in (previous, current))
-    ids = [rows[columns.row_id].to_numpy() for rows in (one, other)]
-    of = [(scored.snapshot_sha256, scored.window) for scored in (previous, current)]
-    if of[0] != of[1] or not np.array_equal(*ids):
+    if not np.array_equal(one[columns.row_id].to_numpy(), other[columns.row_id].to_numpy()):
         raise DataContractError(
-            f"one model scored {previous.window} of snapshot {previous.snapshot_sha256[:12]}, the "
-            f"other {current.window} of {current.snapshot_sha256[:12]}, or their rows differ; "
-            "score the same rows first"
+            f"two models scored {current.window}, and the ids of their rows differ; remove the "
+            "stored scores and score the window again"
         )
     known = other[columns.label].notna()
     plain = columns.model_copy(update={"baseline": None})  # it is no part of what is compared

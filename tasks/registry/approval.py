@@ -8,13 +8,14 @@ tags of the version. The first answer counts. Nothing here moves an alias: see `
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
@@ -57,10 +58,12 @@ class Question(Contract):
     variants: tuple[ModelVariant, ...]
     config: PromotionConfig
 
+    _kept: str = PrivateAttr(default="")
+
     @property
     def digest(self) -> str:
-        """SHA-256 of the file that keeps it."""
-        return digest_of_value(self)
+        """SHA-256 of the file that keeps it, which an earlier release may have written."""
+        return self._kept or digest_of_value(self)
 
 
 class Answer(Contract):
@@ -130,12 +133,14 @@ def read_question(registry: Registry, version: RegisteredVersion) -> Question:
         )
     file = registry.run_folder(version.run_id) / QUESTION_FILE.format(digest[:12])
     try:
-        question = Question.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, UnicodeDecodeError) as exc:
+        content = file.read_bytes()
+        question = Question.model_validate_json(content)
+    except (OSError, ValidationError) as exc:
         raise RegistryError(
             f"the question about {version} cannot be read from {file} ({type(exc).__name__}); run "
             "the promotion again to put it again. Nothing was changed"
         ) from exc
+    question._kept = hashlib.sha256(content).hexdigest()
     if question.digest != digest:
         raise RegistryError(
             f"the question about {version} in {file} has SHA-256 {question.digest[:12]}, expected "

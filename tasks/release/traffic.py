@@ -230,6 +230,11 @@ def _checked(answer: httpx.Response, model: str, where: str) -> Any:
         reason = answer.text[:200] or f"status {answer.status_code}"
     if answer.status_code == HTTPStatus.NOT_FOUND:
         raise NotServedError(f"the server at {where} has no such model or version: {reason}")
+    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise ConfigurationError(
+            f"the server at {where} does not accept the token of its own state folder: {reason}. "
+            "Another process may listen there; start the serving process again"
+        )
     if answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
         raise DataContractError(f"the server at {where} refused traffic of {model}: {reason}")
     raise TracksRefusedError(f"the server at {where} could not set traffic of {model}: {reason}")

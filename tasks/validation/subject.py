@@ -74,7 +74,7 @@ class Subject:
         for name, kind in declared.items():
             seen = self.column_types.get(name)
             if seen is not None and not is_of_kind(seen, kind):
-                faults.append(f"{name} is {seen}, expected {_KINDS[kind].words}")
+                faults.append(self._wrong_type(name, seen, kind))
         return faults
 
     def derive(self, references: Mapping[str, Path] | None = None) -> dict[str, set[str]]:
@@ -167,6 +167,16 @@ class Subject:
 
     def _describe(self, relation: str) -> dict[str, str]:
         return {str(row[0]): str(row[1]) for row in self.query(f"DESCRIBE FROM {relation}")}
+
+    def _wrong_type(self, name: str, seen: str, kind: ColumnKind) -> str:
+        fault = f"{name} is {seen}, expected {_KINDS[kind].words}"
+        if seen != "VARCHAR" or kind not in ("integer", "number"):
+            return fault
+        column = quoted(name)
+        misfits = self.query(
+            f"SELECT min({column}) FROM {self._source} WHERE TRY_CAST({column} AS DOUBLE) IS NULL"
+        )[0][0]
+        return f"{fault}; it holds {misfits!r}" if misfits else f"{fault}; its numbers are text"
 
     def _make(self, thing: str, what: str) -> None:
         with self._mistakes_explained(what):

@@ -76,6 +76,12 @@ def check_program(program: ExportedProgram, signature: Signature) -> None:
         ConversionError: other names, order, types, widths, or an axis that is fixed.
     """
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
+    taken = list(program.graph_signature.user_inputs)
+    if taken != (names := [spec.name for spec in signature.inputs]):
+        raise ConversionError(
+            f"the program takes inputs {taken}, expected {names} in this order; export it with "
+            "these argument names, tensors alone"
+        )
     seen = [
         (name, str(values[name].dtype).removeprefix("torch."), _axes(values[name].shape))
         for name in program.graph_signature.user_inputs
@@ -84,7 +90,7 @@ def check_program(program: ExportedProgram, signature: Signature) -> None:
     if seen != expected:
         raise ConversionError(
             f"the program takes {seen}, its signature says {expected} (name, type, axes). They "
-            "belong to different models, or it was exported with other argument names or fixed axes"
+            "belong to different models, or an axis was fixed where it was exported"
         )
 
 

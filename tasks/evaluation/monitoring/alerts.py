@@ -100,8 +100,10 @@ def _baseline_noise(counts: Floats, length: int) -> float:
     Endless where the baseline holds fewer than two windows: nothing can be judged then.
     """
     total, windows = counts.sum(axis=0), len(counts) // length
+    if windows < 2:
+        return math.inf
     parts = counts[: windows * length].reshape(windows, length, -1).sum(axis=1)
-    return max(float(psi(total - part, part)) for part in parts) if windows > 1 else math.inf
+    return max(float(psi(total - part, part)) for part in parts)
 
 
 class AlertEvent(BaseModel):

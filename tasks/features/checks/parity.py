@@ -153,13 +153,14 @@ def _newest(
         ]
         known = pl.max_horizontal(event, time(created)) if created else event
         before = pl.col("event") < watermark
+        is_newest = pl.col("event") == pl.col("event").filter(before).max()
         read = rows.select(*keys, event.alias("event"), known.alias("known"), one=0)
         return (
             read.filter(*(pl.col(c).is_not_null() for c in (*_key_names(group), "event")))
-            .sort("event", "known")
             .group_by(*_key_names(group), "one")
             .agg(
-                pl.col("event", "known").filter(before).last(),
+                pl.col("event").filter(before).max(),
+                pl.col("known").filter(before & is_newest).max(),
                 pl.col("known").filter(~before).min().alias("overtaken"),
             )
             .filter(pl.col("event").is_not_null())
@@ -195,13 +196,20 @@ def _without_rows(
     newest: pl.DataFrame, reader: OnlineReader, position: int, group: KeyGroup, watermark: datetime
 ) -> list[DrawnEntity]:
     """Entities that are online though no row of theirs lies before the watermark."""
-    if not _key_names(group):
+    import polars as pl
+
+    if not (names := _key_names(group)):
         return []
-    held = set(newest.select(_key_names(group)).iter_rows())
+    stored = {
+        tuple(key[column] for column in group.columns): key
+        for key in reader.stored_keys(position, ENTITIES_PER_VIEW)
+    }
+    asked = pl.DataFrame(list(stored), {n: newest.schema[n] for n in names}, orient="row")
+    held = set(asked.join(newest, on=names, how="semi").iter_rows())
     return [
         DrawnEntity(position, key, None, watermark - INSTANT)
-        for key in reader.stored_keys(position, ENTITIES_PER_VIEW)
-        if tuple(key[column] for column in group.columns) not in held
+        for values, key in stored.items()
+        if values not in held
     ]
 
 

@@ -137,7 +137,7 @@ class Breaker:
     def _check(self) -> None:
         with self._lock:
             remaining = self._closed_until - self._clock()
-            if remaining > 0:
+            if self._failures and remaining > 0:
                 raise TransientError(
                     f"{self._what} failed {self._failures} time(s) in a row, last with: "
                     f"{self._reason}. It is not asked for another {remaining:.1f} s. Nothing was "

@@ -174,9 +174,9 @@ class RunMonitor:
             )
             raise TransientError(
                 f"no rank has made progress for {silence_s:.0f} s (limit progress_timeout_s="
-                f"{self._config.progress_timeout_s}); last seen: {last or 'nothing yet'}. All "
-                "ranks were stopped. A new attempt resumes from the newest checkpoint; all lines "
-                f"are in {self._run.log}"
+                f"{self._config.progress_timeout_s}); last seen: "
+                f"{last or 'nothing, as the ranks had not met'}. All ranks were stopped. A new "
+                f"attempt resumes from the newest checkpoint; all lines are in {self._run.log}"
             )
 
 

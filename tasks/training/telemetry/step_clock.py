@@ -65,6 +65,15 @@ class ClockReading(RankTelemetry):
         return f"{self.doing}{epoch}, step {self.step}"
 
 
+def _disk_bytes() -> tuple[int | None, int | None]:
+    """Read and written by this process; None where the kernel does not tell."""
+    try:
+        counted = psutil.Process().io_counters()
+    except (psutil.Error, OSError, AttributeError, RuntimeError, ValueError):
+        return None, None
+    return counted.read_bytes, counted.write_bytes
+
+
 CLOCKS = "telemetry-*.json"
 """The clocks of all ranks in a run directory."""
 
@@ -190,7 +199,7 @@ class StepClock:
 
     def reading(self) -> ClockReading:
         """What the clock shows now. In another thread counts may be a step apart."""
-        usage, disk = resource.getrusage(resource.RUSAGE_SELF), psutil.Process().io_counters()
+        usage, (read, written) = resource.getrusage(resource.RUSAGE_SELF), _disk_bytes()
         # What the first steps took is read before the rest, which only grows meanwhile.
         is_warm, warm = self._num_steps > WARM_UP_STEPS, (self._warm_ns, self._warm_cpu_ns)
         warm_rows, num_rows = self._warm_rows, self._num_rows
@@ -231,8 +240,8 @@ class StepClock:
             major_faults=usage.ru_majflt,
             busy_cores_mean=(cpu_s - self._started_cpu_s) / elapsed_s if elapsed_s else None,
             busy_cores_max=None,
-            disk_read_bytes=disk.read_bytes,
-            disk_written_bytes=disk.write_bytes,
+            disk_read_bytes=read,
+            disk_written_bytes=written,
         )
 
     def _enter(self, index: int) -> None:

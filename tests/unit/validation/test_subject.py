@@ -26,7 +26,7 @@ PLAIN = people()["born"].dt.tz_localize(None).astype("datetime64[us]")
 @pytest.mark.parametrize(
     ("frame", "checked", "words"),
     [
-        (people().assign(age="old"), suite(), ["age is VARCHAR, expected numbers"]),
+        (people().assign(age="old"), suite(), ["age is VARCHAR, expected numbers; it holds 'old'"]),
         (people(), WHOLE, ["age is DOUBLE, expected whole numbers"]),
         (people().assign(born=PLAIN), suite(), ["born is TIMESTAMP, expected moments with a time"]),
         (people()[:0], suite(), ["people has no rows"]),
