@@ -243,10 +243,9 @@ def _metric(
         )
 
     def explained(source: Scores, variant: Scores) -> Metric:
-        errors = ((source.astype(np.float64) - variant) ** 2).reshape(len(source), -1).sum(axis=1)
-        return mean_interval(
-            -errors / (float(source.astype(np.float64).var(axis=0).sum()) or 1.0), BLOCKS
-        )
+        exact = source.astype(np.float64)  # a spread beside a large offset is lost in 32 bits
+        errors = ((exact - variant) ** 2).reshape(len(source), -1).sum(axis=1)
+        return mean_interval(-errors / (float(exact.var(axis=0).sum()) or 1.0), BLOCKS)
 
     if has_classes or labels is None:
         name = AGREEMENT_NAME if labels is None else ACCURACY_NAME

@@ -229,3 +229,11 @@ def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> No
     fullness = [batch[MASK].mean(axis=1).min() for batch in batches]
     assert min(fullness) < 0.1
     assert all((batch[MASK].sum(axis=1) > 0).all() for batch in batches)
+
+
+def test_a_large_offset_of_the_answers_hides_no_error(store: ArtifactStore) -> None:
+    rows = prepared(store, x=np.arange(40.0))
+    judged = TENSORS.read_judged(program(signature(output=())), rows, CONFIG, store)
+    near = np.random.default_rng(0).integers(0, 4, 20).astype(np.float32)
+    far = near + np.float32(1e6)
+    assert judged.change(far, np.roll(far, 1)) == judged.change(near, np.roll(near, 1))

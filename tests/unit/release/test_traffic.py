@@ -92,7 +92,7 @@ def test_each_refusal_is_a_sentence(server: AdminServer, tmp_path: Path) -> None
         traffic.tracks(MODEL)
     token = tmp_path / "serving" / "secrets" / "admin-token"
     token.write_text("another")
-    with pytest.raises(DataContractError, match="refused traffic"):
+    with pytest.raises(ConfigurationError, match="does not accept the token"):
         traffic.tracks(MODEL)
     token.unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):

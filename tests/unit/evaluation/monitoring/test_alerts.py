@@ -6,6 +6,8 @@ import multiprocessing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
+
 from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.alerts import (
     FILE,
@@ -14,8 +16,10 @@ from tasks.evaluation.monitoring.alerts import (
     alert,
     append_alerts,
     grouped,
+    measure_drift,
     read_alerts,
 )
+from tasks.evaluation.monitoring.statistics import Binned
 
 
 def event(day: int, kind: str = "freshness") -> AlertEvent:
@@ -69,3 +73,9 @@ def test_thousands_of_alerts_are_told_in_a_few_lines_the_serious_first() -> None
     assert told[1].startswith("80 times from 2013-03-01 to 2013-05-20")
     assert told[-1].startswith("3,280 alerts more, of 41 other")
     assert sum(map(len, told)) < 4000
+
+
+def test_a_baseline_of_fewer_days_than_two_windows_judges_nothing() -> None:
+    few = Binned("wind", np.array([0, 1, 2, 9]), np.array([[0.0, 9], [0, 9], [0, 9], [9, 0]]))
+    found = measure_drift([few], (0, 3), [10], 7)
+    assert [(drift.psi > 0, drift.drifted) for drift in found] == [(True, False)]
