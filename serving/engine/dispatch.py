@@ -300,7 +300,6 @@ class Dispatcher:
 
     def _send(self, batch: Batch) -> None:
         """Have a batch computed on a thread, or looked into there where it failed."""
-        batch.timer = self._loop.call_later(self._limits.batch_s, self._overdue, batch)
 
         def work() -> None:
             if batch.error is None:
@@ -309,7 +308,13 @@ class Dispatcher:
                 batch.examine()
             self._call_soon(self._finished, batch)
 
-        self._occupy(batch.version, batch.backend, work)
+        try:
+            self._occupy(batch.version, batch.backend, work)
+        except RuntimeError as exc:  # no thread is to be had
+            self._fall_over(batch, exc)
+            self._start_healing(batch.version, batch.backend)
+        else:
+            batch.timer = self._loop.call_later(self._limits.batch_s, self._overdue, batch)
 
     def _finished(self, batch: Batch) -> None:
         backend, version = batch.backend, batch.version
@@ -390,9 +395,13 @@ class Dispatcher:
             answer: asyncio.Future[bool] = self._loop.create_future()
 
             def ask(answer: asyncio.Future[bool] = answer) -> None:
-                self._call_soon(answer.set_result, backend.is_well())
+                self._call_soon(_tell, answer, backend.is_well())
 
-            self._occupy(version, backend, ask)
+            try:
+                self._occupy(version, backend, ask)
+            except RuntimeError:  # no thread is to be had
+                circuit.failed(circuit.reason, time.monotonic())
+                continue
             is_well = await answer
             backend.busy = False
             self._running[backend.hardware] -= 1
@@ -424,11 +433,11 @@ class Dispatcher:
 
     def _occupy(self, version: LoadedVersion, backend: Backend, job: Callable[[], None]) -> None:
         """Keep a backend at work on a thread; one that hangs keeps no process from ending."""
-        backend.busy = True
-        version.uses += 1
-        self._running[backend.hardware] += 1
         # Of `threading`, `start` would hold up the loop until the new thread runs.
         _thread.start_new_thread(job, ())
+        backend.busy = True  # after what can fail; the job's outcome comes by the loop, thus later
+        version.uses += 1
+        self._running[backend.hardware] += 1
 
     def _wake(self) -> None:
         for queue in self._waiting:
@@ -468,6 +477,11 @@ class Dispatcher:
         version.uses -= 1
         if not version.uses and version.closing:
             self.idle(version)
+
+
+def _tell(answer: asyncio.Future[bool], is_well: bool) -> None:
+    if not answer.done():  # cancelled: the engine was closed meanwhile
+        answer.set_result(is_well)
 
 
 def _first_working(version: LoadedVersion) -> Backend | None:

@@ -199,7 +199,10 @@ class ModelEngine:
             if version is None:
                 for number in [*state.versions, *state.failures]:
                     state.remove(number)
-                state.notes["unloaded"] = "it was unloaded; load it again"
+                state.notes["unloaded"] = (
+                    "it was unloaded; load it again with "
+                    f"POST /v2/repository/models/{model}/load (action admin)"
+                )
                 return
             if version not in state.versions and version not in state.failures:
                 raise UnknownModelError(f"{model} version {version} is not loaded here")
@@ -300,7 +303,8 @@ class ModelEngine:
             else:
                 raise NotReadyError(
                     f"{self.config.max_versions} versions are loaded and all are in use, so "
-                    f"{key.model} version {key.version} was not loaded; unload one first"
+                    f"{key.model} version {key.version} was not loaded; unload one first, "
+                    "with POST /v2/repository/models/{model}/unload (action admin)"
                 )
 
     def _note_failure(self, state: ServedVersions, key: VersionKey, error: Exception) -> None:

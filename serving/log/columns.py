@@ -47,7 +47,7 @@ Hide = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A call that was not answered, by which version and why.
+    """A call that was not answered, without what it brought; by which version and why.
 
     Attributes:
         at: seconds since 1970 of the refusal; `moment` is the same on `time.monotonic()`.

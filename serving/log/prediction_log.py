@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -216,7 +217,9 @@ class PredictionLog:
             self._dropped_by_loop[self._trouble or "queue_full"] += 1
         else:
             version = call.version or self._version_of(call.model, call.track) or ""
-            self._refusals.append(Refusal(call, version, error.reason, time.time(), now))
+            # The queue is bounded by rows, and arrays of one call may be large: they are let go.
+            kept = replace(call, inputs={}, entities=None, features=None)
+            self._refusals.append(Refusal(kept, version, error.reason, time.time(), now))
 
     def _is_open(self, rows: int) -> bool:
         """Whether rows can be logged; else they are counted, where anybody asked for them."""

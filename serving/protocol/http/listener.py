@@ -18,6 +18,8 @@ from tasks.kernel.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.5
+LOOK_S = 5.0
+"""Between two looks at the TLS files."""
 LAST_WAIT_S = 0.25
 """An idle connection may have a request on its way when the process ends; it is still answered."""
 _BACKLOG = 2048
@@ -36,6 +38,7 @@ class Listener(Connections):
         super().__init__(front, pages, answers_models)
         self.started = False
         self._tls = tls
+        self._looked_at = now()
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
@@ -60,12 +63,21 @@ class Listener(Connections):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopped.wait(), SWEEP_S)
                 self._sweep()
-                if self._tls is not None:
-                    self._tls.look()
+                self._look()
             await asyncio.sleep(LAST_WAIT_S)
         finally:
             server.close()
             await self._end()
+
+    def _look(self) -> None:
+        """Take renewed TLS files into use; a fault in that does not end the listener."""
+        if self._tls is None or now() < self._looked_at + LOOK_S:
+            return
+        self._looked_at = now()
+        try:
+            self._tls.look()
+        except Exception:
+            logger.exception("the TLS files could not be looked at; they stay as they were")
 
     async def _end(self) -> None:
         until = now() + self.front.config.stop_s

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from serving.config import HardwareConfig
+from serving.engine import dispatch
 from serving.engine.versions import Times
 from serving.errors import BackendError, NotReadyError
 from tests.support.serving.standins import TWO_KINDS, Shelf, asked, held, serving, until, version_of
@@ -76,6 +77,32 @@ async def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
         await until(lambda: version.backends[0].circuit.closed)
         assert desk.answer(await asked(desk)).served.hardware == "cpu"
         assert len(desk.outcomes[first.request_id]) == 1
+
+
+async def test_where_no_thread_is_to_be_had_calls_are_refused_until_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf = Shelf(seconds=0.005)
+    async with serving(shelf) as desk:
+        await asked(desk)
+        version = desk.engine.served("m").versions["1"]
+        backend = version.backends[0]
+        backend.times.note(1, 1e4)  # long: a thread is to compute it
+
+        def none(*_: object) -> int:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch._thread, "start_new_thread", none)
+            for _ in range(2):
+                call = await asked(desk)
+                assert isinstance(desk.error(call), BackendError | NotReadyError)
+                assert "can't start new thread" in str(desk.error(call))
+            former = backend.circuit.retry_at
+            await until(lambda: backend.circuit.retry_at > former)  # asked in vain, and goes on
+        await until(lambda: backend.circuit.closed)
+        assert desk.answer(await asked(desk)).served.hardware == "cpu"
+        assert (backend.busy, version.uses) == (False, 0)
 
 
 async def test_no_more_batches_run_beside_each_other_than_there_are_threads() -> None:

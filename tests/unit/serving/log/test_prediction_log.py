@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,16 @@ def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
     assert found["score"].isna().all()
     assert set(found["batch_rows"]) == {7}
     assert [f.name for f in log_root(tmp_path).glob("model=*")] == [f"model={MODEL}"]
+
+
+def test_a_refused_call_lets_its_arrays_go_before_it_is_written(tmp_path: Path) -> None:
+    values = np.ones((3, 2), np.float32)
+    held = weakref.ref(values)
+    with open_log(tmp_path) as log:
+        log.refused(Call(MODEL, {"values": values}, 3, "r", features=[values]), BackendError("no"))
+        del values
+        assert held() is None
+    assert rows_of(tmp_path)["batch_rows"].tolist() == [3]
 
 
 def test_failures_name_the_version_that_was_to_answer(tmp_path: Path) -> None:

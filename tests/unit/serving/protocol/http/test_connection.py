@@ -17,6 +17,7 @@ from serving.config import ServingConfig, checked_config
 from serving.errors import ForbiddenError, OverloadedError, ServingError, TooManyRequestsError
 from serving.interfaces import Action, Answer, Call, Done, Headers, Principal, Served
 from serving.protocol.front import Front
+from serving.protocol.http import listener
 from serving.protocol.http.listener import bound_socket, public_listener
 from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
@@ -393,3 +394,27 @@ async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None
         client.send(raw(b"x" * 100_000))
         assert await client.statuses(1) == [413]
         assert await client.has_ended()
+
+
+async def test_a_fault_of_looking_at_tls_files_ends_no_listener_and_looks_are_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = ensure_authority(tmp_path, "authority")
+    pair = ensure_certificate(tmp_path, "server", authority, ("localhost",), "server")
+    server = RenewingTls(TlsConfig(certificate=pair.certificate, key=pair.key))
+    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    looks: list[int] = []
+
+    def look() -> bool:
+        looks.append(1)
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(server, "look", look)
+    monkeypatch.setattr(listener, "SWEEP_S", 0.01)
+    monkeypatch.setattr(listener, "LOOK_S", 0.15)
+    async with listening(front_of(HeldEngine()), (server, trusting)) as connect:
+        await asyncio.sleep(0.4)
+        assert 1 <= len(looks) < 10  # sweeps are 40
+        client = await connect()
+        client.send(raw(b"{}"))
+        assert await client.statuses(1) == [400]
