@@ -7,19 +7,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prefect import flow, runtime
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.schemas.automations import Automation
 
+from flows.config import PipelineConfig, read_pipeline_config
+from flows.stages import hours_or_newest, run_name
 from infra.deploying.automations import decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
+from tasks.contracts.base import TimeWindow
+from tasks.features.tables.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
 from tests.support.platform.deploys import (
@@ -187,6 +193,30 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
 
 
 @pytest.mark.slow
+def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path: Path) -> None:
+    async def pause(client: PrefectClient) -> None:
+        await client.pause_deployment((await client.read_deployment_by_name("search/search")).id)
+        await client.pause_automation(automation_id)
+        await pause_schedule(client, "parity-check/cpu")
+
+    automation_id = automation("decide-on-drift").id
+    on_server(pause)
+    outcome = redeploy(plan)
+    assert outcome.written == []
+    assert {note.split(":")[0] for note in outcome.notes if "by a person" in note} == {
+        "deployment search/search",
+        "deployment parity-check/cpu",
+        "automation decide-on-drift",
+    }
+    redeploy(plan_of(part_of_the_file(*LOOKED_AT), tmp_path, resume=True))
+    found = deployments(plan)
+    assert not found["search/search"].paused
+    assert found["parity-check/cpu"].schedules[0].active
+    assert automation("decide-on-drift").enabled
+    assert automation("decide-on-drift").id == automation_id
+
+
+@pytest.mark.slow
 def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -222,3 +252,35 @@ def test_the_whole_file_deploys(plan: Plan) -> None:
     assert len(whole.deployments) > len(plan.deployments)
     redeploy(whole)
     assert set(deployments(whole)) == {item.full_name for item in whole.deployments}
+
+
+@flow(name="which-window", flow_run_name=run_name("refresh", hours_or_newest))
+def which_window(window: TimeWindow | None, config: PipelineConfig) -> tuple[str, TimeWindow]:
+    """Name and window of a run that is started as feature refreshes are."""
+    return str(runtime.flow_run.name), hours_or_newest(window, config)
+
+
+def test_a_run_without_a_window_takes_the_newest_hours_and_is_named_by_them(
+    api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+    config = read_pipeline_config(Path(REPO))
+    # On a new state folder the newest hours alone would be refused: they have no past.
+    _, window = which_window(None, config)
+    assert window.start == min(
+        config.window.start, config.clock.newest_hours(datetime.now(UTC)).start
+    )
+    (tmp_path / "feast").mkdir()
+    ledger = Ledger(version="0", definitions="0", token=0, views=())
+    (tmp_path / "feast" / "materialized.json").write_text(ledger.model_dump_json())
+    before = datetime.now(UTC)
+    name, window = which_window(None, config)
+    assert window in (
+        config.clock.newest_hours(before),
+        config.clock.newest_hours(datetime.now(UTC)),
+    )
+    assert name == f"refresh-{config.name}-{window.slug}"
+    assert which_window(config.current, config) == (
+        f"refresh-{config.name}-{config.current.slug}",
+        config.current,
+    )

@@ -99,3 +99,26 @@ def test_a_disk_without_space_is_what_a_run_is_told_of_whatever_failed_for_it(
     with pytest.raises(StorageError, match="nothing was begun"):
         run_into(AssertionError("it was begun"), 0)
     assert not (tmp_path / "home").exists()
+
+
+LATE = """
+import atexit, runpy, sys
+atexit.register(lambda: sys.stderr.write("said late"))  # runs after what the program registers
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("falaj", "decisions"), ("serving", "settings")], ids=["falaj", "serving"]
+)
+def test_what_a_program_says_at_its_very_end_is_seen(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    program, command = words
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, program, "--home", str(tmp_path / "home"), command],
+        cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "said late")

@@ -1,7 +1,8 @@
-"""Set-up as people call it: through make, from a checkout whose path has a space."""
+"""Set-up as people and CI call it: through make, from a checkout whose path has a space."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from infra.provision.checkout import Checkout
 
 ROOT = Path(__file__).resolve().parents[3]
-ENVIRONMENTS = ("triton", "serving-clients", "mlserver", "kserve")
-"""Of tools and servers beside the project's own."""
+TOOLS = ("triton", "serving-clients")
+"""Have environments of their own, which `make test-slow` makes."""
+ENVIRONMENTS = (*TOOLS, "mlserver", "kserve")
+"""With those of the servers that `make bench` measures beside its own."""
 
 
 def program(path: Path, script: str) -> None:
@@ -56,6 +59,7 @@ def finish(checkout: Checkout) -> None:
         checkout.python,
         '[ "$1" = -I ] && exit; echo "called: $*"; echo "PYTHONPATH=$PYTHONPATH"; pwd',
     )
+    program(checkout.venv / "bin" / "lint-imports", 'echo "called: lint-imports"')
     checkout.mark_complete(checkout.wanted_digest())
     for tool in ENVIRONMENTS:
         (checkout.root / f".venv-{tool}").mkdir()
@@ -106,6 +110,68 @@ def test_commands_set_up_first_and_run_in_the_checkout(
     first, *rest = done.stdout.splitlines()
     assert first == "set-up: .venv is up to date"
     assert rest == [called, "PYTHONPATH=", str(checkout.root)]
+
+
+def test_slow_tests_run_where_what_they_need_cannot_be_had(checkout: Checkout, tools: Path) -> None:
+    finish(checkout)
+    for tool in TOOLS:
+        (checkout.root / f".venv-{tool}" / "complete").unlink()
+    done = make(checkout, tools, "test-slow", "PART=3", "PROGRAMS=nowhere:a-package")
+    assert "--group 3" in done.stdout
+    assert "could not install a-package;" in done.stdout
+    for tool in TOOLS:
+        assert f"no .venv-{tool}: its tests will be skipped" in done.stdout
+        refused = make(checkout, tools, f"test-{tool}")
+        assert refused.returncode != 0
+        assert "called: -m pytest" not in refused.stdout
+
+
+def ci(checkout: Checkout, tools: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    shutil.copytree(ROOT / ".ci", checkout.root / ".ci")
+    for name in ("bash", "dirname", "date", "sleep"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    return subprocess.run(
+        [str(tools / "bash"), ".ci/run", *options],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        cwd=checkout.root,
+        env={"PATH": str(tools), "CDPATH": str(checkout.root.parent), "CI": "true"},
+        timeout=120,
+    )
+
+
+def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(
+    checkout: Checkout, tools: Path
+) -> None:
+    finish(checkout)
+    done = ci(checkout, tools, "--part", "5")
+    assert done.returncode == 0, done.stderr
+    called = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
+    kinds = ("ruff check", "ruff format", "mypy", "infra.budget", "lint-imports")
+    kinds += ("pytest -n 2", "--group 5")
+    assert len(called) == len(kinds)
+    assert all(kind in line for kind, line in zip(kinds, called, strict=True)), called
+    assert "unstable" not in done.stdout
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize(("first_only", "code"), [(True, 0), (False, 2)])
+def test_ci_runs_what_failed_again_alone_and_names_it(
+    checkout: Checkout, tools: Path, first_only: bool, code: int
+) -> None:
+    finish(checkout)
+    again = "*last-failed*) exit 0;; " if first_only else ""
+    program(
+        checkout.python,
+        f'[ "$1" = -I ] && exit; echo "called: $*"; '
+        f'case "$*" in {again}*thorough*) exit 0;; *pytest*) exit 1;; esac',
+    )
+    done = ci(checkout, tools)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "make test: failed; what failed runs again, alone" in done.stdout
+    assert ("unstable, passed when run again alone: make test" in done.stdout) == first_only
 
 
 def test_a_machine_without_python_3_11_is_told_so(checkout: Checkout, tools: Path) -> None:

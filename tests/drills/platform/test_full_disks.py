@@ -13,6 +13,7 @@ from tasks.contracts.base import Artifact
 from tasks.kernel.settings import URI_SCHEME, ArtifactStore
 from tests.support.host.disks import small_disk
 from tests.support.host.processes import processes_of
+from tests.support.platform.commands import Platform
 from tests.support.platform.loops import Loop, loop_repository
 from tests.support.suite.promises import Promise, proves
 
@@ -93,3 +94,27 @@ def builds(home: Path) -> dict[str, float]:
     """Stages that were finished: which, and when their result was published."""
     values = (home / "artifacts").glob("*/*/value.json")
     return {str(file.relative_to(home)): file.stat().st_mtime for file in values}
+
+
+@proves(Promise.FULL_DISK, "doctor says it; with space again, the platform works by itself")
+def test_a_platform_on_a_full_disk_is_told_of_and_works_again_with_space(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with small_disk(home, 400 * MB) as disk:
+        platform = Platform(home)
+        try:
+            code, said = platform.up()
+            assert code == 0, said
+            with disk.filled():
+                code, said = platform.run("doctor")
+                assert code == 1, said
+                assert "free some space" in said
+                assert f"GB free at {home}" in said
+                assert "Traceback" not in said
+                code, said = platform.run("status")
+                assert "Traceback" not in said
+            platform.until_well()
+            run = platform.start_run(0.5)
+            platform.until_state(run, "COMPLETED")
+        finally:
+            platform.end()

@@ -23,6 +23,16 @@ class SmallDisk:
 
     folder: Path
 
+    @property
+    def used_bytes(self) -> int:
+        """What lies on it."""
+        disk = os.statvfs(self.folder)
+        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+
+    def resize(self, num_bytes: int) -> None:
+        """Make it larger, or smaller."""
+        self._mount("-o", f"remount,size={num_bytes}")
+
     @contextmanager
     def filled(self) -> Iterator[None]:
         """Full to the last byte inside the block, whoever deletes what."""

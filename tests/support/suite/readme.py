@@ -1,9 +1,17 @@
-"""`python -m tests.support.suite.readme` writes the parts of README.md that are made, not typed."""
+"""The parts of README.md that are made, not typed.
+
+    python -m tests.support.suite.readme                commands and figures, from what is there
+    python -m tests.support.suite.readme LOG REPORT     also the end of `make run`, and the picture
+
+LOG is what `make run` printed, REPORT the `report.html` that it wrote; the picture needs Chromium.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +19,9 @@ from falaj.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
 README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "images" / "report.png"
+WIDTH, HEIGHT = 1200, 900
+FIRST, LAST, LONGEST = 3, 9, 96
 FIGURES = (
     ("loop", "whole", "AUC of the test months"),
     ("loop", "whole", "second run, seconds"),
@@ -44,6 +55,17 @@ def figures() -> Iterator[str]:
         yield f"| [{name}](docs/benchmarks/{part}.md) | {value} | {bound} |"
 
 
+def run(log: Path) -> Iterator[str]:
+    """The first and the last lines that a run printed; long ones are cut."""
+    text = log.read_text().replace(f"{ROOT}/", "")
+    lines = [line for line in text.splitlines() if line[:2].isdigit() or line[:1].isupper()]
+    shown = [*lines[:FIRST], "...", *lines[-LAST:]]
+    yield "```"
+    for line in shown:
+        yield line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    yield "```"
+
+
 def replaced(text: str, block: str, lines: Iterator[str]) -> str:
     """The text with another content between `<!-- block -->` and `<!-- /block -->`.
 
@@ -63,5 +85,26 @@ def current(text: str) -> str:
     return replaced(replaced(text, "commands", commands()), "figures", figures())
 
 
+def take_picture(report: Path) -> None:
+    """Screenshot of the report's first screen."""
+    from tests.support.services.browser import BROWSER
+
+    if BROWSER is None:
+        raise RuntimeError("no Chromium is installed, which draws the picture; see `make tools`")
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    size = f"--window-size={WIDTH},{HEIGHT}"
+    line = [BROWSER, "--headless", "--no-sandbox", "--hide-scrollbars", size]
+    subprocess.run(
+        [*line, f"--screenshot={PICTURE}", report.resolve().as_uri()],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+
+
 if __name__ == "__main__":
-    README.write_text(current(README.read_text()))
+    text = current(README.read_text())
+    if len(sys.argv) > 1:
+        text = replaced(text, "run", run(Path(sys.argv[1])))
+        take_picture(Path(sys.argv[2]))
+    README.write_text(text)

@@ -275,3 +275,12 @@ def test_reports_are_shown_beside_mlflow_and_no_other_file_is(
     answer = asyncio.run(asked(tmp_path, path))
     assert answer.status_code == status
     assert "a secret" not in answer.text
+
+
+@pytest.mark.parametrize("old", ["[]", '{"prefect": null, "mlflow": [0, 5000], "serving": 0}'])
+def test_ports_that_another_version_has_kept_are_chosen_anew(
+    files: PlatformFiles, old: str
+) -> None:
+    files.ports.write_text(old)
+    any_free = PlatformConfig(port=0, mlflow_port=0, serving_port=0, serving_grpc_port=0)
+    assert all(choose_ports(any_free, files).values())

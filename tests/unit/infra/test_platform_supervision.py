@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from infra.orchestration.client import is_running
 from infra.platform import supervisor
 from infra.platform.api import PROBE_TIMEOUT_S
-from infra.platform.supervisor import Child, Service
+from infra.platform.supervisor import Child, Clock, Service
 from tests.support.host.clocks import make_clock
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
@@ -75,36 +76,55 @@ def test_temporary_files_of_a_service_go_with_it_however_it_ends(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
-    answers: list[float] = []
+@dataclass
+class Hung:
+    """A service that answered once and then lets each probe wait; its clock is its own."""
 
-    def probe(started: datetime) -> bool:
-        """Answers once, and then lets each who asks wait."""
-        if answers:
-            clock.now_s += PROBE_TIMEOUT_S
+    now_s: float = 1000.0
+    answered_s: float = 0.0
+    hangs: bool = False
+    num_probes: int = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def probe(self, started: datetime) -> bool:
+        self.num_probes += 1
+        if self.hangs:
+            self.now_s += PROBE_TIMEOUT_S
             return False
-        answers.append(clock.now_s)
+        self.answered_s = self.now_s
         return True
 
-    monkeypatch.setattr(supervisor, "time", clock)
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung, Child]]:
+    service = Hung()
+    monkeypatch.setattr(supervisor, "time", service)
     described = Service(
-        "server", tuple(sleeper(tmp_path)), {}, probe=probe, restart_when_silent=True
+        "server", tuple(sleeper(tmp_path)), {}, probe=service.probe, restart_when_silent=True
     )
     child = Child(described, tmp_path / "log")
     child.start()
-    try:
-        while "is restarted" not in caplog.text:
-            clock.now_s = child.next_check
-            child.check()
-        assert clock.now_s - answers[0] <= 30
-        assert child.condition == "silent"
-    finally:
-        assert child.process
-        child.process.kill()
-        child.process.wait(LIMIT_S)
+    service.now_s = child.next_check
+    child.check()
+    assert child.condition == "up"
+    service.hangs = True
+    yield service, child
+    assert child.process
+    child.process.kill()
+    child.process.wait(LIMIT_S)
+
+
+def test_a_server_that_does_not_answer_is_started_anew_within_30_s_of_its_last_answer(
+    hung: tuple[Hung, Child], caplog: pytest.LogCaptureFixture
+) -> None:
+    service, child = hung
+    while "is restarted" not in caplog.text:
+        service.now_s = child.next_check
+        child.check()
+    assert service.now_s - service.answered_s <= 30
+    assert child.condition == "silent"
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -201,6 +221,32 @@ def test_every_stop_signal_ends_all_also_what_ignores_sigterm(
     finally:
         signal.signal(signal.SIGINT, previous)
     assert pids_whose_command_holds(str(tmp_path)) == []
+
+
+def test_a_child_that_cannot_be_started_is_tried_again_and_its_log_is_rotated(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "later"
+    with supervised(tmp_path, {"name": "server", "command": [str(program)]}) as platform:
+        platform.until(lambda s: s.services[0].restarts >= 1, "a first attempt")
+        program.write_text("#!/bin/sh\nhead -c 20000 /dev/zero\nexec sleep 600\n")
+        program.chmod(0o755)
+        platform.until_up()
+        platform.until(lambda s: s.services[0].condition == "up", "up")
+        rotated = platform.files.log("server").with_name("server.log.1")
+        wait_until(rotated.exists, "rotation", 3 * LIMIT_S)
+        assert rotated.stat().st_size >= 20_000
+
+
+def test_a_clock_that_is_set_back_is_noticed_once() -> None:
+    shown, steady = [1000.0], [10.0]
+    clock = Clock(lambda: shown[0], lambda: steady[0])
+    seen = []
+    for step, passed in ((0, 0), (500, 500), (-3600, 0), (0, 0), (3600, 0), (-30, 0)):
+        # Set ahead, what was planned is late and is done at once; half a minute NTP corrects.
+        shown[0], steady[0] = shown[0] + step, steady[0] + passed
+        seen.append(clock.set_back_s())
+    assert seen == pytest.approx([0, 0, 3600, 0, 0, 0])
 
 
 def test_the_server_is_started_anew_when_the_clock_is_set_back_and_nothing_else_is(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
 
 from infra.platform.apps import (
+    LOOK_EVERY,
     MAX_BODY_BYTES,
     RepeatBusy,
     begin_as_writer,
+    content_security_policy,
+    log_busy_in_one_line,
+    rest_longer,
     roll_back_when_dropped,
 )
 from tests.support.host.processes import wait_until
@@ -96,6 +101,32 @@ def test_what_only_reads_or_is_too_long_to_keep_is_passed_on_once(
     assert app.bodies == [b"".join(parts)]
 
 
+def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    background_workers: Any = import_module("prefect.server.api.background_workers")
+    made: list[Worker] = []
+
+    class Kept(Worker):
+        async def __aenter__(self) -> Worker:
+            made.append(self)
+            return await super().__aenter__()
+
+    async def start_and_end() -> None:
+        async with (
+            Docket(name="test", url="memory://") as docket,
+            background_workers.background_worker(docket, webserver_only=True),
+        ):
+            pass
+
+    monkeypatch.setattr(background_workers, "Worker", Kept)
+    rest_longer()
+    asyncio.run(start_and_end())
+    [worker] = made
+    assert worker.minimum_check_interval == LOOK_EVERY
+    assert worker.scheduling_resolution == LOOK_EVERY
+
+
 @pytest.fixture
 def mended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect's and SQLAlchemy's SQLite as the server has them, for one test."""
@@ -121,38 +152,30 @@ def can_write(file: Path) -> bool:
         return True
 
 
-async def on_a_table(file: Path, work: Callable[[Any, Any], Awaitable[int]]) -> int:
-    """Do `work` with an empty table: it is given what adds a row, and the engine."""
+def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
+    mended: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.db"
     module: Any = import_module("prefect.server.database.configurations")
-    configuration = module.AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{file}")
-    engine = await configuration.engine()
 
-    async def add() -> None:
+    async def write(configuration: Any, engine: Any) -> None:
         session = await configuration.session(engine)
         async with session, configuration.begin_transaction(session):
             await session.execute(sa.text("SELECT count(*) FROM t"))
             await session.execute(sa.text("INSERT INTO t VALUES (1) RETURNING a"))
 
-    async with engine.begin() as connection:
-        await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
-    try:
-        return await work(add, engine)
-    finally:
-        await engine.dispose()
-
-
-def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
-    mended: None, tmp_path: Path
-) -> None:
-    file = tmp_path / "x.db"
-
-    async def cancel_everywhere(add: Any, _: Any) -> int:
+    async def cancel_everywhere() -> int:
+        configuration = module.AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{file}")
+        engine = await configuration.engine()
+        async with engine.begin() as connection:
+            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
         num_steps = 0
         while True:
-            task = asyncio.create_task(add())
+            task = asyncio.create_task(write(configuration, engine))
             for _ in range(num_steps):
                 await asyncio.sleep(0)
             if task.done():
+                await engine.dispose()
                 return num_steps
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -162,7 +185,7 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
 
     gc.disable()  # which would end the lock some time
     try:
-        assert asyncio.run(on_a_table(file, cancel_everywhere)) > 10
+        assert asyncio.run(cancel_everywhere()) > 10
     finally:
         gc.enable()
 
@@ -170,9 +193,66 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
 def test_a_transaction_that_reads_first_waits_for_the_writer_before_it(
     mended: None, tmp_path: Path
 ) -> None:
-    async def write_together(add: Any, engine: Any) -> int:
+    module: Any = import_module("prefect.server.database.configurations")
+
+    async def write_together() -> int:
+        configuration = module.AioSqliteConfiguration(
+            connection_url=f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
+        )
+        engine = await configuration.engine()
+        async with engine.begin() as connection:
+            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
+
+        async def add() -> None:
+            session = await configuration.session(engine)
+            async with session, configuration.begin_transaction(session):
+                await session.execute(sa.text("SELECT count(*) FROM t"))
+                await session.execute(sa.text("INSERT INTO t VALUES (1)"))
+
         await asyncio.gather(*(add() for _ in range(4)))
         async with engine.connect() as connection:
-            return int((await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one())
+            count = (await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one()
+        await engine.dispose()
+        return int(count)
 
-    assert asyncio.run(on_a_table(tmp_path / "x.db", write_together)) == 4
+    assert asyncio.run(write_together()) == 4
+
+
+def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logger = logging.getLogger("prefect.server.utilities.worker_channel")
+    factory = logging.getLogRecordFactory()
+    log_busy_in_one_line()
+    try:
+        for said in ("database is locked", "no such table: run"):
+            try:
+                raise OperationalError("UPDATE", {}, sqlite3.OperationalError(said)) from (
+                    sqlite3.OperationalError(said)
+                )
+            except OperationalError:
+                with caplog.at_level(logging.ERROR, logger.name):
+                    logger.exception("Heartbeat of %s failed", "w")
+    finally:
+        logging.setLogRecordFactory(factory)
+    busy, other = caplog.records
+    assert (busy.getMessage(), busy.exc_info) == (
+        "Heartbeat of w failed: SQLite: database is locked",
+        None,
+    )
+    assert other.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("api_url", "origin"),
+    [("/api", ""), ("http://falaj.example.org:4200/api", "http://falaj.example.org:4200")],
+)
+def test_pages_may_use_their_own_server_and_no_other_address(api_url: str, origin: str) -> None:
+    directives = dict(
+        part.strip().split(" ", 1) for part in content_security_policy(api_url).split(";")
+    )
+    assert directives["default-src"] == "'self'"
+    allowed = {word for words in directives.values() for word in words.split()}
+    words = {"'self'", "'none'", "'unsafe-eval'", "'unsafe-inline'", "data:", "blob:"}
+    assert allowed - words == ({origin} if origin else set())
+    assert "'unsafe-inline'" not in directives["script-src"]

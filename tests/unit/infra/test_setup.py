@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,23 @@ from infra.provision.checkout import (
     exclusive,
     horovod_wheel,
     kept_wheel,
+    read_lock,
     wheel_key,
 )
 from infra.provision.machine import (
     Commands,
     Compiler,
+    Progress,
     SetupError,
     Step,
     caller_environment,
     child_environment,
+    find_compiler,
+    link_locations,
     package_sources,
     require_machine,
 )
-from infra.setup import main
+from infra.setup import Installer, install_weights, main
 
 PYPROJECT = '[project]\nname = "falaj"\n[tool.ruff]\nline-length = 100\n'
 DECIDING = (
@@ -109,6 +113,13 @@ def test_a_broken_stamp_counts_as_none(checkout: Checkout, text: str) -> None:
     assert not current(checkout)
 
 
+def test_withdrawing_takes_the_stamp_back_and_spares_setups_own_folder(
+    checkout: Checkout,
+) -> None:
+    assert sorted(path.name for path in checkout.withdraw()) == ["bin", "lib"]
+    assert not current(checkout)
+
+
 def test_a_foreign_environment_or_link_is_left_alone_and_an_empty_folder_claimed(
     tmp_path: Path,
 ) -> None:
@@ -143,11 +154,22 @@ def test_a_lock_is_held_by_one_and_passes_to_the_next(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
+def test_lock_entries_keep_their_digests_and_lose_comments() -> None:
+    text = (
+        "# made by\nnumpy==2.4.6 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n    # via x\n"
+        "\n# excluded:\n# torch\ntorch==2.13.0\n"
+    )
+    assert read_lock(text) == {
+        "numpy": "numpy==2.4.6 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb",
+        "torch": "torch==2.13.0",
+    }
+
+
 # Commands
 
 
 def test_a_command_sees_its_environment_alone_and_a_failed_one_shows_its_last_lines(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands = Commands(tmp_path, {"PATH": os.environ["PATH"]}, tmp_path, held_locks=())
     seen = commands.run("the environment", ["env"])
@@ -159,9 +181,22 @@ def test_a_command_sees_its_environment_alone_and_a_failed_one_shows_its_last_li
     assert "line 1\n" not in str(caught.value)
     with pytest.raises(SetupError, match="no-such-program"):
         commands.run("build", ["no-such-program"])
+    progress = Progress(2)
+    with progress.step("first") as step:
+        step.outcome = "as planned"
+    with pytest.raises(ValueError, match="broken"), progress.step("second"):
+        raise ValueError("broken")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("[1/2] first ... as planned (")
+    assert second.startswith("[2/2] second ... stopped (")
 
 
 # The machine
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
 
 
 def test_a_machine_without_tools_or_of_another_kind_is_refused_with_what_to_install(
@@ -174,13 +209,50 @@ def test_a_machine_without_tools_or_of_another_kind_is_refused_with_what_to_inst
         require_machine({})
 
 
+def test_the_named_compiler_comes_first_and_one_that_does_not_answer_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    program(tmp_path, "mine", 'echo "mine $* 1.0"')
+    program(tmp_path, "c++", "exit 1")
+    program(tmp_path, "g++", "echo g++ 12")
+    named = find_compiler({"PATH": str(tmp_path), "CXX": "mine --fast"})
+    assert named == Compiler("mine --fast", "mine --fast --version 1.0")
+    assert find_compiler({"PATH": str(tmp_path)}) == Compiler("g++", "g++ 12")
+
+
+LISTING = """\
+:env:.find-links='/srv/wheels'
+:env:.default-timeout='180'
+:env:.user='1'
+global.find-links='/ignored'
+global.extra-index-url='\\nfile:///srv/a/simple\\nfile:///srv/b/simple'
+global.target='/somewhere'
+global.cert=''
+install.index-url='file:///srv/index=1'
+download.index-url='file:///srv/other'
+no settings here
+"""
+
+
 def test_settings_about_places_are_taken_the_environments_first() -> None:
-    listing = (
-        ":env:.find-links='/srv/wheels'\n:env:.user='1'\nglobal.find-links='/ignored'\n"
-        "install.index-url='file:///srv/index=1'\ndownload.index-url='file:///x'\nno settings\n"
-    )
-    found = {"find-links": "/srv/wheels", "index-url": "file:///srv/index=1"}
-    assert package_sources(listing) == found
+    assert package_sources(LISTING) == {
+        "find-links": "/srv/wheels",
+        "timeout": "180",
+        "extra-index-url": "file:///srv/a/simple file:///srv/b/simple",
+        "index-url": "file:///srv/index=1",
+    }
+
+
+def test_link_locations_are_absolute_and_missing_folders_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("near", "home/wheels"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    links = {"find-links": "near ~/wheels missing file:///srv/wheels"}
+    near, wheels = str(tmp_path / "near"), str(tmp_path / "home" / "wheels")
+    assert link_locations(links) == [near, wheels, "file:///srv/wheels"]
 
 
 def test_what_could_change_the_result_does_not_reach_commands_and_the_machines_own_does() -> None:
@@ -261,6 +333,31 @@ def test_a_wheel_is_built_once_for_equal_parts_and_again_where_it_is_broken(
 # Steps
 
 
+class Recorder(Commands):
+    """Commands that are not run: keeps what was asked, and fails or answers as told."""
+
+    asked: list[list[str]]
+    answer: Callable[[], str]
+
+    def run(self, what: str, command: Sequence[str | Path]) -> str:
+        Recorder.asked.append([str(word) for word in command])
+        return Recorder.answer()
+
+
+@pytest.fixture
+def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installer:
+    monkeypatch.setattr(Recorder, "asked", [], raising=False)
+    monkeypatch.setattr(Recorder, "answer", str, raising=False)
+    return Installer(Path("python"), Recorder(tmp_path, {}, tmp_path, ()), ("/srv/wheels",))
+
+
+def failing(error: Exception) -> Callable[[], str]:
+    def answer() -> str:
+        raise error
+
+    return answer
+
+
 def test_an_environment_that_was_not_finished_gets_no_stamp(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,3 +393,23 @@ def test_every_way_to_stop_ends_in_a_sentence(
     monkeypatch.setattr(setup, "set_up", stop)
     assert main([]) == code
     assert words in capsys.readouterr().err
+
+
+def test_failures_that_a_person_can_cure_say_how(
+    installer: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = Checkout(tmp_path)
+    checkout.weights_requirements.parent.mkdir(parents=True)
+    checkout.weights_requirements.write_text("words==1 \\\n    --hash=sha256:aa\n    # via x\n")
+    assert install_weights(checkout, installer) == "words==1"
+    (line,) = Recorder.asked
+    assert {"--require-hashes", "--no-deps"} < set(line)
+    assert line[line.index("--target") + 1] == str(checkout.venv / "weights")
+    monkeypatch.setattr(Recorder, "answer", failing(SetupError("No solution found")))
+    with pytest.raises(SetupError, match=r"the weights words==1 cannot be had.*PIP_FIND_LINKS"):
+        install_weights(checkout, installer)
+    with pytest.raises(SetupError, match=r"run `make lock`\. No solution found"):
+        installer.check()
+    monkeypatch.setattr(Recorder, "answer", lambda: "[X] PyTorch\n[ ] Gloo\n")
+    with pytest.raises(SetupError, match=r"cannot use Gloo.*Delete /cache/key to have it built"):
+        setup.check_horovod(checkout, installer.commands, Path("/cache/key/horovod.whl"))
