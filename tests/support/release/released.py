@@ -383,10 +383,6 @@ class Load:
                 found.setdefault(one.subject, set()).add(one.version)
         return found
 
-    def last_of(self, version: str) -> float:
-        """When a version answered last."""
-        return max(one.received_s for one in self.asked if one.version == version)
-
     def wait_for(self, number: int) -> None:
         """Wait for so many further answers."""
         wanted = len(self.asked) + number

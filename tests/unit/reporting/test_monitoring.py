@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
-
-import pytest
 
 from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
 from tasks.contracts.run import RunRecord
@@ -61,11 +58,6 @@ def with_monitoring(record: RunRecord, seen: FeatureMonitoring) -> RunRecord:
     return record.model_copy(
         update={"refresh": record.refresh.model_copy(update={"monitoring": seen})}
     )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
 
 
 def test_the_page_shows_views_values_and_alerts(store: ArtifactStore) -> None:

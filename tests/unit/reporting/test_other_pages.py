@@ -77,14 +77,6 @@ def test_a_search_over_a_regression_is_told_in_r2() -> None:
     assert "AUC" not in html
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [("[64, 32]", "64, 32"), ('"ddp"', "ddp"), ("true", "True"), (8, "8"), (0.012345, "0.0123")],
-)
-def test_values_are_written_as_people_read_them(value: object, words: str) -> None:
-    assert search.readable(value) == words
-
-
 def ref(number: int) -> ModelVersionRef:
     return ModelVersionRef(
         name="late", version=number, run_id="r", program_sha256="1" * 64, snapshot_sha256="2" * 64

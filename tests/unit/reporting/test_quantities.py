@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import Metric
 from tasks.reporting import quantities as q
 
@@ -61,16 +60,6 @@ def test_an_interval_that_is_not_finite_is_left_out_and_the_value_stays() -> Non
     metric = Metric(value=0.75, low=math.nan, high=0.8)
     assert q.estimate(metric) == "0.750"
     assert q.estimate(None) == q.MISSING
-
-
-def test_a_window_of_whole_days_shows_no_hours() -> None:
-    start = datetime(2013, 1, 1, tzinfo=UTC)
-    assert q.days(TimeWindow(start=start, end=start + timedelta(days=31))) == (
-        "2013-01-01 to 2013-02-01"
-    )
-    assert q.days(TimeWindow(start=start, end=start + timedelta(hours=6))) == (
-        "2013-01-01 00:00 to 2013-01-01 06:00"
-    )
 
 
 @given(ANY_NUMBER)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tasks.contracts.run import RunRecord
 from tasks.contracts.telemetry import (
     DeviceTelemetry,
@@ -19,7 +15,7 @@ from tasks.contracts.telemetry import (
     TrainingTelemetry,
 )
 from tasks.kernel.settings import ArtifactStore
-from tasks.reporting.facts import MOST_RANKS, describe_cost, money, phases, shown_ranks
+from tasks.reporting.facts import describe_cost, money
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 
@@ -58,11 +54,6 @@ def telemetry(**changes: object) -> TrainingTelemetry:
 def with_telemetry(record: RunRecord, told: TrainingTelemetry | None) -> RunRecord:
     model = record.model.model_copy(update={"telemetry": told})
     return record.model_copy(update={"model": model})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
 
 
 def test_time_energy_and_cost_are_told_and_what_is_not_known_with_its_reason() -> None:
@@ -114,13 +105,3 @@ def test_telemetry_of_nothing_can_be_shown_and_names_stay_names(store: ArtifactS
     told = telemetry(ranks=(rank(0, host=EVIL),), diagnosis=Diagnosis(summary=EVIL))
     text, _ = rendered(with_telemetry(run_record(store), told), store)
     assert EVIL not in text
-
-
-def test_of_many_ranks_the_slowest_are_shown_with_the_phases_that_took_time(
-    store: ArtifactStore,
-) -> None:
-    told = telemetry(ranks=tuple(rank(n, rows_per_s=1000.0 - n) for n in range(20)))
-    assert [r.rank for r in shown_ranks(told)] == list(range(19, 3, -1))
-    _, page = rendered(with_telemetry(run_record(store), told), store)
-    assert f"the {MOST_RANKS} slowest of 20" in page.words
-    assert [seconds for _, _, seconds in phases(rank(0))] == [30.0, 3.0, 12.0, 5.0]

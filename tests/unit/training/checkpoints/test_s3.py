@@ -177,20 +177,6 @@ def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "folder", "bucket"),
-    [
-        ("", "", ""),
-        ("file:///data/checkpoints", "/data/checkpoints", ""),
-        ("s3://bucket/a/b/", "", "bucket/a/b"),
-        ("s3://bucket", "", "bucket"),
-    ],
-)
-def test_a_uri_names_a_folder_or_a_bucket(uri: str, folder: str, bucket: str) -> None:
-    config = CheckpointConfig(uri=uri)
-    assert (config.local_folder, config.bucket_and_prefix) == (folder, bucket)
-
-
-@pytest.mark.parametrize(
     "uri",
     [
         "/data/checkpoints",

@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.data_parallel import STRATEGIES, strategy_kind
 
 
 def config(**fields: object) -> StrategyConfig:
@@ -38,20 +37,3 @@ def test_what_cannot_be_is_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(ValidationError, match=re.escape(sentence)):
         config(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({}, "horovod"),
-        ({"name": "ddp"}, "ddp"),
-        ({"name": "ddp", "gradient_compression": "powersgd"}, "horovod"),
-        ({"name": "ddp", "local_steps": 4}, "local-sgd"),
-        ({"asynchronous": True}, "asynchronous"),
-    ],
-)
-def test_how_a_rank_steps_comes_before_by_which_library_it_talks(
-    fields: dict[str, object], kind: str
-) -> None:
-    assert strategy_kind(config(**fields)) == kind
-    assert kind in STRATEGIES
