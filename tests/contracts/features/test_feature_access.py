@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
-from tests.support.data.installation import Installation
+from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import SmallRepository, days
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.services.oidc import Issuer, issuer, new_key
@@ -33,20 +33,7 @@ ONE_ROW = {
     "created": [WINDOW.end.isoformat()],
 }
 ALLOWED, FORBIDDEN, UNKNOWN = "allowed", "forbidden", "not authenticated"
-MORE_DEFINITIONS = """
-from datetime import timedelta
-
-from definitions import floats, origin, weather_table
-from feast import FeatureView, PushSource
-
-gates = PushSource(name="gates", batch_source=weather_table)
-gate_weather = FeatureView(
-    name="gate_weather",
-    entities=[origin],
-    ttl=timedelta(hours=6),
-    schema=floats("temp"),
-    source=gates,
-)
+SECRET = """
 secret = FeatureView(
     name="secret",
     entities=[origin],
@@ -85,7 +72,7 @@ def identity() -> Iterator[Issuer]:
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """Two days online and published; one view can be pushed to, one has no permission."""
     repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=2)
-    (repository.path / "more.py").write_text(MORE_DEFINITIONS)
+    (repository.path / "more.py").write_text(GATES + SECRET)
     file = repository.path / "permissions.py"
     file.write_text(file.read_text().replace('"weather",', '"weather",\n    "gate_weather",'))
     made = Installation(tmp_path_factory.mktemp("state") / "home", repository)
@@ -106,52 +93,39 @@ def served(installation: Installation, identity: Issuer) -> Iterator[Served]:
             yield Served(installation, identity, at.port)
 
 
-def by_status(response: requests.Response) -> str:
+SERVICE_KEYS = {"origin": ["JFK"], "dest": ["LAX"], "carrier": ["UA"], "tailnum": ["N14228"]}
+TIMES = {"start_ts": WINDOW.start.isoformat(), "end_ts": WINDOW.end.isoformat()}
+
+
+def reading(feature: str) -> tuple[str, dict[str, Any]]:
+    return "/get-online-features", {"features": [feature], "entities": {"origin": ["JFK", "EWR"]}}
+
+
+ACTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "online view": reading("weather:temp"),
+    "online service": (
+        "/get-online-features",
+        {
+            "feature_service": "flight_delay_v1",
+            "entities": SERVICE_KEYS,
+            "full_feature_names": True,
+        },
+    ),
+    "online view without permission": reading("secret:temp"),
+    "push": ("/push", {"push_source_name": "gates", "df": ONE_ROW}),
+    "write without permission": (
+        "/write-to-online-store",
+        {"feature_view_name": "secret", "df": ONE_ROW},
+    ),
+    "materialize": ("/materialize", {**TIMES, "feature_views": ["weather"]}),
+}
+
+
+def answer(served: Served, act: str, token: str | None) -> str:
+    response = served.post(*ACTS[act], token)
     return {200: ALLOWED, 401: UNKNOWN, 403: FORBIDDEN}.get(response.status_code, response.text)
 
 
-def read_online(served: Served, token: str | None) -> str:
-    body = {"features": ["weather:temp"], "entities": {"origin": ["JFK", "EWR"]}}
-    return by_status(served.post("/get-online-features", body, token))
-
-
-def read_service_online(served: Served, token: str | None) -> str:
-    keys = {"origin": ["JFK"], "dest": ["LAX"], "carrier": ["UA"], "tailnum": ["N14228"]}
-    body = {"feature_service": "flight_delay_v1", "entities": keys, "full_feature_names": True}
-    return by_status(served.post("/get-online-features", body, token))
-
-
-def read_secret_online(served: Served, token: str | None) -> str:
-    body = {"features": ["secret:temp"], "entities": {"origin": ["JFK"]}}
-    return by_status(served.post("/get-online-features", body, token))
-
-
-def push(served: Served, token: str | None) -> str:
-    return by_status(served.post("/push", {"push_source_name": "gates", "df": ONE_ROW}, token))
-
-
-def write_secret(served: Served, token: str | None) -> str:
-    body = {"feature_view_name": "secret", "df": ONE_ROW}
-    return by_status(served.post("/write-to-online-store", body, token))
-
-
-def materialize(served: Served, token: str | None) -> str:
-    body = {
-        "start_ts": WINDOW.start.isoformat(),
-        "end_ts": WINDOW.end.isoformat(),
-        "feature_views": ["weather"],
-    }
-    return by_status(served.post("/materialize", body, token))
-
-
-ACTS: dict[str, Callable[[Served, str | None], str]] = {
-    "online view": read_online,
-    "online service": read_service_online,
-    "online view without permission": read_secret_online,
-    "push": push,
-    "write without permission": write_secret,
-    "materialize": materialize,
-}
 READS_ONLINE = {"online view", "online service"}
 PERMITTED = {
     "nobody": set[str](),
@@ -167,8 +141,8 @@ PERMITTED = {
 def test_each_role_may_do_what_its_permissions_say_and_nothing_else(
     served: Served, role: str, act: str
 ) -> None:
-    answer = ACTS[act](served, served.issuer.token(role))
-    assert answer == (ALLOWED if act in PERMITTED[role] else FORBIDDEN)
+    told = answer(served, act, served.issuer.token(role))
+    assert told == (ALLOWED if act in PERMITTED[role] else FORBIDDEN)
 
 
 def spoilt_tokens(identity: Issuer) -> dict[str, str | None]:
@@ -194,7 +168,7 @@ def test_a_token_that_is_not_the_issuers_for_this_service_opens_nothing(
     served: Served, kind: str, act: str
 ) -> None:
     token = spoilt_tokens(served.issuer)[kind]
-    assert ACTS[act](served, token) == UNKNOWN
+    assert answer(served, act, token) == UNKNOWN
 
 
 def test_callers_at_the_same_time_are_never_taken_for_each_other(served: Served) -> None:
@@ -202,8 +176,8 @@ def test_callers_at_the_same_time_are_never_taken_for_each_other(served: Served)
 
     def ask(number: int) -> tuple[str, str]:
         role = ("trainer", "nobody")[number % 2]
-        act = (read_online, read_service_online)[number % 4 // 2]
-        return role, act(served, tokens[role])
+        act = ("online view", "online service")[number % 4 // 2]
+        return role, answer(served, act, tokens[role])
 
     with ThreadPoolExecutor(8) as threads:
         answers = set(threads.map(ask, range(64)))
@@ -214,9 +188,9 @@ def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(
     served: Served,
 ) -> None:
     before = len(list(served.trail.lines()))
-    push(served, served.issuer.token("operator", sub="bob"))
-    materialize(served, served.issuer.token("operator", sub="cyd"))
-    read_online(served, served.issuer.token("nobody", sub="dan"))
+    answer(served, "push", served.issuer.token("operator", sub="bob"))
+    answer(served, "materialize", served.issuer.token("operator", sub="cyd"))
+    answer(served, "online view", served.issuer.token("nobody", sub="dan"))
     acts = [line.content for line in list(served.trail.lines())[before:]]
     told = {(a["action"], a["outcome"], a["who"]["subject"], *a["who"]["roles"]) for a in acts}
     assert told == {
@@ -232,21 +206,17 @@ def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(
 def test_refused_tokens_are_in_the_audit_and_cannot_flood_it(served: Served) -> None:
     before = len(list(served.trail.lines()))
     for _ in range(20):
-        read_online(served, "junk")
+        answer(served, "online view", "junk")
     refused = [line.content for line in list(served.trail.lines())[before:]]
     assert {a["outcome"] for a in refused} <= {"token refused"}
     assert len(refused) < 20
 
 
 def test_a_window_in_the_future_is_refused_with_a_sentence(served: Served) -> None:
-    body = {
-        "start_ts": "2013-01-01T05:00Z",
-        "end_ts": "2113-01-01T05:00Z",
-        "feature_views": ["weather"],
-    }
-    answer = served.post("/materialize", body, served.issuer.token("operator"))
-    assert answer.status_code == 422
-    assert "ends in the future" in answer.text
+    body = {**TIMES, "end_ts": "2113-01-01T05:00Z", "feature_views": ["weather"]}
+    refused = served.post("/materialize", body, served.issuer.token("operator"))
+    assert refused.status_code == 422
+    assert "ends in the future" in refused.text
 
 
 @pytest.mark.parametrize("path", ["/chat", "/docs", "/openapi.json", "/materialize-incremental"])

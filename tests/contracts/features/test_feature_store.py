@@ -13,7 +13,7 @@ import yaml
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
 from tasks.features.tables.build import read_query
-from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
+from tasks.kernel.errors import DataContractError, WindowError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days
 from tests.support.suite.promises import Promise, proves
@@ -137,20 +137,6 @@ def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
     with pytest.raises(WindowError, match="ends in the future"):
         fresh.materialize(tables, TimeWindow(start=now, end=now + timedelta(days=1)))
     assert not (fresh.home / "feast").exists()
-
-
-def test_an_unknown_feature_service_is_named_with_those_there_are(
-    shared: tuple[Installation, FeatureTables], tmp_path: Path
-) -> None:
-    _, tables = shared
-    other = SmallRepository(tmp_path, num_days=1)
-    file = other.path / "use_case.yaml"
-    file.write_text(file.read_text().replace("flight_delay_v1", "flight_delay_v9"))
-    installation = Installation(shared[0].home, other)
-    with pytest.raises(
-        ConfigurationError, match=r"'flight_delay_v9' is not defined.* it defines flight_delay_v1"
-    ):
-        installation.snapshot(tables, days(0, 2))
 
 
 def test_a_window_that_was_not_refreshed_is_refused(

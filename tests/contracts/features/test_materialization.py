@@ -13,7 +13,6 @@ import pytest
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.store import open_store
-from tasks.features.checks.parity import check_parity
 from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
@@ -21,9 +20,7 @@ from tasks.features.tables.ledger import (
     Ledger,
     load_ledger,
     online_views,
-    read_token,
     write_ledger,
-    write_token,
 )
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
@@ -112,30 +109,6 @@ def test_rows_that_arrive_late_are_written_within_the_overlap(
     assert weather_online(installation) == pytest.approx(newest, rel=1e-6)
 
 
-def test_a_corrected_table_takes_back_what_its_earlier_version_put_online(tmp_path: Path) -> None:
-    """The second day of one station was wrong and is gone; the others keep theirs."""
-    installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=2))
-    weather = installation.repository.read("weather")
-    times = pd.to_datetime(weather["time_hour"], utc=True)
-    wrong = (times >= days(1, 1).start) & (weather["origin"] == "JFK")
-    tables = installation.refresh(days(0, 2))
-    run(installation, tables, days(0, 2))
-    installation.repository.write("weather", weather[~wrong])
-    tables = installation.refresh(days(1, 1), tables)
-    views = run(installation, tables, days(1, 1), lateness_hours=0)
-    right = weather[(times < days(1, 1).start) & (weather["origin"] == "JFK")]
-    expected = float(right.iloc[-1]["temp"])
-    assert weather_online(installation) == pytest.approx(expected, rel=1e-6)
-    assert views["weather"].num_taken_back == 1
-    assert views["carrier_stats"].num_taken_back == 0
-    repository = installation.repository
-    installation.publish(tables)
-    report = check_parity(
-        tables, repository.config, installation.home, repository.path, installation.store
-    )
-    assert report.result == "equal"
-
-
 @proves(Promise.BAD_DATE, "a sentence; nothing touched")
 def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
     refreshed: tuple[Installation, FeatureTables], tmp_path: Path
@@ -147,22 +120,6 @@ def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
         with pytest.raises(WindowError, match="empty or reversed"):
             run(installation, refreshed[1], unchecked)
     assert not installation.home.exists()
-
-
-def test_a_view_says_how_many_entities_were_written_and_how(
-    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
-) -> None:
-    installation, tables = beside(refreshed, tmp_path)
-    views = run(installation, tables, days(0, 3))
-    assert all(view.num_written == view.num_entities > 0 for view in views.values())
-    assert all(view.num_kept == view.num_converted_by_feast == 0 for view in views.values())
-    (installation.home / "feast" / "materialized.json").unlink()
-    write_token(installation.home, installation.repository.path, 0)  # as if it was never filled
-    again = run(installation, tables, days(0, 1))
-    assert sum(view.num_kept for view in again.values()) > 0
-    assert again.keys() == views.keys()
-    known = {n: v.num_entities for n, v in views.items()}
-    assert {n: v.num_entities for n, v in again.items()} == known
 
 
 def test_the_watermark_stays_where_entities_are_missing_after_the_write(
@@ -255,13 +212,3 @@ def test_a_damaged_ledger_counts_as_absent(
     assert online_views(tables, days(0, 1), tmp_path, repo) is None
     write_ledger(tables, repo, (view,), tmp_path, token=5)
     assert file.read_bytes() == whole
-
-
-@pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
-def test_a_store_is_found_marked_whatever_its_folder_is_called(
-    repository: SmallRepository, tmp_path: Path, name: str
-) -> None:
-    home = tmp_path / name
-    (home / "feast").mkdir(parents=True)
-    write_token(home, repository.path, 7)
-    assert read_token(home, repository.path) == 7

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSource, ValueType
-from feast.types import FeastType, Float64, String
-from google.protobuf.timestamp_pb2 import Timestamp
+from feast.types import FeastType, Float64
 
-from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
 from tests.support.data.feature_views import repo_config
 from tests.support.services.servers import RedisServer, redis_server
@@ -166,67 +162,6 @@ def test_what_was_pushed_stays_until_something_newer_comes(shop: Shop) -> None:
     assert shop.read() == 3.0
 
 
-def test_a_push_of_one_moment_wins_by_its_created_time(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.push(**row(3, 1.0, created=2))
-    shop.push(**row(3, 2.0, created=3))
-    assert shop.read() == 1.0
-    shop.push(**row(3, 3.0, created=1))
-    assert shop.read() == 3.0
-
-
-def test_values_of_an_earlier_version_stay_like_pushed_ones_until_they_are_removed(
-    shop: Shop, tmp_path: Path
-) -> None:
-    """Nothing is known of what wrote them."""
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
-    config, store = shop.store.config, shop.store._get_provider().online_store
-    if isinstance(store, NewerWinsSqliteOnlineStore):
-        with closing(sqlite3.connect(tmp_path / "online.db")) as connection:
-            connection.execute("ALTER TABLE tests_fv DROP COLUMN origin_us")
-    else:
-        (key,) = store._get_client(config.online_store).keys("*tests")
-        stored = store._get_client(config.online_store).hget(key, "_ts:fv")
-        plain = Timestamp(seconds=Timestamp.FromString(stored).seconds).SerializeToString()
-        store._get_client(config.online_store).hset(key, "_ts:fv", plain)
-    shop.write(row(2, 1.0))
-    shop.materialize()
-    assert shop.read() == 666.0
-    view = shop.store.get_feature_view("fv")
-    assert store.remove_values(config, view, extent="unknown") == 1
-    shop.materialize()
-    assert shop.read() == 1.0
-    assert store.remove_values(config, view, extent="unknown") == 0
-    assert store.remove_values(config, view, extent="not of the table") == 0
-    shop.push(**row(0, 2.0))
-    assert store.remove_values(config, view, extent="not of the table") == 1
-
-
-def test_a_type_that_changed_without_a_version_reaches_readers(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
-    shop.define(v=String)
-    shop.write(row(2, "text"))
-    shop.materialize()
-    assert shop.read() == "text"
-
-
-def test_a_view_that_is_deleted_and_made_again_remembers_nothing(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
-    second = shop.define(v=Float64, w=Float64)
-    shop.store.apply([], objects_to_delete=[second], partial=False)
-    shop.define(v=Float64)
-    assert shop.read() is None
-    shop.write(row(2, 42.0))
-    shop.materialize()
-    assert shop.read() == 42.0
-
-
 @pytest.mark.parametrize(("name", "hours"), [("at", 1), ("created", 48)])
 def test_a_time_in_the_future_is_refused_in_every_way_in(
     shop: Shop, name: str, hours: float
@@ -242,16 +177,3 @@ def test_a_time_in_the_future_is_refused_in_every_way_in(
     with pytest.raises(WindowError, match="fv"):
         shop.store.write_to_online_store("fv", pd.DataFrame([late]))
     assert shop.read() is None
-
-
-def test_a_store_that_was_torn_down_and_applied_elsewhere_is_followed(
-    shop: Shop, tmp_path: Path
-) -> None:
-    view = shop.define(v=Float64)
-    shop.push(**row(2, 1.0))
-    assert shop.read() == 1.0
-    elsewhere = FeatureStore(config=shop.store.config)
-    elsewhere.teardown()
-    elsewhere.apply([ENTITY, view])
-    shop.push(**row(3, 9.0))
-    assert shop.read() == 9.0

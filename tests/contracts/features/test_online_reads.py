@@ -6,7 +6,7 @@ import copy
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,12 +15,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from feast import Entity, FeatureService, FeatureStore, FeatureView, Field, FileSource, ValueType
+from feast.protos.feast.types.EntityKey_pb2 import EntityKey
+from feast.type_map import python_values_to_proto_values
+from feast.types import (
+    Array,
+    Bool,
+    Bytes,
+    FeastType,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    Json,
+    Map,
+    Set,
+    String,
+    UnixTimestamp,
+    Uuid,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.online import reader as online_reader
-from tasks.features.online import redis_reader as online_redis
 from tasks.features.online.backend import FeastBackend
 from tasks.features.online.reader import OnlineReader
 from tasks.kernel.errors import (
@@ -30,7 +48,7 @@ from tasks.kernel.errors import (
     StaleFeaturesError,
     TransientError,
 )
-from tests.support.data.typed_store import NOON, TypedStore, typed_store
+from tests.support.data.feature_views import repo_config
 from tests.support.services.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
@@ -52,6 +70,119 @@ FULL = {
     "texts": ["x", ""],
     "longs": {3, 4},
 }
+
+
+NOON = datetime(2013, 3, 1, 12, tzinfo=UTC)
+TYPES: dict[str, FeastType] = {
+    "float": Float32,
+    "double": Float64,
+    "int": Int32,
+    "long": Int64,
+    "text": String,
+    "raw": Bytes,
+    "flag": Bool,
+    "moment": UnixTimestamp,
+    "uuid": Uuid,
+    "json": Json,
+    "mapping": Map,
+    "floats": Array(Float32),
+    "texts": Array(String),
+    "longs": Set(Int64),
+}
+
+
+@dataclass
+class TypedStore:
+    """The store and a way to write to it."""
+
+    feast: FeatureStore
+
+    @property
+    def service(self) -> FeatureService:
+        return self.feast.get_feature_service("all")
+
+    def write(
+        self,
+        view: str,
+        key: Mapping[str, Any],
+        values: Mapping[str, Any],
+        event_time: datetime = NOON,
+    ) -> None:
+        """Write one entity of a view through Feast's own online write."""
+        self.write_rows(view, [(key, values, event_time)])
+
+    def close(self) -> None:
+        """Close Feast's connection to a SQLite store, so that its file can be exchanged."""
+        store = self.feast._get_provider().online_store
+        store._conn.close()
+        store._conn = None
+
+    def write_rows(
+        self, view: str, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], datetime]]
+    ) -> None:
+        """Write entities of a view through Feast's own online write."""
+        definition = self.feast.get_feature_view(view)
+        kinds = {c.name: c.dtype.to_value_type() for c in definition.entity_columns}
+        types = {f.name: f.dtype.to_value_type() for f in definition.features}
+        packed = [
+            (
+                EntityKey(
+                    join_keys=list(key),
+                    entity_values=[
+                        python_values_to_proto_values([v], kinds[k])[0] for k, v in key.items()
+                    ],
+                ),
+                {
+                    name: python_values_to_proto_values([value], types[name])[0]
+                    for name, value in values.items()
+                },
+                event_time,
+                None,
+            )
+            for key, values, event_time in rows
+        ]
+        provider = self.feast._get_provider()
+        provider.online_write_batch(self.feast.config, definition, packed, None)
+
+
+def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
+    """Apply the definitions to a new store in `folder`."""
+    (folder / "tables").mkdir(parents=True)
+    config = repo_config(folder, online_store, repo_path=folder)
+    feast = FeatureStore(config=config)
+    feast.apply(_definitions())
+    return TypedStore(feast)
+
+
+def _view(name: str, entities: list[Entity], ttl: timedelta, **types: FeastType) -> FeatureView:
+    return FeatureView(
+        name=name,
+        entities=entities,
+        ttl=ttl,
+        schema=[Field(name=feature, dtype=kind) for feature, kind in types.items()],
+        source=FileSource(name=f"{name}_table", path=name, timestamp_field="event_timestamp"),
+    )
+
+
+def _definitions() -> list[Any]:
+    user = Entity(name="user", join_keys=["user_id"], value_type=ValueType.INT64)
+    place = Entity(name="place", join_keys=["place"], value_type=ValueType.STRING)
+    small = Entity(name="small", join_keys=["small"], value_type=ValueType.INT32)
+    hours, day = timedelta(hours=1), timedelta(days=1)
+    every = _view("every", [place], 6 * hours, **TYPES)
+    same_key = _view("same_key", [place], timedelta(0), text=String, wide=Float64)
+    pair = _view("pair", [user, place], day, score=Float32, count=Int64)
+    single = _view("single", [small], hours, level=Float32)
+    world = _view("world", [], day, mood=Float32)
+    here = same_key.with_name("here")
+    elsewhere = same_key.with_name("elsewhere").with_join_key_map({"place": "destination"})
+    features = [every[["float", "text"]], here, elsewhere, pair, single, world]
+    services = [
+        FeatureService(name="all", features=features),
+        FeatureService(name="whole", features=[every]),
+        FeatureService(name="abroad", features=[elsewhere]),
+    ]
+    return [user, place, small, every, same_key, pair, single, world, *services]
 
 
 @dataclass
@@ -76,6 +207,10 @@ def online(
 ) -> Iterator[Online]:
     folder = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(
+            "tasks.features.online.redis_reader.KEYS_PER_TRIP", 3
+        )  # several trips for most requests
         server = None
         if request.param == "redis":
             server = stack.enter_context(redis_server(folder))
@@ -236,17 +371,6 @@ def test_the_keys_of_a_view_can_be_listed(online: Online) -> None:
     assert len(reader.stored_keys(names.index("every"), 2)) == 2
 
 
-def test_rows_are_counted_by_view_and_state(
-    online: Online,
-) -> None:
-    reader = online.reader(OnlineConfig(timeout_s=5))
-
-    for place, late in (("full", 0), ("null", 0), ("unknown", 7), ("full", 7)):
-        reader.read(ask(place), NOON + timedelta(hours=late))
-    counted = reader.num_rows_by_state()
-    assert counted["every"] == {"fresh": 2, "stale": 1, "missing": 1, "ahead": 0}
-
-
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
@@ -339,42 +463,6 @@ def test_a_server_that_was_started_again_is_read_again(
         assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
 
 
-def test_a_request_of_many_keys_goes_in_several_trips(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(online_redis, "KEYS_PER_TRIP", 3)
-    with redis_server(tmp_path) as server:
-        store = on_redis(tmp_path, server)
-        rows = [
-            ({"user_id": n, "place": "p"}, {"score": n / 2, "count": n}, NOON) for n in range(20)
-        ]
-        store.write_rows("pair", rows)
-        reader = OnlineReader(store.feast, store.service, SERVE)
-        users = [*range(19, -1, -1), 7]
-        asked = {"user_id": users, **{n: ["p"] * 21 for n in ("place", "destination")}}
-        answer = reader.read({**asked, "small": [0] * 21}, NOON)
-    assert answer.columns["pair__count"] == users
-
-
-def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
-    with redis_server(tmp_path) as server:
-        store = on_redis(tmp_path, server)
-        fill(store)
-        client = server.connect()
-        for key in client.scan_iter():
-            if client.type(key) == b"hash":
-                client.delete(key)
-                client.set(key, "not a hash")
-        reader = OnlineReader(store.feast, store.service, SERVE)
-        for _ in range(2):  # the connection of the first is not used again
-            with pytest.raises(
-                FeatureStoreError, match="Redis refuses to read features: WRONGTYPE"
-            ):
-                reader.read(ask("full"), NOON)
-        with pytest.raises(FeatureStoreError, match="Redis refuses to read features: WRONGTYPE"):
-            reader.stored_keys(0, 10)
-
-
 def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "online.db"
     store = typed_store(tmp_path / "store", sqlite_at(file))
@@ -410,7 +498,7 @@ def test_a_sqlite_store_without_the_view_or_no_store_at_all_is_named(tmp_path: P
     file = tmp_path / "online.db"
     store = typed_store(tmp_path / "store", sqlite_at(file))
     with sqlite3.connect(file) as connection:
-        connection.execute('DROP TABLE "typed_single"')
+        connection.execute('DROP TABLE "tests_single"')
     connection.close()
     reader = OnlineReader(store.feast, store.service, SERVE)
     with pytest.raises(FeatureStoreError, match="no table for a view of all"):

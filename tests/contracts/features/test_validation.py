@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
@@ -23,6 +25,8 @@ from prefect.client.schemas.objects import Artifact, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
+from flows.config import read_pipeline_config
+from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
     FeatureSnapshot,
     FeatureTables,
@@ -31,27 +35,26 @@ from tasks.contracts.data import (
     ValidationResult,
 )
 from tasks.features.snapshot import build_training_set
-from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.validation.outcome import read_outcome
-from tasks.validation.runner import validate_snapshot, validate_tables
+from tasks.validation.runner import validate_snapshot, validate_table, validate_tables
 from tasks.validation.suites import Suite, read_suite, read_suites
 from tasks.validation.task import (
     validate_landed_rows,
 )
-from tests.support.data.repository import SmallRepository, days, vouched
+from tests.support.data.repository import SmallRepository, built, days
 from tests.support.data.tables import (
     REPO,
     WEEK,
-    between,
     people,
     real_table,
     spoiled,
     store_table,
     suite,
 )
+from tests.support.data.use_cases import TRAFFIC
 from tests.support.host.processes import wait_until
 from tests.support.suite.promises import Promise, proves
 
@@ -125,19 +128,6 @@ def test_real_rows_pass_the_gate_and_are_judged_once(settings: Settings) -> None
     assert len(shown("validation-raw-flights")) == 1
 
 
-def test_a_changed_suite_is_judged_again_and_a_removed_result_is_made_again(
-    settings: Settings,
-) -> None:
-    landed = LandedRows(window=WEEK, tables=(store_table(settings.store, people()),))
-    before = len(shown("validation-people"))
-    for high in (100, 100, 101):
-        rows, _ = rows_flow(landed, {"people": suite(between("age", 0, high))})
-    assert len(shown("validation-people")) == before + 2
-    settings.store.path(rows.validations[0].result).unlink()
-    assert rows_flow(landed, {"people": suite(between("age", 0, 101))})[0] == rows
-    assert settings.store.holds(rows.validations[0].result)
-
-
 @proves(Promise.VALIDATED, "the flow ends at the refused table; nothing after it ran")
 def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings) -> None:
     landed = LandedRows(
@@ -173,14 +163,6 @@ class Made:
     def validate(self, tables: FeatureTables) -> tuple[ValidationResult, ...]:
         return validate_tables(tables.tables, self.suites(), days(0, 10), self.store, "Nothing")
 
-    def refusal_of_table(self, name: str, change: str) -> str:
-        [good] = [table for table in self.tables.tables if table.name == name]
-        bad = spoiled(self.store, name, self.store.path(good.artifact), change)
-        tables = self.tables.model_copy(update={"tables": (bad,)})
-        with pytest.raises(DataContractError) as caught:
-            self.validate(tables)
-        return str(caught.value)
-
     def refusal_of_snapshot(self, change: str) -> str:
         bad = spoiled(self.store, "snapshot", self.store.path(self.snapshot.data), change)
         snapshot = self.snapshot.model_copy(update={"data": bad.artifact, "num_rows": bad.num_rows})
@@ -194,8 +176,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=10)
     home = tmp_path_factory.mktemp("home")
     store, config, path = ArtifactStore(home / "artifacts"), repository.config, repository.path
-    landed = land_raw_rows(days(0, 10), config, path, store)
-    tables = build_feature_tables(vouched(landed), EMPTY, config, path, store)
+    tables = built(repository, store, days(0, 10))
     snapshot = build_training_set(tables, days(1, 9), config, home, path, store)
     return Made(store, tables, snapshot)
 
@@ -214,50 +195,50 @@ def test_a_training_set_of_real_rows_passes_with_its_leak_guards_judged(made: Ma
     assert {"subject", "leaks", "labels", "missing", "ordering"} <= judged
 
 
-TABLE_FAULTS = {
-    "values in the store before their moment": (
-        "origin_stats",
-        "SELECT * REPLACE (event_timestamp AS created) FROM rows",
-        "publication_lag_minutes has",
-    ),
-    "a longer horizon that saw less": (
-        "route_stats",
-        "SELECT * REPLACE (landed_28d AS landed_7d, landed_7d AS landed_28d) FROM rows",
-        "horizons_out_of_order is true in",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", TABLE_FAULTS)
-def test_a_fault_of_a_feature_table_is_called_by_its_name(made: Made, fault: str) -> None:
-    name, change, words = TABLE_FAULTS[fault]
-
-    assert words in made.refusal_of_table(name, change)
-
-
-SNAPSHOT_FAULTS = {
-    "the outcome under another name": (
-        "SELECT * REPLACE ((is_late * 30 + hash(flight_id) % 20)::FLOAT "
-        "AS plane_history__last_dep_delay) FROM rows",
-        "single_feature_auc has 1 value above 0.82, for example 1 "
-        "(feature 'plane_history__last_dep_delay')",
-    ),
-    "a null that tells the outcome": (
-        "SELECT * REPLACE (CASE WHEN is_late = 0 THEN weather__wind_gust ELSE NULL END "
-        "AS weather__wind_gust, CASE WHEN is_late = 0 THEN planes__seats ELSE NULL END "
-        "AS planes__seats, CASE WHEN is_late = 1 THEN NULL ELSE weather__pressure END "
-        "AS weather__pressure) FROM rows",
-        "(feature 'weather__pressure is missing')",
-    ),
-}
+def test_values_in_the_store_before_their_moment_are_refused(made: Made) -> None:
+    (good,) = (table for table in made.tables.tables if table.name == "origin_stats")
+    change = "SELECT * REPLACE (event_timestamp AS created) FROM rows"
+    bad = spoiled(made.store, good.name, made.store.path(good.artifact), change)
+    with pytest.raises(DataContractError, match="publication_lag_minutes has"):
+        made.validate(made.tables.model_copy(update={"tables": (bad,)}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", SNAPSHOT_FAULTS)
-def test_a_fault_of_a_training_set_is_called_by_its_name(made: Made, fault: str) -> None:
-    change, words = SNAPSHOT_FAULTS[fault]
-
+def test_the_outcome_under_another_name_is_called_by_its_name(made: Made) -> None:
+    change = (
+        "SELECT * REPLACE ((is_late * 30 + hash(flight_id) % 20)::FLOAT "
+        "AS plane_history__last_dep_delay) FROM rows"
+    )
     message = made.refusal_of_snapshot(change)
-
-    assert words in message
+    assert "single_feature_auc has 1 value above 0.82, for example 1" in message
+    assert "(feature 'plane_history__last_dep_delay')" in message
     assert "Nothing was trained" in message
+
+
+# Raw counts of the second use case, on windows of any length
+
+TRAFFIC_FEATURES = read_pipeline_config(TRAFFIC).features
+EVENING = datetime.fromisoformat("2017-11-19T18:00:00+00:00")
+
+
+def check_traffic(hours: int, folder: Path, lost: int = 0) -> None:
+    """Land a window, lose the first of its counts, and ask the suite."""
+    store = ArtifactStore(folder / "artifacts")
+    window = TimeWindow(start=EVENING - timedelta(hours=hours), end=EVENING)
+    (table,) = land_raw_rows(window, TRAFFIC_FEATURES, TRAFFIC, store).tables
+    rows = pd.read_parquet(store.path(table.artifact))
+    rows.loc[rows.index[:lost], ["traffic_volume", "temp"]] = None
+    suite = read_suite(TRAFFIC, TRAFFIC_FEATURES.raw_tables[0].suite)
+    validate_table(store_table(store, rows), suite, window, store, "Nothing")
+
+
+@pytest.mark.parametrize("hours", [1, 48, 167, 168, 336])
+def test_counts_of_a_window_of_any_length_pass(tmp_path: Path, hours: int) -> None:
+    """An hourly refresh looks at two days; a share of a week's hours says nothing of them."""
+    check_traffic(hours, tmp_path)
+
+
+def test_a_week_that_was_hardly_counted_is_refused(tmp_path: Path) -> None:
+    check_traffic(168, tmp_path / "whole", lost=20)
+    with pytest.raises(DataContractError, match="of a week's hours at least four in five"):
+        check_traffic(168, tmp_path / "lost", lost=60)

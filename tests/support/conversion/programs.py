@@ -90,32 +90,6 @@ class SwappedColumns(SmallNetwork):
         return super().forward(categorical, numeric.flip(1))
 
 
-class NotANumber(SmallNetwork):
-    """Forgets to replace missing numbers, so they reach the result."""
-
-    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        return super().forward(categorical, numeric) + numeric.sum(1) * 0
-
-
-class OneScore(SmallNetwork):
-    """Gives one score for all rows."""
-
-    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        return super().forward(categorical, numeric).mean(0, keepdim=True)
-
-
-class ClashingNames(SmallNetwork):
-    """Has parameters called like the inputs and the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Parameter(torch.full((len(COLUMNS.numeric),), 0.5))
-        self.register_buffer("categorical", torch.tensor([2.0]))
-
-    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        return super().forward(categorical, numeric * self.score * self.categorical)
-
-
 class Elementwise(nn.Module):
     """Any function of the numbers, row by row: shows operators that a format lacks."""
 

@@ -10,6 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
@@ -77,38 +82,14 @@ def write_encoder(folder: Path, seed: int = 0, **changes: object) -> EncoderConf
     save_file(tensors(seed), folder / "model.safetensors")
     vocabulary = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3}
     vocabulary |= {word: position for position, word in enumerate(WORDS, start=4)}
-    ends = {name: {"id": name, "ids": [vocabulary[name]], "tokens": [name]} for name in ENDS}
-    text = [
-        {"SpecialToken": {"id": ENDS[0], "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-        {"SpecialToken": {"id": ENDS[1], "type_id": 0}},
-    ]
-    tokenizer = {
-        "version": "1.0",
-        "truncation": {
-            "max_length": 4,
-            "strategy": "LongestFirst",
-            "stride": 0,
-            "direction": "Right",
-        },
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": "Lowercase"},
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": text,
-            "pair": text,
-            "special_tokens": ends,
-        },
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = Lowercase(), Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(folder / "tokenizer.json"))
     return EncoderConfig(folder=folder, max_tokens=MOST_TOKENS)
-
-
-ENDS = ("[CLS]", "[SEP]")
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

@@ -11,10 +11,25 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
-from tasks.features.tables.build import EMPTY, build_feature_tables, publish_tables
-from tasks.features.tables.landing import land_raw_rows
+from tasks.features.tables.build import EMPTY, publish_tables
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import SmallRepository, vouched, vouchers
+from tests.support.data.repository import SmallRepository, built, vouchers
+
+GATES = """
+from datetime import timedelta
+
+from definitions import floats, origin, weather_table
+from feast import FeatureView, PushSource
+
+gate_weather = FeatureView(
+    name="gate_weather",
+    entities=[origin],
+    ttl=timedelta(hours=6),
+    schema=floats("temp"),
+    source=PushSource(name="gates", batch_source=weather_table),
+)
+"""
+"""Definitions of a view that can be pushed to."""
 
 
 @dataclass
@@ -29,9 +44,7 @@ class Installation:
         return ArtifactStore(self.home / "artifacts")
 
     def refresh(self, window: TimeWindow, base: FeatureTables = EMPTY) -> FeatureTables:
-        config, path = self.repository.config, self.repository.path
-        landed = land_raw_rows(window, config, path, self.store)
-        return build_feature_tables(vouched(landed), base, config, path, self.store)
+        return built(self.repository, self.store, window, base)
 
     def materialize(self, tables: FeatureTables, window: TimeWindow) -> dict[str, int]:
         views = materialize(tables, window, self.home, self.repository.path, self.store)

@@ -14,9 +14,17 @@ import pandas as pd
 import yaml
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import LandedRows, TableRef, ValidatedRows, ValidationResult
+from tasks.contracts.data import (
+    FeatureTables,
+    LandedRows,
+    TableRef,
+    ValidatedRows,
+    ValidationResult,
+)
 from tasks.features.config import FeatureConfig
-from tasks.kernel.settings import PROJECT_ROOT
+from tasks.features.tables.build import EMPTY, build_feature_tables
+from tasks.features.tables.landing import land_raw_rows
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 MIDNIGHT = datetime.fromisoformat("2013-01-01T05:00:00+00:00")
 """Midnight of New York before the first flight."""
@@ -104,3 +112,16 @@ def vouchers(tables: tuple[TableRef, ...]) -> tuple[ValidationResult, ...]:
 def vouched(landed: LandedRows) -> ValidatedRows:
     """Landed rows with a result for each."""
     return ValidatedRows(landed=landed, validations=vouchers(landed.tables))
+
+
+def built(
+    repository: SmallRepository,
+    store: ArtifactStore,
+    window: TimeWindow,
+    base: FeatureTables = EMPTY,
+    config: FeatureConfig | None = None,
+) -> FeatureTables:
+    """The feature tables of a window, landed and built as a refresh does."""
+    config, path = config or repository.config, repository.path
+    landed = land_raw_rows(window, config, path, store)
+    return build_feature_tables(vouched(landed), base, config, path, store)

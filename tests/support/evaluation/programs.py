@@ -14,6 +14,7 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tests.support.conversion.programs import exported
 from tests.support.data.builders import COLUMNS, splits
 
 QUICK = EvaluationConfig(slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20)
@@ -43,16 +44,9 @@ def stored_program(
     store: ArtifactStore, network: nn.Module, *, dynamic: bool = True
 ) -> RegisteredProgram:
     """The network, exported and registered as version 3."""
-    example = (
-        torch.zeros(2, len(COLUMNS.categorical), dtype=torch.int32),
-        torch.zeros(2, len(COLUMNS.numeric)),
-    )
-    batch = torch.export.Dim("batch", min=1, max=65536)
-    shapes = {"categorical": {0: batch}, "numeric": {0: batch}} if dynamic else None
-    program = torch.export.export(network.eval(), example, dynamic_shapes=shapes)
 
     def build(folder: StagedFolder) -> RegisteredProgram:
-        torch.export.save(program, folder.path / "program.pt2")
+        (folder.path / "program.pt2").write_bytes(exported(network, dynamic=dynamic))
         artifact = folder.artifact("program.pt2")
         version = ModelVersionRef(
             name="late-arrival",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import Metric, MetricSet, ScoredWindow
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.drift.statistics import (
     Change,
     Histogram,
@@ -24,6 +24,7 @@ from tasks.evaluation.drift.statistics import (
 from tasks.evaluation.drift.window import WindowColumns
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.data.builders import COLUMNS
+from tests.support.registry.builders import metric, metric_set
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 TIME = "event_timestamp"
@@ -74,10 +75,6 @@ def _count(name: str, before: WindowColumns, now: WindowColumns) -> Histogram:
     return count_numbers(before.numbers(name), now.numbers(name))
 
 
-def metric(value: float, spread: float = 0.01) -> Metric:
-    return Metric(value=value, low=value - spread, high=value + spread)
-
-
 def scored(
     store: ArtifactStore,
     dataset: ValidatedDataset,
@@ -101,7 +98,7 @@ def scored(
 
     def build(folder: StagedFolder) -> ScoredWindow:
         scores.to_parquet(folder.path / "scores.parquet", index=False)
-        quality = None if auc is None else _quality(len(rows), auc)
+        quality = None if auc is None else metric_set(auc, num_rows=len(rows))
         return ScoredWindow(
             program_sha256="a" * 64,
             snapshot_sha256=dataset.snapshot.data.sha256,
@@ -115,15 +112,3 @@ def scored(
 
     key = content_key(dataset.snapshot.data.sha256, window, auc, excess, shift)
     return store.build_once("scores", key, ScoredWindow, build)
-
-
-def _quality(num_rows: int, auc: float) -> MetricSet:
-    return MetricSet(
-        num_rows=num_rows,
-        base_rate=0.25,
-        auc=metric(auc),
-        pr_auc=metric(0.5),
-        brier=metric(0.15),
-        log_loss=metric(0.45),
-        calibration_error=metric(0.02),
-    )

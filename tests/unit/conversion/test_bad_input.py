@@ -7,57 +7,18 @@ import pickle
 import zipfile
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
-from tasks.conversion.convert import judge_variants
-from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.pytorch import check_program, load_program
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tests.support.conversion.cases import Case
-from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import (
     SmallNetwork,
     exported,
 )
 from tests.support.data.builders import COLUMNS
-
-
-def test_a_form_that_the_runtime_cannot_load_is_dropped_and_the_others_are_judged(
-    case: Case,
-) -> None:
-    def garbage(folder: Path) -> None:
-        model = onnx.load(folder / MODEL_FILE)
-        model.opset_import[0].version = 99
-        onnx.save(model, folder / MODEL_FILE)
-
-    forms = (changed(case.store, case.onnx, garbage), case.openvino, case.int8)
-    variants = judge_variants(case.program, forms, case.rows, case.config, case.store)
-    assert "ONNX Runtime cannot load the model" in variants[0].reason
-    assert "opset 99" in variants[0].reason.lower()
-    assert all(variant.latencies for variant in variants[1:])
-
-
-def test_an_answer_of_another_type_is_dropped(case: Case) -> None:
-    def widened(folder: Path) -> None:
-        model = onnx.load(folder / MODEL_FILE)
-        output = model.graph.output[0]
-        for node in model.graph.node:
-            for position, made in enumerate(node.output):
-                if made == output.name:
-                    node.output[position] = "inner"
-        double = onnx.TensorProto.DOUBLE
-        model.graph.node.append(onnx.helper.make_node("Cast", ["inner"], [output.name], to=double))
-        output.type.tensor_type.elem_type = double
-        onnx.save(model, folder / MODEL_FILE)
-
-    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
-    form = changed(case.store, case.onnx, widened)
-    (variant,) = judge_variants(case.program, (form,), case.rows, config, case.store)
-    assert "it answers with float64, its signature promises float32" in variant.reason
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +43,6 @@ def _changed(source: Path, target: Path, ending: str, change: bytes) -> Path:
         for name in old.namelist():
             new.writestr(name, change if name.endswith(ending) else old.read(name))
     return target
-
-
-def test_a_program_with_two_answers_is_a_sentence(tmp_path: Path) -> None:
-    class Two(torch.nn.Module):
-        def forward(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return numbers + 1, numbers - 1
-
-    torch.export.save(torch.export.export(Two(), (torch.ones(2, 3),)), tmp_path / "two.pt2")
-    with pytest.raises(ArtifactError, match=r"two\.pt2 gives 2 tensors, expected one"):
-        load_program(tmp_path / "two.pt2")
 
 
 def test_a_program_with_a_pickled_object_is_refused_before_it_runs(

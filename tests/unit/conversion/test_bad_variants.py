@@ -13,13 +13,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.examine import Examined, examine, take_reference
-from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
-from tasks.conversion.targets.interface import ModelInputs
+from tasks.conversion.examine import examine, take_reference
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import changed
@@ -169,25 +165,18 @@ def other_length(model: onnx.ModelProto) -> None:
     before(model, helper.make_node("Mul", ["inner", longer], [name]))
 
 
-def dynamic_int8(folder: Path) -> None:
-    """Scales of each call's own range: a row's answer depends on the others."""
-    file = folder / MODEL_FILE
-    stamp = list(onnx.load(file).metadata_props)
-    quantize_dynamic(file, file, weight_type=QuantType.QUInt8)
-    model = onnx.load(file)
-    del model.metadata_props[:]
-    model.metadata_props.extend(stamp)
-    onnx.save(model, file)
-
-
 @dataclass(frozen=True)
 class Bench:
     """A family's case, and how a form of it is examined."""
 
+    case: Case | TextCase
     good: BuiltVariant
-    examine: Callable[[BuiltVariant], Examined]
-    change: Callable[[Callable[[Path], None]], BuiltVariant]
-    sample: tuple[ModelInputs, ...]
+
+    def failure(self, change: Callable[[Path], None] = lambda folder: None) -> str | None:
+        case = self.case
+        reference = take_reference(case.program, case.rows, case.config, case.store)
+        form = changed(case.store, self.good, change)
+        return examine(form, reference, case.config, case.store).failure
 
 
 @pytest.fixture(scope="module")
@@ -200,28 +189,12 @@ def decided(case: Case) -> Case:
 
 @pytest.fixture(scope="module")
 def table(decided: Case) -> Bench:
-    case = decided
-    reference = take_reference(case.program, case.rows, case.config, case.store)
-    sample = TABULAR.read_calibration(case.program, case.rows, case.config, case.store)
-    return Bench(
-        case.onnx,
-        lambda built: examine(built, reference, case.config, case.store),
-        lambda change: changed(case.store, case.onnx, change),
-        sample,
-    )
+    return Bench(decided, decided.onnx)
 
 
 @pytest.fixture(scope="module")
 def words(texts: TextCase) -> Bench:
-    reference = take_reference(texts.program, texts.rows, texts.config, texts.store)
-    good = texts.built["onnx-fp32"]
-    sample = TEXT_EMBEDDING.read_calibration(texts.program, texts.rows, texts.config, texts.store)
-    return Bench(
-        good,
-        lambda built: examine(built, reference, texts.config, texts.store),
-        lambda change: changed(texts.store, good, change),
-        sample,
-    )
+    return Bench(texts, texts.built["onnx-fp32"])
 
 
 @pytest.fixture(params=["table", "words"])
@@ -231,9 +204,8 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 def test_the_good_form_passes(bench: Bench) -> None:
-    assert bench.examine(bench.good).failure is None
-    untouched = bench.change(edited(lambda model: None))
-    assert bench.examine(untouched).failure is None
+    assert bench.failure() is None
+    assert bench.failure(edited(lambda model: None)) is None
 
 
 ANY = (one_wrong_row_of_weights, noise, reversed_calls)
@@ -246,10 +218,6 @@ BAD = [("table", edit) for edit in TABULAR_EDITS] + [("words", edit) for edit in
 @pytest.mark.parametrize(("kind", "edit"), BAD, ids=lambda value: getattr(value, "__name__", value))
 def test_a_bad_form_is_caught(kind: str, edit: Edit, request: pytest.FixtureRequest) -> None:
     bench: Bench = request.getfixturevalue(kind)
-    failure = bench.examine(bench.change(edited(edit))).failure
+    failure = bench.failure(edited(edit))
     assert failure is not None
     assert ("expected the same answer each time" in failure) == (edit is noise)
-
-
-def test_scales_that_each_call_takes_anew_are_caught(bench: Bench) -> None:
-    assert bench.examine(bench.change(dynamic_int8)).failure is not None

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
-from tasks.contracts.evaluation import Calibrator, MapFit
-from tasks.contracts.release import CalibrationSource
-from tasks.conversion.calibrator import check_mapped, map_program, mapped_outputs, write_mapped
+from tasks.contracts.evaluation import Calibrator
+from tasks.conversion.calibrator import check_mapped, mapped_outputs, write_mapped
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import edge_rows, read_rows
 from tasks.conversion.targets.interface import ModelInputs, Runtime
@@ -23,7 +22,7 @@ from tasks.conversion.targets.pytorch import load_program, load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
-from tests.support.data.builders import COLUMNS, dataset, month, splits
+from tests.support.data.builders import COLUMNS, dataset, month
 
 NUMBER = COLUMNS.model_copy(update={"task": "regression", "label": "minutes", "unit": "minutes"})
 STEEP, FLAT = Calibrator(slope=1.7, intercept=-0.4), Calibrator(slope=0.6, intercept=0.9)
@@ -111,26 +110,6 @@ def test_predictions_of_a_regression_are_mapped_within_the_labels_own_scale(
     check_mapped(before, after, NUMBER, STEEP, rows)
 
 
-def test_a_registered_model_is_mapped_once_and_says_what_it_was_made_from(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "artifacts")
-    data = dataset(store)
-    program = registered(store, data, exported(SmallNetwork()))
-    source = CalibrationSource(
-        program=program,
-        checkpoint=program.program,
-        splits=splits(),
-        training_config={"max_epochs": 3},
-        best_epoch=2,
-    )
-    fit = MapFit(map=FLAT, slope_error=0.1, intercept_error=0.1, window=month(7), num_rows=100)
-    model = map_program(source, fit, data, splits(), store)
-    assert model == map_program(source, fit, data, splits(), store)
-    assert store.num_builds == 3
-    assert model.calibration.source == program.version
-    assert model.program.sha256 != program.program.sha256
-    assert (model.checkpoint, model.config) == (source.checkpoint, source.training_config)
-
-
 def test_a_program_without_a_place_for_a_map_is_refused(tmp_path: Path) -> None:
     after = tmp_path / "after.pt2"
     with pytest.raises(ConversionError, match=r"exp\.default, expected scores of a sigmoid"):
@@ -142,19 +121,3 @@ def test_a_program_without_a_place_for_a_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read as a torch"):
         write_mapped(damaged, after, COLUMNS, STEEP)
     assert not after.exists()
-
-
-def test_scores_that_32_bits_hold_for_certain_are_mapped_by_their_logit(tmp_path: Path) -> None:
-    class Certain(SmallNetwork):
-        """Gives scores so near to 1 that many of them are 1."""
-
-        def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-            return torch.sigmoid(torch.logit(super().forward(categorical, numeric)) * 9 + 15)
-
-    before, after = write(tmp_path, Certain()), tmp_path / "after.pt2"
-    rows = inputs(tmp_path)
-    flat = Calibrator(slope=0.1, intercept=-1.5)
-    write_mapped(before, after, COLUMNS, flat)
-    assert scores(before, rows).max() == 1
-    check_mapped(before, after, COLUMNS, flat, rows)
-    assert scores(after, rows).max() < 0.9

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pkgutil import resolve_name
-
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from tasks.contracts.conversion import PreparedRows, SnapshotRows
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig, HardwareConversion
-from tasks.conversion.kinds.interface import KINDS, ModelKind, bound_of, kind_of
-from tasks.conversion.kinds.tabular import TABULAR
-from tasks.conversion.kinds.tensors import TENSORS
-from tasks.conversion.kinds.text_embedding import TEXT_EMBEDDING
+from tasks.conversion.kinds.interface import kind_of
 from tasks.conversion.provenance import library_versions
 from tasks.conversion.targets.catalog import (
     FORMAT,
     FORMATS,
-    PRECISIONS,
     Format,
     format_of,
 )
@@ -40,28 +33,11 @@ def test_a_format_names_sources_settings_and_packages_that_exist(made: Format) -
     assert not made.needs_calibration or "calibration_rows" in made.settings
 
 
-@pytest.mark.parametrize("kind", [TABULAR, TEXT_EMBEDDING, TENSORS], ids=KINDS)
-def test_each_precision_has_its_own_bound(kind: ModelKind) -> None:
-    assert resolve_name(KINDS[kind.name]) is kind
-    bounds = [bound_of(kind, precision, ConversionConfig()) for precision in PRECISIONS]
-    assert bounds == [kind.bounds[precision] for precision in PRECISIONS]
-    assert kind.bounds["int8"].max_gap > kind.bounds["fp32"].max_gap
-
-
 def test_unknown_formats_and_kinds_are_refused(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="onnx-fp8"):
         format_of("onnx-fp8")
     with pytest.raises(ConfigurationError, match="speech"):
         kind_of(case.program.model_copy(update={"family": "speech"}))
-
-
-def test_rows_of_another_kind_are_refused(case: Case) -> None:
-    assert case.onnx.files is not None
-    prepared = PreparedRows(data=case.onnx.files, num_calibration=1, num_judged=1, made_from={})
-    for kind, rows in ((TABULAR, prepared), (TEXT_EMBEDDING, case.rows)):
-        assert isinstance(rows, PreparedRows | SnapshotRows)
-        with pytest.raises(ConfigurationError, match="got rows"):
-            kind.read_judged(case.program, rows, case.config, case.store)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +64,6 @@ def test_names_of_earlier_versions_are_read(case: Case) -> None:
     stored = case.onnx.model_dump(mode="json")
     assert stored["stamp"] == case.onnx.provenance
     assert BuiltVariant.model_validate(stored) == case.onnx
-
-
-def test_another_kind_of_machine_has_its_own_formats_and_the_rest_stays() -> None:
-    config = ConversionConfig(threads=3, minimum_gain=1.5)
-    there = config.on(HardwareConversion(hardware_class="gpu", formats=("onnx-fp16",)))
-    assert (there.hardware_class, there.formats) == ("gpu", ("onnx-fp16",))
-    assert (there.threads, there.minimum_gain) == (3, 1.5)
-    assert config.on(None) == config
 
 
 def test_the_deployment_on_the_gpu_pool_names_the_formats_that_are_for_it() -> None:

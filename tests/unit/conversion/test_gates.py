@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -14,22 +13,16 @@ from hypothesis import strategies as st
 
 from tasks.conversion.config import QualityBound
 from tasks.conversion.examine import (
-    CALL_SIZES,
     ScoreGap,
     batch_invariance_failure,
     parity_failure,
-    rearrange,
     score_batches,
     score_gap,
 )
 from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import edge_batches, score_distances
 from tasks.conversion.measure import (
-    LEAST_CALLS,
-    WARM_UP_CALLS,
-    measure_throughput,
     median_interval,
-    time_interleaved,
 )
 from tasks.conversion.targets.interface import ModelInputs, Scorer
 from tasks.kernel.errors import ConversionParityError
@@ -47,12 +40,6 @@ def test_one_changed_score_is_the_largest_gap(scores: list[float], data: st.Data
     gap = score_gap(reference, converted, score_distances)
     assert gap.largest == pytest.approx(abs(1 - 2 * reference[position]))
     assert gap.mean == pytest.approx(gap.largest / len(scores))
-
-
-def test_no_rows_have_no_gap_and_another_shape_is_an_error() -> None:
-    assert score_gap(np.empty(0), np.empty(0), score_distances).largest == 0.0
-    with pytest.raises(ConversionParityError, match=r"returned shape \(3, 1\), expected \(3,\)"):
-        score_gap(np.zeros(3), np.zeros((3, 1)), score_distances)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -156,16 +143,6 @@ def _dependence(model: Scorer) -> str | None:
     return batch_invariance_failure(model, judged, scores, LOOSE)
 
 
-def test_rows_are_taken_from_all_over_and_each_place_is_known() -> None:
-    calls, places = rearrange(BATCHES)
-    np.testing.assert_array_equal(np.concatenate([call["x"] for call in calls]), places)
-    assert len(set(places.tolist())) == len(places) == 8 * 64
-    assert places.min() < 100
-    assert places.max() >= 1900
-    assert [call.num_rows for call in calls[: len(CALL_SIZES)]] == list(CALL_SIZES)
-    assert np.any(np.diff(places[:64]) < 0)
-
-
 def test_an_answer_for_the_row_alone_is_batch_invariant() -> None:
     assert _dependence(lambda batch: (np.sin(batch["x"]) / 2).astype(np.float32)) is None
 
@@ -193,37 +170,3 @@ def test_the_interval_holds_the_median_with_95_percent_and_not_much_more(count: 
     assert missed <= 0.05 < narrower
     few = median_interval(np.arange(5))
     assert (few.low, few.high) == (0, 4)
-
-
-def test_runtimes_take_turns_and_each_is_first_as_often() -> None:
-    order: list[str] = []
-
-    def runtime(name: str) -> Callable[[], None]:
-        return lambda: order.append(name)
-
-    timings = time_interleaved({n: runtime(n) for n in "ABC"}, rounds=3, round_ms=1e-9)
-    measured = "".join(order)[3 * WARM_UP_CALLS :]
-    calls = LEAST_CALLS + 1  # the first of a turn is not timed
-    assert measured == "".join(n * calls for n in "ABCBCACAB")
-    assert all(len(t.rounds_ms) == 3 and len(t.calls_ms) == 9 for t in timings.values())
-
-
-def test_all_callers_ask_at_the_same_time_each_a_copy_of_its_own() -> None:
-    opened: list[int] = []
-    asking = threading.Barrier(3, timeout=60)
-
-    def open_stream() -> Callable[[ModelInputs], np.ndarray]:
-        opened.append(len(opened))
-        first = iter([True])
-
-        def answer(batch: ModelInputs) -> np.ndarray:
-            if next(first, False):
-                asking.wait()  # passes once all three callers are in a call
-            return np.zeros(batch.num_rows, np.float32)
-
-        return answer
-
-    measured = measure_throughput(open_stream, ModelInputs({"x": np.zeros(4)}), 3, 0.2)
-    assert opened == [0, 1, 2]
-    assert (measured.streams, measured.batch_rows) == (3, 4)
-    assert 0 < measured.rows_per_s.low <= measured.rows_per_s.value <= measured.rows_per_s.high

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts.conversion import Signature, TensorSpec, tabular_signature
+from tasks.contracts.conversion import tabular_signature
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import LIMITS, computes_bf16, weight_bits
-from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files, loaded
-from tasks.conversion.targets.tensorrt import ShapeRange, shape_ranges
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
@@ -26,13 +25,6 @@ def model(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
     if request.param == "pytorch":
         return case.load_source()
     return case.load(case.onnx if request.param == "onnx" else case.openvino)
-
-
-def test_a_setting_that_did_not_take_is_an_error() -> None:
-    settings = {"runtime": "openvino 2026", "precision": "bf16"}
-    signature = tabular_signature(COLUMNS)
-    with pytest.raises(ConversionError, match="runs with precision 'bf16', expected 'f32'"):
-        loaded(0.0, lambda _: np.zeros(1, np.float32), signature, settings, {"precision": "f32"})
 
 
 def test_other_layouts_and_number_types_give_the_same_scores(
@@ -89,17 +81,6 @@ def test_files_that_are_no_model_are_refused_with_a_sentence(
 
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
-TEXTS = Signature(
-    inputs=(TensorSpec(name="ids", dtype="int64", shape=("batch", "seq")),),
-    output=TensorSpec(name="unit", dtype="float32", shape=("batch", 8)),
-    largest={"batch": 512, "seq": 24},
-)
-
-
-def test_ranges_go_from_one_to_what_program_and_engine_take(case: Case) -> None:
-    table = shape_ranges(case.program.signature, typical_rows=32, most_rows=1024)
-    assert table["numeric"] == ShapeRange((1, 5), (32, 5), (1024, 5))
-    assert shape_ranges(TEXTS, 600, 1024) == {"ids": ShapeRange((1, 1), (512, 24), (512, 24))}
 
 
 @without_gpu

@@ -1,24 +1,16 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.baseline_model import CategoryEncoding, read_scores, score_baseline_model
-from tasks.evaluation.config import BaselineModelConfig
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 from tests.support.evaluation.programs import QUICK_BASELINE_MODEL, Case
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
 
 
 def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> None:
@@ -30,13 +22,6 @@ def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> No
     assert "gradient boosting" in case.baseline_model.name
 
 
-def test_equal_inputs_give_equal_scores(case: Case, store: ArtifactStore) -> None:
-    again = score_baseline_model(
-        builders.dataset(store), builders.splits(), QUICK_BASELINE_MODEL, store
-    )
-    assert again.scores.sha256 == case.baseline_model.scores.sha256
-
-
 def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> None:
     data = builders.frame()
     test = data["event_timestamp"].dt.month >= 9
@@ -45,19 +30,6 @@ def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> No
         builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
     )
     assert other.scores.sha256 == case.baseline_model.scores.sha256
-
-
-def test_no_more_rows_are_used_than_allowed(
-    store: ArtifactStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = BaselineModelConfig(max_iterations=5, min_leaf_rows=20)
-    monkeypatch.setattr("tasks.evaluation.baseline_model.MAX_ROWS", 300)
-    with caplog.at_level("INFO"):
-        first = score_baseline_model(builders.dataset(store), builders.splits(), config, store)
-    assert "baseline model: 5 trees on 300 rows" in caplog.text
-    assert (
-        len(read_scores(first, store)) == builders.frame()["event_timestamp"].dt.month.ge(9).sum()
-    )
 
 
 def test_unknown_missing_and_rare_categories_are_missing() -> None:
@@ -87,15 +59,3 @@ def test_labels_that_are_not_both_0_and_1_are_refused(
     dataset = builders.dataset(store, builders.frame().assign(is_late=label))
     with pytest.raises(DataContractError, match=message):
         score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
-
-
-@pytest.mark.parametrize("column", ["gust", "dest"])
-def test_a_column_without_known_values_in_the_sample_does_not_stop_it(
-    store: ArtifactStore, column: str
-) -> None:
-    data = builders.frame()
-    data.loc[data["event_timestamp"].dt.month <= 6, column] = None
-    other = score_baseline_model(
-        builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
-    )
-    assert read_scores(other, store)["yardstick_score"].notna().all()

@@ -80,15 +80,6 @@ def test_standard_errors_say_how_far_fits_scatter_and_heed_days() -> None:
     assert fit_platt(*tenfold).slope_error == pytest.approx(lines[0].slope_error, rel=0.02)
 
 
-def test_a_map_that_was_put_on_the_scores_is_found_and_taken_back() -> None:
-    labels, logit, days = drawn(1, 1.0, 0.0, 40_000)
-    outcome = fitted(labels, sigmoid((logit - 0.7) / 1.5).astype(np.float32), days)
-    assert outcome.fit is not None
-    assert outcome.fit.map.slope == pytest.approx(1.5, abs=5 * outcome.fit.slope_error)
-    assert outcome.fit.map.intercept == pytest.approx(0.7, abs=5 * outcome.fit.intercept_error)
-    assert outcome.fit.num_positives == labels.sum()
-
-
 @pytest.mark.parametrize(
     ("labels", "scores", "is_number", "sentence"),
     [

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,11 +16,6 @@ from tests.support.evaluation.programs import (
     NotANumber,
     stored_program,
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
 
 
 def opened(store: ArtifactStore, network: nn.Module, *, dynamic: bool = True) -> Program:

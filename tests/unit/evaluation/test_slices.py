@@ -7,6 +7,12 @@ from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_slices
+from tasks.evaluation.metrics import (
+    MAX_POINTS,
+    calibration_curve,
+    roc_curve,
+)
+from tasks.stats.ranked import METRICS, RankedRows
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
 
@@ -45,3 +51,30 @@ def test_slices_too_small_or_of_one_label_or_of_one_day_are_skipped_with_counts(
         "carrier=never: 0 positives in 301 rows, fewer than 20 of one label",
         "carrier=one day: 201 rows of 1 UTC day(s), fewer than 7 days",
     }
+
+
+def ranked(num_rows: int = 5000, seed: int = 0, num_bins: int = 10) -> RankedRows:
+    rng = np.random.default_rng(seed)
+    scores = rng.beta(2, 5, num_rows)
+    return RankedRows(
+        rng.random(num_rows) < scores, scores, np.zeros(num_rows, dtype=np.intp), num_bins
+    )
+
+
+def test_the_roc_curve_runs_from_corner_to_corner_and_holds_its_area() -> None:
+    rows = ranked()
+    points = roc_curve(rows)
+    assert len(points) <= MAX_POINTS
+    assert (points[0].x, points[0].y, points[-1].x, points[-1].y) == (0, 0, 1, 1)
+    area = np.trapezoid([p.y for p in points], [p.x for p in points])
+    assert area == pytest.approx(roc_auc_score(rows.labels, rows.scores), abs=2e-3)
+
+
+def test_the_calibration_error_can_be_read_off_the_calibration_curve() -> None:
+    rows = ranked(seed=3)
+    points = calibration_curve(rows)
+    assert len(points) == 10
+    assert [p.x for p in points] == sorted(p.x for p in points)
+    assert sum(p.weight for p in points) == len(rows.labels)
+    error = sum(p.weight * abs(p.x - p.y) for p in points) / len(rows.labels)
+    assert error == pytest.approx(rows.estimate()[METRICS.index("calibration_error")])

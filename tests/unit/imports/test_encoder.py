@@ -16,11 +16,6 @@ from tasks.kernel.settings import ArtifactStore
 from tests.support.data import encoders
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
 def _reference(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The same encoder, written with torch's own attention and straight from the checkpoint."""
     w = encoders.tensors()

@@ -47,16 +47,6 @@ def test_every_result_gets_a_page_and_the_index_leads_to_it(
     assert len(list(site.index.parent.iterdir())) == 2
 
 
-def test_a_result_that_a_later_release_kept_again_has_one_page(
-    store: ArtifactStore, tmp_path: Path
-) -> None:
-    validated(store)
-    first, *_ = (store.root / "validations").iterdir()
-    shutil.copytree(first, first.with_name("of-a-later-release"))
-    for _ in range(2):
-        assert build_site(store, tmp_path / "home").num_pages == 2
-
-
 def test_runs_that_end_at_one_time_do_not_take_each_others_site_away(
     store: ArtifactStore, tmp_path: Path
 ) -> None:

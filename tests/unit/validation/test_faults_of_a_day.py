@@ -61,7 +61,6 @@ LOCAL = "(timezone('America/New_York', time_hour) AT TIME ZONE 'UTC')"
 FLIGHT_ORDER = "time_hour, minute, carrier, flight, origin"
 
 FLIGHT_FAULTS = {
-    "kilometres": (replaced(distance="round(distance * 1.609344)::BIGINT"), "change of unit"),
     "a frozen feed": (
         "SELECT * REPLACE (first_value(dep_delay) OVER o AS dep_delay, first_value(arr_delay) OVER "
         "o AS arr_delay, first_value(air_time) OVER o AS air_time, first_value(dep_time) OVER o AS "
@@ -76,17 +75,9 @@ FLIGHT_FAULTS = {
         replaced(carrier="if(flight % 50 = 0, 'ZZ', carrier)"), "new category in carrier",
     ),
     "a null burst": (replaced(dep_time="if(hour = 9, NULL, dep_time)"), "null burst"),
-    "swapped delays": (
-        replaced(dep_delay="arr_delay", arr_delay="dep_delay"), "swapped",
-    ),
-    "swapped ends": (replaced(origin="dest", dest="origin"), "swapped columns"),
-    "an off-by-one day": (replaced(day="day + 1"), "day added"),
-    "a flipped sign": (replaced(dep_delay="-dep_delay"), "sign"),
-    "a constant column": (replaced(dest="'ATL'"), "distance"),
     "rounding": (replaced(dep_delay="round(dep_delay, -1)::BIGINT"), "rounded"),
-    "shifted outcomes": (shifted("arr_delay", FLIGHT_ORDER), "shifted"),
     "blanks": (replaced(dest="dest || ' '"), "blanks"),
-    "numbers as text": (replaced(air_time="air_time::VARCHAR"), "VARCHAR, expected"),
+    "shifted outcomes": (shifted("arr_delay", FLIGHT_ORDER), "shifted"),
     "impossible times": (replaced(dep_time="if(flight % 97 = 0, 2575, dep_time)"), "impossible"),
     "late flights dropped": (
         "FROM rows WHERE arr_delay <= 15 OR arr_delay IS NULL", "late flights missing",
@@ -112,33 +103,22 @@ def copied(origin: str, source: str) -> str:
 
 
 CELSIUS = {name: f"({name} - 32) / 1.8" for name in ("temp", "dewp")}
-WEATHER_ORDER = "time_hour, origin"
 
 WEATHER_FAULTS = {
     "Celsius": (replaced(**CELSIUS), "change of unit"),
-    "Celsius in part of the rows": (
-        replaced(**{n: f"if(origin = 'JFK', {sql}, {n})" for n, sql in CELSIUS.items()}), "unit",
-    ),
     "change of unit in wind_speed": (
         replaced(wind_speed="wind_speed * 0.44704", wind_gust="wind_gust * 0.44704"),
         "change of unit in wind_speed",
     ),
     "a null burst": (replaced(temp="if(hour < 6, NULL, temp)"), "null"),
-    "swapped columns": (replaced(temp="dewp", dewp="temp"), "swapped columns"),
     "a flipped sign": (replaced(dewp="-dewp"), "change of unit"),
-    "shifted rows": (shifted("humid", WEATHER_ORDER), "shifted"),
-    "impossible values": (replaced(temp="if(hour = 3, 999, temp)"), "impossible"),
+    "swapped columns": (replaced(temp="dewp", dewp="temp"), "swapped columns"),
     "frozen from noon": (FROM_NOON, "frozen feed of temp, dewp and humid"),
     "a copied airport": (copied("JFK", "EWR"), "copied airport"),
 }  # fmt: skip
 
 REGISTER_FAULTS = {
     "planes cut short": ("planes", "FROM rows WHERE hash(tailnum) % 10 < 8", "truncated"),
-    "planes with blanks": ("planes", replaced(manufacturer="manufacturer || ' '"), "blanks"),
-    "planes swapped": (
-        "planes", replaced(seats="engines", engines="seats"), "swapped columns",
-    ),
-    "half of the airports": ("airports", "FROM rows WHERE lon < -95", "truncated file"),
     "altitudes in metres": (
         "airports", replaced(alt="round(alt * 0.3048)::BIGINT"), "change of unit",
     ),
@@ -168,12 +148,3 @@ def test_a_fault_is_refused_within_its_day(
 ) -> None:
     day = list(DAYS)[sum(map(ord, fault)) % len(DAYS)]  # all are used, and none costs much
     assert words in refusal(store, table, day, change)
-
-
-@pytest.mark.parametrize("day", DAYS)
-def test_flights_tell_that_plane_records_are_out_of_date(store: ArtifactStore, day: str) -> None:
-    older = "FROM rows WHERE year < 2009 OR year IS NULL"
-
-    message = refusal(store, "flights", day, "FROM rows", planes=older)
-
-    assert "plane records out of date" in message

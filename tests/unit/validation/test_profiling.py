@@ -15,7 +15,7 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.baseline import Baseline
 from tasks.validation.outcome import read_outcome
-from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
+from tasks.validation.profiling import profile_table, write_baseline
 from tasks.validation.runner import validate_table
 from tasks.validation.suites import FOLDER, read_suite, with_baseline
 from tests.support.data.tables import REPO, between, store_table, suite
@@ -77,16 +77,6 @@ def test_clean_days_after_the_baseline_pass(baseline: Baseline, store: ArtifactS
     assert {check.table for check in outcome.checks} == {"subject", "baseline_days"}
 
 
-def test_the_grid_of_the_readings_and_the_relations_are_found(baseline: Baseline) -> None:
-    assert baseline.grids["temp"].step == 0.18
-    assert baseline.relations["price"].values == {
-        "Bidiya": 16.0, "Nizwa": 10.0, "Sohar": 14.0, "Sur": 12.0,
-    }  # fmt: skip
-    assert baseline.categories["town"].keys() == {"Nizwa", "Sur", "Sohar", "Bidiya"}
-    assert baseline.num_periods == 20
-    assert baseline.reviewed == NOT_REVIEWED
-
-
 def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
     baseline: Baseline, store: ArtifactStore
 ) -> None:
@@ -104,14 +94,6 @@ def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
 
     for fault, changed in spoiled.items():
         assert fault in refusal(baseline, store, changed)
-
-
-def test_too_few_days_can_be_no_baseline(store: ArtifactStore) -> None:
-    short = TimeWindow(start=START, end=START + timedelta(days=5))
-    table = store_table(store, readings(short), "meters")
-
-    with pytest.raises(DataContractError, match="5 whole days in 2013-03-01T00:00Z to"):
-        profile_table(table, SUITE, short, store)
 
 
 def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(

@@ -90,21 +90,6 @@ def test_wrong_sql_names_file_and_entry(
         derive(tmp_path, suite(**changes))
 
 
-def test_frames_hold_wide_numbers_and_categories_in_stored_order(tmp_path: Path) -> None:
-    people().astype({"age": "float32"}).assign(rank=pd.Series(range(40), dtype="int8")).to_parquet(
-        tmp_path / "people.parquet", index=False
-    )
-    columns = {"text": ["name", "town"], "number": ["age"], "integer": ["rank"]}
-    checked = suite(columns={**columns, "timestamp": ["born"]})
-
-    with open_subject(tmp_path / "people.parquet", "people", checked, WEEK) as subject:
-        subject.derive()
-        frame = subject.frame("subject", ["rank", "age", "town"])
-
-    assert [str(dtype) for dtype in frame.dtypes] == ["int64", "float64", "category"]
-    assert list(frame["rank"]) == list(range(40))
-
-
 def test_names_with_quotes_cannot_break_out_of_the_sql(tmp_path: Path) -> None:
     odd = "a\"ge'; DROP TABLE subject"
     folder = tmp_path / "it's"

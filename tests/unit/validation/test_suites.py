@@ -6,10 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from tasks.contracts.data import ValidationResult
 from tasks.kernel.errors import ConfigurationError
-from tasks.validation.suites import read_suite
+from tasks.kernel.settings import ArtifactStore
+from tasks.validation.expectations import compile_suite
+from tasks.validation.runner import validate_table
+from tasks.validation.subject import open_subject
+from tasks.validation.suites import FOLDER, read_suite
+from tests.support.data.tables import REPO, WEEK, real_table
 
 GOOD = """
 suite: people
@@ -82,3 +89,43 @@ def test_reading_suites_loads_neither_great_expectations_nor_prefect() -> None:
         "import tasks.validation.suites"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# The suites of the flights use case
+
+SUITES = sorted(path.stem for path in (REPO / FOLDER).glob("*.yaml"))
+DTYPES = {
+    "text": "string",
+    "integer": "int64",
+    "number": "float32",
+    "boolean": "bool",
+    "timestamp": "datetime64[us, UTC]",
+}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_file_parses_and_its_sql_and_expectations_are_sound(
+    tmp_path: Path, name: str
+) -> None:
+    checked = read_suite(REPO, name)
+    columns = {name: DTYPES[kind] for kind, names in checked.columns.items() for name in names}
+    empty = pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in columns.items()})
+    empty.to_parquet(tmp_path / "table.parquet", index=False)
+
+    with open_subject(tmp_path / "table.parquet", name, checked, WEEK) as subject:
+        checks = compile_suite(checked, subject.derive())
+
+    assert len(checks) >= len(checked.expectations)
+
+
+def validate(store: ArtifactStore, table: str, change: str = "FROM rows") -> ValidationResult:
+    checked = read_suite(REPO, f"raw_{table}")
+    return validate_table(real_table(store, table, change), checked, WEEK, store, "Nothing")
+
+
+@pytest.mark.parametrize("table", ["flights", "weather", "planes", "airports"])
+def test_clean_rows_pass(store: ArtifactStore, table: str) -> None:
+    result = validate(store, table)
+
+    assert result.warnings == ()
+    assert result.num_expectations >= len(read_suite(REPO, f"raw_{table}").expectations) - 2

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tasks.contracts.base import Artifact
 from tasks.contracts.drift import DriftResult, FeatureDrift
 from tasks.contracts.evaluation import Metric, RegressionMetrics, ScoredWindow
 from tasks.evaluation.config import DriftConfig
@@ -13,10 +12,8 @@ from tasks.evaluation.drift.result import (
     performance_change,
     unpaired_difference,
 )
-from tests.support.data.builders import month
 
 CONFIG = DriftConfig(min_auc_drop=0.02, min_r2_drop=0.02, min_skill_drop=0.05)
-NOTHING = Artifact(uri="artifact:scores/1/scores.parquet", sha256="0" * 64, num_bytes=1)
 
 
 def feature(name: str = "temp", *, drifted: bool) -> FeatureDrift:
@@ -99,29 +96,6 @@ def test_the_interval_of_a_difference_is_that_of_two_independent_estimates() -> 
     assert difference.high == pytest.approx(high, abs=1e-3)
 
 
-def window(r2: float, skill: float | None) -> ScoredWindow:
-    metrics = RegressionMetrics(
-        num_rows=500,
-        unit="vehicles",
-        label_mean=3000.0,
-        label_deviation=900.0,
-        r2=metric(r2, 0.01),
-        rmse=metric(200, 9),
-        mae=metric(150, 9),
-        bias=metric(0, 9),
-        skill=None if skill is None else metric(skill, 0.02),
-    )
-    return ScoredWindow(
-        program_sha256="1" * 64,
-        snapshot_sha256="2" * 64,
-        window=month(9),
-        num_rows=500,
-        scores=NOTHING,
-        metrics=metrics,
-        excess_brier=None,
-    )
-
-
 @pytest.mark.parametrize(
     ("r2", "skill", "fell", "stale"),
     [
@@ -141,7 +115,15 @@ def test_a_model_is_stale_where_it_loses_against_the_baseline(
 
 
 def test_the_change_is_current_minus_reference() -> None:
-    seen = performance_change(window(0.95, 0.6), window(0.90, 0.4))
+    before, now = (
+        ScoredWindow.model_construct(
+            metrics=RegressionMetrics.model_construct(
+                r2=metric(r2, 0.01), skill=metric(skill, 0.02)
+            )
+        )
+        for r2, skill in ((0.95, 0.6), (0.90, 0.4))
+    )
+    seen = performance_change(before, now)
     assert seen is not None
     assert seen.quality.value == pytest.approx(-0.05)
     assert seen.beyond is not None

@@ -11,11 +11,9 @@ import numpy as np
 from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.alerts import (
     FILE,
-    MOST_GROUPS,
     AlertEvent,
     alert,
     append_alerts,
-    grouped,
     measure_drift,
     read_alerts,
 )
@@ -56,23 +54,6 @@ def test_writers_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
     events = read_alerts(tmp_path)
 
     assert len(events) == len({e.id for e in events}) == 20
-
-
-def test_thousands_of_alerts_are_told_in_a_few_lines_the_serious_first() -> None:
-    events = [
-        event(day).model_copy(update={"view": f"view{view}", "value": 5.0 + day})
-        for view in range(60)
-        for day in range(80)
-    ]
-    events += [event(3, "volume").model_copy(update={"severity": "critical", "value": None})]
-
-    told = grouped(events)
-
-    assert len(told) == MOST_GROUPS + 1
-    assert told[0] == "weather is 9 h old"
-    assert told[1].startswith("80 times from 2013-03-01 to 2013-05-20")
-    assert told[-1].startswith("3,280 alerts more, of 41 other")
-    assert sum(map(len, told)) < 4000
 
 
 def test_a_baseline_of_fewer_days_than_two_windows_judges_nothing() -> None:

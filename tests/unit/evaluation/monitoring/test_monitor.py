@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -14,12 +13,7 @@ from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.monitoring.alerts import read_alerts
 from tasks.evaluation.monitoring.monitor import monitor_tables
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, after, tables
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
+from tests.support.data.stations import CONFIG, KEYS, LATER, Change, after, tables
 
 
 def kept(store: ArtifactStore, feature: str) -> pd.DataFrame:
@@ -104,35 +98,6 @@ def test_a_fault_is_told_once_with_its_kind(
 
     events = [e for e in read_alerts(tmp_path / "home") if e.kind == kind]
     assert [words in event.sentence for event in events] == [True]
-
-
-def sparse(data: pd.DataFrame) -> pd.DataFrame:
-    """A shop: of every four days two are empty, on the others there are one or two rows."""
-    day = (data["event_timestamp"] - START).dt.days
-    kept = data[(day % 4 < 2) & (data["event_timestamp"].dt.hour % 19 == 5)]
-    return kept.groupby(kept["event_timestamp"].dt.date).head(2)
-
-
-def test_days_without_rows_are_part_of_a_baseline(tmp_path: Path, store: ArtifactStore) -> None:
-    seen = monitored(tmp_path, store, sparse)
-
-    assert seen.alerts == ()
-    assert seen.num_alerts == 0
-
-
-def test_a_table_that_begins_within_the_baseline_is_judged_by_the_days_since(
-    tmp_path: Path, store: ArtifactStore
-) -> None:
-    late = START + timedelta(days=20)
-
-    def change(data: pd.DataFrame) -> pd.DataFrame:
-        moments = data["event_timestamp"]
-        return data[(moments >= late) & ((moments < after(9)) | (moments >= after(11)))]
-
-    seen = monitored(tmp_path, store, change)
-
-    assert sorted(e.kind for e in read_alerts(tmp_path / "home")) == ["freshness", "volume"]
-    assert len(seen.alerts) == 2
 
 
 def test_a_day_is_judged_over_the_week_before_it(tmp_path: Path, store: ArtifactStore) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.features.access import audit
-from tasks.features.access.audit import AuditTrail, flow_run_id, on_behalf_of
+from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -44,15 +43,6 @@ def with_lines(trail: AuditTrail, count: int) -> list[bytes]:
 
 def rewrite(trail: AuditTrail, lines: list[bytes]) -> None:
     the_file(trail).write_bytes(b"".join(lines))
-
-
-def test_an_untouched_trail_is_whole(trail: AuditTrail) -> None:
-    assert trail.verify().faults == ()
-    assert not trail.folder.exists()
-    lines = with_lines(trail, 5)
-    result = trail.verify()
-    assert (result.num_lines, result.faults) == (5, ())
-    assert [json.loads(line)["number"] for line in lines] == [0, 1, 2, 3, 4]
 
 
 def changed(line: bytes) -> bytes:
@@ -205,9 +195,3 @@ def test_what_cannot_be_recorded_is_not_done(trail: AuditTrail) -> None:
     with pytest.raises(StorageError), trail.recorded("push"):
         done.append("push")
     assert not done
-
-
-def test_lines_carry_the_flow_run_on_whose_behalf_they_are_written() -> None:
-    with on_behalf_of("6f8c"):
-        assert flow_run_id() == "6f8c"
-    assert flow_run_id() is None

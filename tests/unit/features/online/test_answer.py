@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from feast.protos.feast.types.Value_pb2 import Value
-from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
@@ -19,7 +18,6 @@ from tasks.features.online.answer import (
     decode_value,
     moments,
     protobuf_moment,
-    value_decoder,
 )
 from tasks.kernel.errors import FeatureStoreError
 
@@ -74,13 +72,6 @@ def test_a_text_in_a_float_column_is_named_even_where_the_lengths_add_up() -> No
     assert len(b"".join(row)) == 2 * len(cell(1.0))
     with pytest.raises(FeatureStoreError, match="holds the str '12345678' where a number"):
         FloatBlock(ValueType.FLOAT).decode([([row], 0, 2)])
-
-
-def test_a_decoded_list_belongs_to_its_caller() -> None:
-    decode = value_decoder(ValueType.FLOAT_LIST)
-    packed = python_values_to_proto_values([[1.0]], ValueType.FLOAT_LIST)[0].SerializeToString()
-    decode(packed).append(2.0)
-    assert decode(packed) == [1.0]
 
 
 def test_bytes_that_are_no_value_are_named() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
-
 import pyarrow as pa
 import pytest
 from feast.protos.feast.types.Value_pb2 import Value
@@ -14,7 +12,6 @@ from tasks.features.online.encoding import (
     encode_column,
     encode_entity_keys,
     encode_rows,
-    microseconds,
 )
 from tasks.kernel.errors import DataContractError
 from tests.support.data.feature_views import COLUMNS, SLOW, make_rows
@@ -57,44 +54,10 @@ def test_a_large_integer_beside_a_null_keeps_its_last_digits() -> None:
     assert by_feast(column, ValueType.INT64)[0] == Value(int64_val=2**53).SerializeToString()
 
 
-@pytest.mark.parametrize(
-    ("column", "value_type"),
-    [
-        (pa.array([1, None, 2]), ValueType.STRING),
-        (pa.array([None, None], pa.null()), ValueType.FLOAT),
-        (pa.array([True, None]), ValueType.INT64),
-    ],
-)
-def test_what_has_no_layout_is_converted_by_feast_and_counted(
-    column: pa.Array, value_type: ValueType
-) -> None:
-    encoded = encode_column(column, value_type)
-    assert encoded.converted_by_feast
-    assert encoded.cells.to_pylist() == by_feast(column, value_type)
-
-
-def test_a_number_that_does_not_fit_is_refused_by_feast() -> None:
-    with pytest.raises(ValueError, match=r"out of range|outside"):
-        encode_column(pa.array([2**40]), ValueType.INT32)
-
-
 def test_a_null_in_a_join_key_is_named_with_its_count() -> None:
     batch = pa.record_batch({"id": pa.array([1, None, None], pa.int64())})
     with pytest.raises(DataContractError, match="join key id is null in 2 of 3 rows"):
         encode_entity_keys(batch, {"id": ValueType.INT64})
-
-
-def test_a_type_that_cannot_be_a_key_is_named() -> None:
-    batch = pa.record_batch({"id": pa.array([1.5])})
-    with pytest.raises(DataContractError, match="join key id is DOUBLE, which cannot be"):
-        encode_entity_keys(batch, {"id": ValueType.DOUBLE})
-
-
-def test_a_day_is_its_midnight_and_a_text_is_no_time() -> None:
-    days = pa.array([date(1970, 1, 2)])
-    assert microseconds(days, "t").tolist() == [86_400 * 10**6]
-    with pytest.raises(DataContractError, match="column t is string, expected a timestamp"):
-        microseconds(pa.array(["2013-01-01"]), "t")
 
 
 def test_rows_without_a_time_or_a_column_are_refused() -> None:

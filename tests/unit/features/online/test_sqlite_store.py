@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from feast import RepoConfig
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
-from feast.utils import to_naive_utc
-from pydantic import ValidationError
 
 from tasks.features.online import sqlite_store as online_store
-from tasks.features.online.newer_wins import micros
 from tasks.features.online.sqlite_store import (
     NewerWinsSqliteOnlineStore,
-    NewerWinsSqliteOnlineStoreConfig,
-    feasts_seconds,
 )
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tests.support.data.feature_views import NOON, make_view, repo_config
@@ -30,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 OURS = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
 VIEW = make_view(["number"], ["int32", "text"], created=True)
 KEY = EntityKey(join_keys=["number"], entity_values=[Value(int64_val=7)])
-MICROSECOND = timedelta(microseconds=1)
 Pair = tuple[NewerWinsSqliteOnlineStore, RepoConfig]
 
 
@@ -51,12 +44,6 @@ def push(pair: Pair, number: int, event: datetime, created: datetime | None = No
 def read(pair: Pair) -> int | None:
     ((_, values),) = pair[0].online_read(pair[1], VIEW, [KEY])
     return None if values is None else int(values["int32"].int32_val)
-
-
-def test_times_of_any_zone_are_compared_as_moments(store: Pair) -> None:
-    push(store, 1, NOON)
-    push(store, 2, (NOON - timedelta(hours=1)).replace(tzinfo=None))
-    assert read(store) == 1
 
 
 def test_readers_of_the_same_process_see_nothing_before_the_commit(store: Pair) -> None:
@@ -118,29 +105,3 @@ def test_a_damaged_file_and_a_folder_that_is_none_get_a_sentence(tmp_path: Path)
                 broken.count_entities(config, VIEW)
         if broken._conn:
             broken._conn.close()
-
-
-@pytest.mark.parametrize(
-    "option", ["vector_enabled", "text_search_enabled", "enable_openai_compatible_store"]
-)
-def test_vectors_and_texts_to_search_are_refused_at_the_door(option: str) -> None:
-    with pytest.raises(ValidationError, match="keeps no vectors and no text index"):
-        NewerWinsSqliteOnlineStoreConfig(path="x", **{option: True})
-
-
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kathmandu"])
-def test_times_are_noted_as_feast_notes_them(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Around the changes of clocks too, and before 1970."""
-    feasts_seconds.cache_clear()
-    monkeypatch.setenv("TZ", zone)
-    time.tzset()
-    try:
-        moments = [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)]
-        for day in (datetime(2013, 3, 10, tzinfo=UTC), datetime(2013, 11, 3, tzinfo=UTC)):
-            moments += [day + timedelta(minutes=7 * i, microseconds=i) for i in range(250)]
-        by_feast = [int(to_naive_utc(moment).timestamp()) for moment in moments]
-        assert [feasts_seconds(micros(moment)) for moment in moments] == by_feast
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-        feasts_seconds.cache_clear()

@@ -29,11 +29,6 @@ def test_floats_are_equal_when_their_bits_are_and_nan_is_null() -> None:
     assert null.tolist() == [False, True, True, False, False]
 
 
-def test_a_wider_column_is_compared_in_the_declared_type() -> None:
-    assert compare(np.array([1.1], np.float32), [1.1], ValueType.FLOAT, pa.float64()) == [True]
-    assert compare(np.array([1.1], np.float64), [1.1], ValueType.DOUBLE, pa.float64()) == [True]
-
-
 @pytest.mark.parametrize(
     ("kind", "online", "offline", "same"),
     [

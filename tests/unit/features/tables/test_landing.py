@@ -19,11 +19,6 @@ def repository(tmp_path: Path) -> SmallRepository:
     return SmallRepository(tmp_path, num_days=3)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
 def land(
     repository: SmallRepository, store: ArtifactStore, first: int = 0, count: int = 3
 ) -> dict[str, int]:
@@ -69,18 +64,6 @@ def test_a_value_of_the_wrong_type_is_named_with_an_example(
     assert nothing_was_landed(store)
 
 
-def test_times_stored_without_a_zone_are_refused(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    weather = repository.read("weather")
-    naive = pd.to_datetime(weather["time_hour"]).dt.tz_localize(None)
-    weather.assign(time_hour=naive).to_parquet(repository.path / "raw" / "weather.parquet")
-    text = (repository.path / "use_case.yaml").read_text()
-    (repository.path / "use_case.yaml").write_text(text.replace("weather.csv", "weather.parquet"))
-    with pytest.raises(DataContractError, match=r"time_hour has .* no time with a time zone"):
-        land(repository, store)
-
-
 def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:
@@ -99,24 +82,14 @@ def in_zone(repository: SmallRepository, zone: str) -> FeatureConfig:
     return FeatureConfig(**{**repository.config.model_dump(), "raw_tables": tables})
 
 
-@pytest.mark.parametrize("as_text", [True, False])
 def test_times_without_a_zone_get_the_one_that_is_declared(
-    repository: SmallRepository, store: ArtifactStore, as_text: bool
+    repository: SmallRepository, store: ArtifactStore
 ) -> None:
     weather = repository.read("weather")
     moments = pd.to_datetime(weather["time_hour"])
     local = moments.dt.tz_convert("America/New_York").dt.tz_localize(None)
+    repository.write("weather", weather.assign(time_hour=local.astype(str)))
     config = in_zone(repository, "America/New_York")
-    if as_text:
-        repository.write("weather", weather.assign(time_hour=local.astype(str)))
-    else:
-        known = weather.replace("NA", None).assign(time_hour=local)
-        known.to_parquet(repository.path / "raw" / "weather.parquet")
-        tables = [
-            {**t.model_dump(), "uri": t.uri.replace("weather.csv", "weather.parquet")}
-            for t in config.raw_tables
-        ]
-        config = FeatureConfig(**{**config.model_dump(), "raw_tables": tables})
     landed = land_raw_rows(days(0, 3), config, repository.path, store)
     table = next(t for t in landed.tables if t.name == "weather")
     seen = pd.read_parquet(store.path(table.artifact))["time_hour"].dt.tz_convert("UTC")

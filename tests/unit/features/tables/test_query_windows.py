@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.contracts.data import FeatureTables
 from tasks.features.config import FeatureConfig
 from tasks.features.snapshot import write_entities
-from tasks.features.tables.build import EMPTY, build_feature_tables
-from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import SmallRepository, days, vouched
+from tests.support.data.repository import SmallRepository, built, days
 
 ALL_OF_THE_PAST = """
 SELECT origin, time_hour AS event_timestamp, time_hour + INTERVAL 1 HOUR AS created,
@@ -62,13 +59,6 @@ def weather_alone(
     return repository.config.model_copy(update={"feature_tables": (changed,)})
 
 
-def built(
-    repository: SmallRepository, config: FeatureConfig, store: ArtifactStore
-) -> FeatureTables:
-    landed = land_raw_rows(days(0, 3), config, repository.path, store)
-    return build_feature_tables(vouched(landed), EMPTY, config, repository.path, store)
-
-
 @pytest.mark.parametrize(
     ("sql", "lookback_hours", "seen"),
     [(ALL_OF_THE_PAST, 1, "temp differs in"), (LATE_ROWS, 2, "on one side only")],
@@ -81,7 +71,7 @@ def test_a_lookback_that_is_too_short_for_its_query_is_refused_with_what_was_see
     with pytest.raises(
         ConfigurationError, match=f"weather: lookback_hours: {lookback_hours}.*{seen}"
     ):
-        built(repository, config, store)
+        built(repository, store, days(0, 3), config=config)
     assert not list(store.root.glob("tables/*"))
 
 
@@ -90,7 +80,9 @@ def test_a_lookback_that_holds_all_that_is_read_passes(
     repository: SmallRepository, tmp_path: Path, sql: str, lookback_hours: int
 ) -> None:
     config = weather_alone(repository, sql, lookback_hours)
-    assert built(repository, config, ArtifactStore(tmp_path)).tables[0].num_rows > 0
+    assert (
+        built(repository, ArtifactStore(tmp_path), days(0, 3), config=config).tables[0].num_rows > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +97,7 @@ def test_a_feature_that_knows_later_rows_is_refused_with_what_was_seen(
     with pytest.raises(
         ConfigurationError, match=r"dated after the moment.* (temp differs|on one side)"
     ):
-        built(repository, config, store)
+        built(repository, store, days(0, 3), config=config)
     assert not list(store.root.glob("tables/*"))
 
 
@@ -113,7 +105,9 @@ def test_rows_that_are_known_ahead_are_declared(
     repository: SmallRepository, tmp_path: Path
 ) -> None:
     config = weather_alone(repository, NEXT_HOUR, 0, known_ahead_hours=1)
-    assert built(repository, config, ArtifactStore(tmp_path)).tables[0].num_rows > 0
+    assert (
+        built(repository, ArtifactStore(tmp_path), days(0, 3), config=config).tables[0].num_rows > 0
+    )
 
 
 def test_entities_that_heed_only_one_end_of_their_window_are_refused(
@@ -122,7 +116,7 @@ def test_entities_that_heed_only_one_end_of_their_window_are_refused(
     """All rows lie in the window of training: only a narrower one shows it."""
     store = ArtifactStore(tmp_path)
     config = weather_alone(repository, LATE_ROWS, 3)
-    tables = built(repository, config, store)
+    tables = built(repository, store, days(0, 3), config=config)
     window, file = days(-1, 5), repository.path / config.training_set.sql
     target, text = tmp_path / "entities.parquet", file.read_text()
     write_entities(tables, window, config, repository.path, store, target)

@@ -7,31 +7,21 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.config import FeatureConfig
-from tasks.features.tables.build import EMPTY, build_feature_tables
-from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import SmallRepository, days, vouched
+from tests.support.data.repository import SmallRepository, built, days
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[ArtifactStore, FeatureTables]:
     folder = tmp_path_factory.mktemp("published")
     store, repository = ArtifactStore(folder / "artifacts"), SmallRepository(folder, num_days=2)
-    return store, built(repository, store, repository.config, EMPTY)
+    return store, built(repository, store, days(0, 2))
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> SmallRepository:
     return SmallRepository(tmp_path, num_days=2)
-
-
-def built(
-    repository: SmallRepository, store: ArtifactStore, config: FeatureConfig, base: FeatureTables
-) -> FeatureTables:
-    landed = land_raw_rows(days(0, 2), config, repository.path, store)
-    return build_feature_tables(vouched(landed), base, config, repository.path, store)
 
 
 def test_a_file_with_other_keys_is_refused_unless_the_tables_are_adopted(
@@ -46,11 +36,11 @@ def test_a_file_with_other_keys_is_refused_unless_the_tables_are_adopted(
     with pytest.raises(
         ConfigurationError, match=r"raw table flights: of 1,\d+ .* 0 are in"
     ) as told:
-        built(repository, store, config, base)
+        built(repository, store, days(0, 2), base)
     assert base.version[:12] in str(told.value)
     assert store.num_builds == builds + 1  # the landed rows
     adopting = config.model_copy(update={"adopts": base.version[:12]})
-    assert built(repository, store, adopting, base).version != base.version
+    assert built(repository, store, days(0, 2), base, adopting).version != base.version
 
 
 def test_corrected_values_are_the_same_data(
@@ -60,7 +50,7 @@ def test_corrected_values_are_the_same_data(
     flights = repository.read("flights")
     flights["distance"] = (flights["distance"].astype(int) + 1).astype(str)
     repository.write("flights", flights)
-    assert built(repository, store, repository.config, base).version != base.version
+    assert built(repository, store, days(0, 2), base).version != base.version
 
 
 @pytest.mark.parametrize(("old", "told"), [("rides", "none of the pub"), ("flights", "tailnum")])
@@ -79,4 +69,4 @@ def test_tables_of_other_names_or_columns_are_other_data(
     tables = (flights, *repository.config.raw_tables[1:])
     config = repository.config.model_copy(update={"raw_tables": tables})
     with pytest.raises(ConfigurationError, match=told):
-        built(repository, store, config, other)
+        built(repository, store, days(0, 2), other, config)

@@ -5,11 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables
 from tasks.features.tables.build import (
     EMPTY,
-    build_feature_tables,
     current_tables,
     publish_tables,
     published_path,
@@ -17,22 +15,12 @@ from tasks.features.tables.build import (
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import SmallRepository, days, vouched
+from tests.support.data.repository import SmallRepository, built, days, vouched
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
     return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=12)
-
-
-def refresh(
-    repository: SmallRepository,
-    store: ArtifactStore,
-    window: TimeWindow,
-    base: FeatureTables = EMPTY,
-) -> FeatureTables:
-    landed = land_raw_rows(window, repository.config, repository.path, store)
-    return build_feature_tables(vouched(landed), base, repository.config, repository.path, store)
 
 
 def rows_of(tables: FeatureTables, name: str, store: ArtifactStore) -> pd.DataFrame:
@@ -46,23 +34,14 @@ def test_refreshing_in_parts_in_any_order_equals_refreshing_at_once(
     repository: SmallRepository, store: ArtifactStore, tmp_path: Path, order: list[int]
 ) -> None:
     other = ArtifactStore(tmp_path / "at-once")
-    at_once = refresh(repository, other, days(0, 12))
+    at_once = built(repository, other, days(0, 12))
     in_parts = EMPTY
     for part in order:
-        in_parts = refresh(repository, store, days(4 * part, 4), in_parts)
+        in_parts = built(repository, store, days(4 * part, 4), in_parts)
     for name in ("carrier_stats", "plane_history"):
         left, right = rows_of(in_parts, name, store), rows_of(at_once, name, other)
         pd.testing.assert_frame_equal(left, right)
     assert in_parts.version == at_once.version
-
-
-def test_refreshing_a_window_twice_changes_nothing(
-    repository: SmallRepository, store: ArtifactStore
-) -> None:
-    once = refresh(repository, store, days(0, 6))
-    builds = store.num_builds
-    assert refresh(repository, store, days(0, 6), once) == once
-    assert store.num_builds == builds
 
 
 @pytest.mark.slow
@@ -70,14 +49,14 @@ def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
     tmp_path: Path, store: ArtifactStore
 ) -> None:
     repository = SmallRepository(tmp_path, num_days=12)
-    before = refresh(repository, store, days(6, 6), refresh(repository, store, days(0, 6)))
+    before = built(repository, store, days(6, 6), built(repository, store, days(0, 6)))
     flights = repository.read("flights")
     landed = (flights["day"] == "6") & (flights["arr_delay"] != "NA")
     flights.loc[landed, "arr_delay"] = "200"
     repository.write("flights", flights)
-    after = refresh(repository, store, days(0, 6), before)
+    after = built(repository, store, days(0, 6), before)
     fresh = ArtifactStore(tmp_path / "fresh")
-    at_once = refresh(repository, fresh, days(6, 6), refresh(repository, fresh, days(0, 6)))
+    at_once = built(repository, fresh, days(6, 6), built(repository, fresh, days(0, 6)))
     assert after.version == at_once.version != before.version
 
 
@@ -98,7 +77,7 @@ def test_a_damaged_description_of_the_published_version_gets_a_sentence(
 def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(
     repository: SmallRepository, store: ArtifactStore, tmp_path: Path
 ) -> None:
-    tables = refresh(repository, store, days(0, 2))
+    tables = built(repository, store, days(0, 2))
     assert current_tables(tmp_path) == EMPTY
     with pytest.raises(DataContractError, match=r"carrier_stats.* have no validation result"):
         publish_tables(tables, (), tmp_path, store)
@@ -150,7 +129,7 @@ def test_a_wrong_query_is_named_and_nothing_is_written(
     repository = SmallRepository(tmp_path, num_days=2)
     (repository.path / "sql" / "weather.sql").write_text(sql)
     with pytest.raises(error, match=said):
-        refresh(repository, store, days(0, 2))
+        built(repository, store, days(0, 2))
     assert not list(store.root.glob("tables/*"))
 
 
@@ -160,4 +139,4 @@ def test_a_static_table_from_the_future_is_refused(tmp_path: Path, store: Artifa
     ahead = "* REPLACE (now() + INTERVAL 1 HOUR AS event_timestamp)"
     file.write_text(f"SELECT {ahead} FROM ({file.read_text()})")
     with pytest.raises(DataContractError, match=r"planes: .* before now"):
-        refresh(repository, store, days(0, 2))
+        built(repository, store, days(0, 2))
