@@ -66,7 +66,7 @@ class ProgramConfig(_ImportValue):
         min_length=1,
         description="Family of models, as conversion knows it; `tensors` takes any.",
     )
-    signature: Signature = Field(title="Signature", description="What the program takes and gives.")
+    signature: Signature = Field(description="What the program takes and gives.")
     origin: dict[str, str] = Field(
         default={}, description="Where it comes from: package, version, licence."
     )
