@@ -395,7 +395,7 @@ class Dispatcher:
             answer: asyncio.Future[bool] = self._loop.create_future()
 
             def ask(answer: asyncio.Future[bool] = answer) -> None:
-                self._call_soon(_tell, answer, backend.is_well())
+                self._call_soon(_resolve, answer, backend.is_well())
 
             try:
                 self._occupy(version, backend, ask)
@@ -479,7 +479,7 @@ class Dispatcher:
             self.idle(version)
 
 
-def _tell(answer: asyncio.Future[bool], is_well: bool) -> None:
+def _resolve(answer: asyncio.Future[bool], is_well: bool) -> None:
     if not answer.done():  # cancelled: the engine was closed meanwhile
         answer.set_result(is_well)
 
