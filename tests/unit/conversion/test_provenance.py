@@ -20,6 +20,7 @@ from tasks.conversion.targets.interface import (
     converter_of,
 )
 from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.openvino import read_ir, without_reporting
 from tasks.conversion.variants import load_variant, open_variant
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
@@ -57,12 +58,34 @@ def _onnx_provenance(values: dict[str, str]) -> Change:
     return change
 
 
+def _no_onnx_provenance(folder: Path) -> None:
+    _onnx_provenance({"author": "somebody"})(folder)
+
+
+def _no_openvino_provenance(folder: Path) -> None:
+    ov = without_reporting("openvino")
+    model = read_ir(folder)
+    bare = ov.Model(model.get_results(), model.get_parameters(), "bare")
+    aside = folder.parent / "aside"
+    ov.save_model(bare, aside / "model.xml", compress_to_fp16=False)
+    del model, bare
+    for file in ("model.xml", "model.bin"):
+        (aside / file).replace(folder / file)
+
+
 @proves(Promise.CONVERSION, "a file that does not say what it is made from is not loaded")
-def test_a_variant_that_lost_its_provenance_is_refused(case: Case) -> None:
-    bare = changed(case.store, case.onnx, _onnx_provenance({"author": "somebody"}))
-    with pytest.raises(ArtifactError, match="the files of onnx-fp32 carry no provenance"):
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("onnx-fp32", _no_onnx_provenance), ("openvino-fp32", _no_openvino_provenance)],
+)
+def test_a_variant_that_lost_its_provenance_is_refused(
+    case: Case, name: str, change: Change
+) -> None:
+    built = next(variant for variant in case.built if variant.name == name)
+    bare = changed(case.store, built, change)
+    with pytest.raises(ArtifactError, match=f"the files of {name} carry no provenance"):
         load_variant(bare, case.program, Runtime(), case.store)
-    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
+    config = case.config.model_copy(update={"formats": (name,)})
     (variant,) = judge_variants(case.program, (bare,), case.rows, config, case.store)
     assert not variant.accepted
     assert "carry no provenance" in variant.reason

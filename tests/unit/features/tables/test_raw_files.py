@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pandas as pd
 import pytest
@@ -39,6 +40,14 @@ def refusal(shop: Shop, content: str | bytes) -> str:
         land(shop, content)
     assert not list(shop.store.root.glob("landed/*"))
     return str(refused.value)
+
+
+def test_columns_of_any_name_are_renamed(shop: Shop) -> None:
+    usual = land(shop, "\n".join(lines()))
+    rename = "rename: {userId: customer, Order Date: ordered}\n      suite: raw_orders"
+    shop.replace("use_case.yaml", "suite: raw_orders", rename)
+    text = "\n".join(lines()).replace("customer,ordered", "userId,Order Date", 1)
+    pd.testing.assert_frame_equal(land(shop, text), usual)
 
 
 @pytest.mark.parametrize("unit", ["s", "ns"])
@@ -106,6 +115,17 @@ def test_a_file_without_a_header_is_told_so(shop: Shop, content: bytes) -> None:
     assert "no line with the names of its columns" in refusal(shop, content)
 
 
+def test_what_is_no_zip_is_told_so(shop: Shop) -> None:
+    shop.replace("use_case.yaml", "raw/orders.csv", "raw/orders.ZIP")
+    file = shop.repo / "raw" / "orders.ZIP"
+    file.write_text("no archive")
+    with pytest.raises(DataContractError, match=r"orders\.ZIP cannot be unpacked"):
+        shop.land()
+    with ZipFile(file, "w") as archive:
+        archive.writestr("orders.csv", "\n".join(lines()))
+    assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -135,6 +155,10 @@ def test_a_gzipped_csv_is_read_and_half_of_one_is_told_so(shop: Shop) -> None:
             shop.land()
     file.write_bytes(packed)
     assert next(t.num_rows for t in shop.land().tables if t.name == "orders") == 600
+
+
+def test_lines_that_end_in_a_bare_cr_and_differ_in_form_are_told(shop: Shop) -> None:
+    assert "cannot be read" in refusal(shop, "\r".join([HEADER, "1,2", ROW, "1,2,3,4,5,6,7", ROW]))
 
 
 def test_a_name_that_cannot_be_declared_is_told_with_its_renaming(shop: Shop) -> None:
