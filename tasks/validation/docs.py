@@ -1,15 +1,19 @@
-"""Data docs: every kept validation result as a page, and an index of them.
+"""Data docs: every kept validation result as a page of Great Expectations, and an index of them.
 
-A page asks no other host for anything. It is named by the digest of its result and made once.
+The pages come from Great Expectations' own renderer. What it would load from other hosts (styles,
+scripts, pictures) is taken out, so that a page opened anywhere asks nobody for anything; a small
+style sheet takes its place. A page is named by the digest of its result and made once.
 """
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.files import digest_of, locked, write_atomically
@@ -19,13 +23,19 @@ from tasks.validation.outcome import SuiteOutcome, read_outcome
 FOLDER = "data_docs"
 CURRENT = "current"
 INDEX = "index.html"
-HEAD = ("Expectation", "Columns", "Says", "Observed", "Outcome")
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:1200px;padding:24px;color:#17262c}
 table{border-collapse:collapse;width:100%;margin:12px 0}td,th{border-bottom:1px solid #e4e1d8;
 padding:6px 12px 6px 0;text-align:left;vertical-align:top}.bad{color:#b3341c;font-weight:600}
-.good{color:#0b6788}a{color:#0b6788}ul{padding-left:20px}
+.good{color:#0b6788}a{color:#0b6788}nav,.navbar{display:none}ul{padding-left:20px}
+.badge{background:#d9ebf1;border-radius:4px;padding:1px 6px}code{font-size:.92em}
 """
+_OUTSIDE = re.compile(
+    r"<script\b[^>]*\bsrc=[\"']https?://[^>]*>\s*</script>|<link\b[^>]*\bhref=[\"']https?://[^>]*>"
+    r"|<img\b[^>]*\bsrc=[\"']https?://[^>]*>|<iframe\b.*?</iframe>",
+    re.IGNORECASE | re.DOTALL,
+)
+_FAR_LINK = re.compile(r"(<a\b[^>]*?)\bhref=[\"']https?://[^\"']*[\"']", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -63,50 +73,76 @@ def build_site(store: ArtifactStore, home: Path) -> Site:
 
 
 def render_page(outcome: SuiteOutcome) -> str:
-    """One validation result: what is wrong, then every expectation with what was seen."""
-    warnings = [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
-    faults = [*outcome.looks_like, *outcome.faults, *warnings]
-    title = f"{outcome.suite} on {outcome.subject}"
-    return _page(
-        title,
-        f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(title)}: {_result(outcome)}</h1>"
-        f"<p>{outcome.num_rows:,} rows, {html.escape(str(outcome.window))}</p>"
-        f"<ul>{''.join(f'<li>{html.escape(fault)}</li>' for fault in faults)}</ul>"
-        + _table([[html.escape(text) for text in row.values()] for row in outcome.rows()], HEAD),
+    """One validation result as Great Expectations shows it, without anything from outside."""
+    # Imported here: a site without a new page needs none of it.
+    from great_expectations.core.expectation_validation_result import (
+        expectationSuiteValidationResultSchema,
     )
+    from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
+    from great_expectations.render.view.view import DefaultJinjaPageView
+
+    total, good = len(outcome.results), sum(result["success"] for result in outcome.results)
+    validation = expectationSuiteValidationResultSchema.load(
+        {
+            "success": outcome.passed,
+            "suite_name": outcome.suite,
+            "results": list(outcome.results),
+            "statistics": {
+                "evaluated_expectations": total,
+                "successful_expectations": good,
+                "unsuccessful_expectations": total - good,
+                "success_percent": 100 * good / max(total, 1),
+            },
+            "meta": {
+                "run_id": {
+                    "run_name": str(outcome.window),
+                    "run_time": outcome.window.end.isoformat(),
+                },
+                "active_batch_definition": {"batch_identifiers": {}},
+                "great_expectations_version": outcome.great_expectations_version,
+            },
+        }
+    )
+    document = ValidationResultsPageRenderer().render(validation)
+    view: Any = DefaultJinjaPageView()
+    page = without_outside(str(view.render(document)))
+    return page.replace("</head>", f"<style>{STYLE}</style></head>", 1).replace(
+        "<body>", f"<body>{_head(outcome)}", 1
+    )
+
+
+def without_outside(page: str) -> str:
+    """A page that loads nothing from other hosts and leads to none."""
+    return _FAR_LINK.sub(r"\1", _OUTSIDE.sub("", page))
 
 
 def render_index(entries: Sequence[tuple[str, SuiteOutcome]]) -> str:
     """All results in a table, refused ones first, then the newest windows."""
     ordered = sorted(entries, key=lambda e: (e[1].passed, -e[1].window.end.timestamp(), e[1].suite))
-    rows = [
-        [
-            f"<a href='{name}'>{html.escape(outcome.suite)}</a>",
-            html.escape(outcome.subject),
-            html.escape(str(outcome.window)),
-            f"{outcome.num_rows:,}",
-            str(outcome.num_judged),
-            str(len(outcome.with_status("warned"))),
-            _result(outcome),
-        ]
+    rows = "".join(
+        f"<tr><td><a href='{name}'>{html.escape(outcome.suite)}</a></td>"
+        f"<td>{html.escape(outcome.subject)}</td><td>{html.escape(str(outcome.window))}</td>"
+        f"<td>{outcome.num_rows:,}</td><td>{outcome.num_judged}</td>"
+        f"<td>{len(outcome.with_status('warned'))}</td><td>{_result(outcome)}</td></tr>"
         for name, outcome in ordered
-    ]
-    head = ("Suite", "Checked", "Window", "Rows", "Expectations", "Warnings", "Result")
-    return _page("Data docs", f"<h1>Data docs</h1>{_table(rows, head)}")
-
-
-def _page(title: str, body: str) -> str:
+    )
     return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}"
-        f"</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Data docs</title>"
+        f"<style>{STYLE}</style></head><body><h1>Data docs</h1><table><thead><tr><th>Suite</th>"
+        "<th>Checked</th><th>Window</th><th>Rows</th><th>Expectations</th><th>Warnings</th>"
+        f"<th>Result</th></tr></thead><tbody>{rows}</tbody></table></body></html>\n"
     )
 
 
-def _table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    """A table of cells that are HTML already."""
-    lines = ["".join(f"<th>{name}</th>" for name in head)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+def _head(outcome: SuiteOutcome) -> str:
+    warnings = [f"warning: {check.sentence}" for check in outcome.with_status("warned")]
+    faults = [*outcome.looks_like, *outcome.faults, *warnings]
+    items = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
+    return (
+        f"<p><a href='{INDEX}'>All results</a></p><h1>{html.escape(outcome.suite)} on "
+        f"{html.escape(outcome.subject)}: {_result(outcome)}</h1><p>{outcome.num_rows:,} rows, "
+        f"{html.escape(str(outcome.window))}</p><ul>{items}</ul>"
+    )
 
 
 def _result(outcome: SuiteOutcome) -> str:

@@ -114,7 +114,7 @@ def validate_training_set(
     cache_policy=NO_CACHE,
 )
 def publish_data_docs() -> None:
-    """Show all kept validation results as data docs, a static site.
+    """Show all kept validation results as Great Expectations' data docs, a static site.
 
     Safe to retry: finished pages are kept, and the index is written last.
 
