@@ -178,6 +178,30 @@ def interval_chart(
         return drawing.svg(title, words)
 
 
+def trade_chart(
+    title: str, x_title: str, y_title: str, rows: Sequence[tuple[float, Estimate]]
+) -> Markup:
+    """What each row costs against its value and interval; without a note it is a ring."""
+    with canvas(520, 300, (74, 14, 66, 48)) as drawing:
+        axes = drawing.axes
+        axes.set_xscale("log")
+        for n, (cost, row) in enumerate(sorted(rows, key=lambda row: row[0])):
+            axes.plot([cost, cost], [row.low, row.high], color=WATER, linewidth=2)
+            fill = WATER if row.note else "none"
+            (dot,) = axes.plot([cost], [row.value], "o", color=WATER, ms=9, markerfacecolor=fill)
+            drawing.tip(dot, row.tip)
+            drawing.note(row.name, (cost, row.value), (8, -10 if n % 2 else 9))
+        costs = [cost for cost, _ in rows]
+        axes.set(
+            xlim=(min(costs) / 2, max(costs) * 5),
+            ylim=limits(0, *(v for _, r in rows for v in (r.low, r.high))),
+        )
+        axes.axhline(0, **BASELINE)
+        drawing.titles(x_title, y_title)
+        words = f"{len(rows)} variants; left is cheaper, up is better; rings were dropped."
+        return drawing.svg(title, words)
+
+
 def feature_charts(features: Sequence[MonitoredFeature]) -> Markup:
     """Median of each feature over time as a line, its middle nine tenths as a band; three a row."""
     wide, high, columns = 182, 134, 3

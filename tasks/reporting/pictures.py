@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tasks.contracts.evaluation import EvaluationReport, MetricSet, SliceMetrics
+from tasks.contracts.evaluation import EvaluationReport, Metric, MetricSet, SliceMetrics
+from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.reporting.charts import (
     Estimate,
@@ -19,6 +20,7 @@ from tasks.reporting.charts import (
     line_chart,
     observed_chart,
     residual_chart,
+    trade_chart,
 )
 from tasks.reporting.facts import (
     comparisons,
@@ -29,7 +31,15 @@ from tasks.reporting.facts import (
     slices_by_column,
     with_label_unit,
 )
-from tasks.reporting.quantities import count, decimal, difference, estimate, is_shown, percent
+from tasks.reporting.quantities import (
+    count,
+    decimal,
+    difference,
+    estimate,
+    is_shown,
+    percent,
+    significant,
+)
 
 MOST_SLICES = 24
 HEADING_IN_ROWS = 5
@@ -55,6 +65,7 @@ class Pictures:
     compared: list[Picture]
     slices: tuple[list[Picture], list[Picture]]
     features: Markup | None
+    trades: list[Picture]
 
     def gallery(self) -> dict[str, Markup]:
         """The pictures worth showing beside a run, by key."""
@@ -74,6 +85,7 @@ def draw(record: RunRecord) -> Pictures:
         compared=_compared(record),
         slices=_slices(record.evaluation),
         features=feature_charts(seen.features) if seen and seen.features else None,
+        trades=_trades(record),
     )
 
 
@@ -93,6 +105,38 @@ def _learning(record: RunRecord) -> tuple[Markup, Markup]:
         line_chart("Loss by epoch", lines, x_title, unit or "mean cross-entropy, nats", kept),
         line_chart(f"Validation {name} by epoch", [quality], x_title, name, kept),
     )
+
+
+def _trades(record: RunRecord) -> list[Picture]:
+    """Latency of one row, and price of a million, against the change of the metric."""
+    metric = record.evaluation.overall.primary_name
+    one_row = {
+        v.name: at.p50_ms for v in record.variants for at in v.latencies if at.batch_rows == 1
+    }
+    prices = {v.name: v.price.per_million for v in record.variants if v.price}
+    unit = next((v.price.currency for v in record.variants if v.price), "")
+    drawn = []
+    for what, x_title, costs in (
+        ("Latency of one row", "median, ms, logarithmic", one_row),
+        ("Price of a million rows", f"{unit}, logarithmic", prices),
+    ):
+        rows = [
+            (cost, _trade(v, v.quality_change, cost, metric))
+            for v in record.variants
+            if is_shown(cost := costs.get(v.name)) and cost > 0
+            if v.quality_change is not None and is_shown(v.quality_change.value)
+        ]
+        if rows:
+            caption = f"{what} against {metric}: best is upper left"
+            drawn.append(Picture(caption, trade_chart(what, x_title, f"{metric} change", rows)))
+    return drawn
+
+
+def _trade(variant: ModelVariant, change: Metric, cost: float, metric: str) -> Estimate:
+    kept = "kept" if variant.accepted else ""
+    figures = f"{significant(cost)}, {metric} {decimal(change.value, 5)}"
+    tip = f"{variant.name} ({kept or 'dropped'}): {figures}"
+    return Estimate(variant.name, change.value, change.low, change.high, kept, tip)
 
 
 def _curves(report: EvaluationReport) -> dict[str, Picture]:

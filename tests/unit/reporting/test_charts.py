@@ -24,6 +24,7 @@ from tasks.reporting.charts import (
     line_chart,
     observed_chart,
     residual_chart,
+    trade_chart,
     wilson_interval,
 )
 from tasks.reporting.drawing import as_data_url, canvas, limits
@@ -128,3 +129,11 @@ def test_a_wilson_interval_agrees_with_the_published_one() -> None:
     # Newcombe (1998), Statistics in Medicine 17:857, table I, method 3: 81 of 263.
     assert wilson_interval(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0.5, 0) == (0.0, 1.0)
+
+
+def test_a_variant_stands_at_its_cost_and_its_change_whatever_the_interval() -> None:
+    rows = [(0.1, Estimate("a", 0.0, math.nan, 0.0, "kept")), (3.0, Estimate("b", -0.1, -0.2, 0.0))]
+    drawing = parsed(trade_chart("Trade", "ms", "AUC change", rows))
+    (left, high), (right, low) = (place(dot) for dot in tipped(drawing))
+    assert (left < right, high < low) == (True, True)  # y counts downwards
+    assert {"a", "b", "AUC change"} <= set(texts(drawing))
