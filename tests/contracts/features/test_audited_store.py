@@ -17,7 +17,7 @@ from falaj.__main__ import main
 from tasks.features.access.audit import AuditTrail, on_behalf_of
 from tasks.features.access.store import apply_definitions, open_store
 from tasks.features.tables.build import features_folder
-from tasks.kernel.errors import WindowError
+from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import SmallRepository, days
 
@@ -77,6 +77,13 @@ def test_a_historical_read_says_views_and_counts_and_no_key_or_value(made: Insta
     assert len(by_query["query_sha256"]) == 64
     text = b"".join(line.text for line in AuditTrail(made.home / "audit").lines())
     assert b"JFK" not in text
+
+
+def test_a_read_that_fails_is_told_as_one(made: Installation) -> None:
+    job = opened(made).get_historical_features("SELECT 1 AS one", ["weather:temp"])
+    with pytest.raises(FeatureStoreError):
+        job.to_df()
+    assert acts(made, "historical-read")[-1]["outcome"] == "failed: FeatureStoreError"
 
 
 @pytest.fixture(scope="module")

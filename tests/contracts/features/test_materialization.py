@@ -20,7 +20,9 @@ from tasks.features.tables.ledger import (
     Ledger,
     load_ledger,
     online_views,
+    read_token,
     write_ledger,
+    write_token,
 )
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
@@ -212,3 +214,13 @@ def test_a_damaged_ledger_counts_as_absent(
     assert online_views(tables, days(0, 1), tmp_path, repo) is None
     write_ledger(tables, repo, (view,), tmp_path, token=5)
     assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
+def test_a_store_is_found_marked_whatever_its_folder_is_called(
+    repository: SmallRepository, tmp_path: Path, name: str
+) -> None:
+    home = tmp_path / name
+    (home / "feast").mkdir(parents=True)
+    write_token(home, repository.path, 7)
+    assert read_token(home, repository.path) == 7

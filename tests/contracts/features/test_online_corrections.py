@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSource, ValueType
-from feast.types import FeastType, Float64
+from feast.types import FeastType, Float64, String
+from google.protobuf.timestamp_pb2 import Timestamp
 
+from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
 from tests.support.data.feature_views import repo_config
 from tests.support.services.servers import RedisServer, redis_server
@@ -160,6 +164,67 @@ def test_what_was_pushed_stays_until_something_newer_comes(shop: Shop) -> None:
     shop.write(row(1, 3.0))
     shop.materialize()
     assert shop.read() == 3.0
+
+
+def test_a_push_of_one_moment_wins_by_its_created_time(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.push(**row(3, 1.0, created=2))
+    shop.push(**row(3, 2.0, created=3))
+    assert shop.read() == 1.0
+    shop.push(**row(3, 3.0, created=1))
+    assert shop.read() == 3.0
+
+
+def test_values_of_an_earlier_version_stay_like_pushed_ones_until_they_are_removed(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """Nothing is known of what wrote them."""
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    config, store = shop.store.config, shop.store._get_provider().online_store
+    if isinstance(store, NewerWinsSqliteOnlineStore):
+        with closing(sqlite3.connect(tmp_path / "online.db")) as connection:
+            connection.execute("ALTER TABLE tests_fv DROP COLUMN origin_us")
+    else:
+        (key,) = store._get_client(config.online_store).keys("*tests")
+        stored = store._get_client(config.online_store).hget(key, "_ts:fv")
+        plain = Timestamp(seconds=Timestamp.FromString(stored).seconds).SerializeToString()
+        store._get_client(config.online_store).hset(key, "_ts:fv", plain)
+    shop.write(row(2, 1.0))
+    shop.materialize()
+    assert shop.read() == 666.0
+    view = shop.store.get_feature_view("fv")
+    assert store.remove_values(config, view, extent="unknown") == 1
+    shop.materialize()
+    assert shop.read() == 1.0
+    assert store.remove_values(config, view, extent="unknown") == 0
+    assert store.remove_values(config, view, extent="not of the table") == 0
+    shop.push(**row(0, 2.0))
+    assert store.remove_values(config, view, extent="not of the table") == 1
+
+
+def test_a_type_that_changed_without_a_version_reaches_readers(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    shop.define(v=String)
+    shop.write(row(2, "text"))
+    shop.materialize()
+    assert shop.read() == "text"
+
+
+def test_a_view_that_is_deleted_and_made_again_remembers_nothing(shop: Shop) -> None:
+    shop.define(v=Float64)
+    shop.write(row(1, 666.0))
+    shop.materialize()
+    second = shop.define(v=Float64, w=Float64)
+    shop.store.apply([], objects_to_delete=[second], partial=False)
+    shop.define(v=Float64)
+    assert shop.read() is None
+    shop.write(row(2, 42.0))
+    shop.materialize()
+    assert shop.read() == 42.0
 
 
 @pytest.mark.parametrize(("name", "hours"), [("at", 1), ("created", 48)])

@@ -371,6 +371,17 @@ def test_the_keys_of_a_view_can_be_listed(online: Online) -> None:
     assert len(reader.stored_keys(names.index("every"), 2)) == 2
 
 
+def test_rows_are_counted_by_view_and_state(
+    online: Online,
+) -> None:
+    reader = online.reader(OnlineConfig(timeout_s=5))
+
+    for place, late in (("full", 0), ("null", 0), ("unknown", 7), ("full", 7)):
+        reader.read(ask(place), NOON + timedelta(hours=late))
+    counted = reader.num_rows_by_state()
+    assert counted["every"] == {"fresh": 2, "stale": 1, "missing": 1, "ahead": 0}
+
+
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
@@ -461,6 +472,20 @@ def test_a_server_that_was_started_again_is_read_again(
         reader.read(ask("full"), NOON)
         server.connect().client_kill_filter(skipme=False, _type="normal")
         assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
+
+
+def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as server:
+        store = on_redis(tmp_path, server)
+        fill(store)
+        client = server.connect()
+        for key in list(client.scan_iter(_type="hash")):
+            client.delete(key)
+            client.set(key, "not a hash")
+        reader = OnlineReader(store.feast, store.service, SERVE)
+        for _ in range(2):  # the connection of the first is not used again
+            with pytest.raises(FeatureStoreError, match=r"Redis refuses to read .*WRONGTYPE"):
+                reader.read(ask("full"), NOON)
 
 
 def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:

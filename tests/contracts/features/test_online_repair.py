@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,13 @@ def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
     assert b"JFK" not in text
 
 
+def test_a_whole_view_is_forgotten(filled: Installation) -> None:
+    assert run(filled, "features", "forget", "weather") == 0
+    assert online(filled, "weather:temp", origin="LGA") is None
+    assert run(filled, "features", "rebuild", "weather") == 0
+    assert result(filled) == "equal"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -118,3 +126,10 @@ def test_what_is_not_there_is_named(
 ) -> None:
     assert run(filled, *words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_nothing_is_rebuilt_where_nothing_is_online(
+    filled: Installation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Installation(tmp_path / "home", filled.repository), "features", "rebuild") == 1
+    assert "run the feature refresh" in capsys.readouterr().err

@@ -155,6 +155,19 @@ def test_a_spoilt_value_of_a_feed_that_ended_long_ago_is_found(refreshed: Refres
     assert example.moment == example.offline_event_time + timedelta(hours=1)
 
 
+def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Refreshed) -> None:
+    """Its rows became known only after their time to live had ended."""
+    installation, tables = refreshed
+    keep_weather(refreshed, timedelta(hours=40), timedelta(hours=30))
+    report = parity(installation, tables)
+    weather = of_view(report, "weather")
+    assert report.result == "equal"
+    assert (weather.num_entities, weather.num_stale) == (3, 3)
+    assert weather.num_values == weather.num_null == 27
+    (sentence,) = report.evidence
+    assert sentence.startswith("nothing to compare: all 27 values of 3 entities of feature view")
+
+
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [

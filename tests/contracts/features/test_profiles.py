@@ -119,6 +119,23 @@ def test_an_older_value_never_replaces_a_newer_one_online(installation: Installa
     pd.testing.assert_frame_equal(online_values(installation, keys), before)
 
 
+@pytest.mark.slow
+def test_a_removed_online_store_is_filled_again_with_all_of_history(
+    installation: Installation, request: pytest.FixtureRequest
+) -> None:
+    tables = installation.refresh(WINDOW)
+    once = installation.materialize(tables, WINDOW)
+    keys = some_keys(installation)
+    before = online_values(installation, keys)
+    if "FALAJ_REDIS" in os.environ:
+        with request.getfixturevalue("running").redis.connect() as client:
+            client.flushall()
+    for file in (installation.home / "feast").glob("online.db*"):
+        file.unlink()
+    assert installation.materialize(tables, days(2, 1)) == once
+    pd.testing.assert_frame_equal(online_values(installation, keys), before)
+
+
 MATERIALIZE = """
 import sys
 from pathlib import Path

@@ -48,6 +48,7 @@ from tests.support.data.repository import SmallRepository, built, days
 from tests.support.data.tables import (
     REPO,
     WEEK,
+    between,
     people,
     real_table,
     spoiled,
@@ -128,6 +129,19 @@ def test_real_rows_pass_the_gate_and_are_judged_once(settings: Settings) -> None
     assert len(shown("validation-raw-flights")) == 1
 
 
+def test_a_changed_suite_is_judged_again_and_a_removed_result_is_made_again(
+    settings: Settings,
+) -> None:
+    landed = LandedRows(window=WEEK, tables=(store_table(settings.store, people()),))
+    before = len(shown("validation-people"))
+    for high in (100, 100, 101):
+        rows, _ = rows_flow(landed, {"people": suite(between("age", 0, high))})
+    assert len(shown("validation-people")) == before + 2
+    settings.store.path(rows.validations[0].result).unlink()
+    assert rows_flow(landed, {"people": suite(between("age", 0, 101))})[0] == rows
+    assert settings.store.holds(rows.validations[0].result)
+
+
 @proves(Promise.VALIDATED, "the flow ends at the refused table; nothing after it ran")
 def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings) -> None:
     landed = LandedRows(
@@ -195,16 +209,31 @@ def test_a_training_set_of_real_rows_passes_with_its_leak_guards_judged(made: Ma
     assert {"subject", "leaks", "labels", "missing", "ordering"} <= judged
 
 
-def test_values_in_the_store_before_their_moment_are_refused(made: Made) -> None:
-    (good,) = (table for table in made.tables.tables if table.name == "origin_stats")
-    change = "SELECT * REPLACE (event_timestamp AS created) FROM rows"
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("origin_stats", "event_timestamp AS created", "publication_lag_minutes has"),
+        (
+            "route_stats",
+            "landed_28d AS landed_7d, landed_7d AS landed_28d",
+            "horizons_out_of_order is true in",
+        ),
+    ],
+)
+def test_values_that_cannot_be_of_their_moment_are_refused(
+    made: Made, name: str, change: str, said: str
+) -> None:
+    (good,) = (table for table in made.tables.tables if table.name == name)
+    change = f"SELECT * REPLACE ({change}) FROM rows"
     bad = spoiled(made.store, good.name, made.store.path(good.artifact), change)
-    with pytest.raises(DataContractError, match="publication_lag_minutes has"):
+    with pytest.raises(DataContractError, match=said):
         made.validate(made.tables.model_copy(update={"tables": (bad,)}))
 
 
 @pytest.mark.slow
-def test_the_outcome_under_another_name_is_called_by_its_name(made: Made) -> None:
+def test_the_outcome_under_another_name_or_in_nulls_is_called_by_its_name(
+    made: Made,
+) -> None:
     change = (
         "SELECT * REPLACE ((is_late * 30 + hash(flight_id) % 20)::FLOAT "
         "AS plane_history__last_dep_delay) FROM rows"
@@ -213,6 +242,11 @@ def test_the_outcome_under_another_name_is_called_by_its_name(made: Made) -> Non
     assert "single_feature_auc has 1 value above 0.82, for example 1" in message
     assert "(feature 'plane_history__last_dep_delay')" in message
     assert "Nothing was trained" in message
+    change = (
+        "SELECT * REPLACE (CASE WHEN is_late = 0 THEN weather__wind_gust END AS weather__wind_gust,"
+        " CASE WHEN is_late = 0 THEN weather__pressure END AS weather__pressure) FROM rows"
+    )
+    assert "(feature 'weather__pressure is missing')" in made.refusal_of_snapshot(change)
 
 
 # Raw counts of the second use case, on windows of any length

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from feast import Entity, FeatureStore, FeatureView, RepoConfig
+from feast import Entity, FeatureStore, FeatureView, Field, RepoConfig
 from feast.infra.online_stores.helpers import _mmh3
 from feast.infra.online_stores.redis import RedisOnlineStore
 from feast.infra.online_stores.sqlite import SqliteOnlineStore
+from feast.types import Float32
 from feast.value_type import ValueType
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, assume, given, settings
@@ -279,6 +280,20 @@ def one_row(value: int, moment_us: int) -> pa.RecordBatch:
             "event": pa.array([moment_us], pa.timestamp("us", "UTC")),
         }
     )
+
+
+def test_a_view_of_thousands_of_features_is_written_whole(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    view = make_view(["number"], ["int32"], created=False)
+    names = [f"f{i}" for i in range(5000)]
+    view.features = [Field(name=name, dtype=Float32) for name in names]
+    columns: dict[str, pa.Array] = {name: pa.array([1.0], pa.float32()) for name in names}
+    row = one_row(1, 10)
+    batch = pa.record_batch({"number": row["number"], "event": row["event"], **columns})
+    write_to_redis(repo_config(tmp_path, redis_online(server)), view, batch)
+    (found,) = hashes(client).values()
+    assert len(found) == 5001
 
 
 @pytest.mark.slow

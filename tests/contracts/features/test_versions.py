@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,13 @@ from tasks.features.access.versions import (
 )
 from tasks.features.checks.verification import find_snapshot, verify_snapshot
 from tasks.features.config import MaterializationConfig
-from tasks.features.online.materialization import materialize
+from tasks.features.online.materialization import materialize, write_earlier_versions
 from tasks.features.snapshot import service_to_train_on
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tests.support.data.installation import Installation
 from tests.support.data.repository import SmallRepository, days
+from tests.support.services.servers import postgres_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
@@ -173,6 +177,21 @@ def test_an_earlier_version_goes_on_being_written_where_it_is_asked_for(
     assert feast.get_feature_view("weather").current_version_number == 1
 
 
+def test_an_earlier_version_whose_table_lost_a_column_is_left_out_with_a_warning(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.change(r'        "visib",', '        "visib",\n        "fog",')
+    installation, repo = bench.installation, bench.installation.repository.path
+    elsewhere = open_store(installation.home, repo, installation.home / "no_tables")
+    apply_definitions(elsewhere, installation.home, repo)  # as if the query gave fog once
+    bench.change(r'        "fog",\n', "")
+    feast = bench.apply()
+    moment = datetime(2013, 1, 2, tzinfo=UTC)
+    assert write_earlier_versions(feast, moment, moment + timedelta(hours=1), 1) == ()
+    assert "weather@v0 is not written any further" in caplog.text
+    assert "no column fog any more" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("pattern", "replacement"),
     [
@@ -234,6 +253,27 @@ def test_a_name_that_looks_like_a_version_is_refused(bench: Bench) -> None:
         service_to_train_on(feast, "another")
 
 
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
+        yield uri
+
+
+def test_versions_are_kept_in_a_registry_on_postgresql(bench: Bench, postgres: str) -> None:
+    settings = bench.repo / "feature_store.yaml"
+    address = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", postgres)
+    changed = re.sub(r"path: sqlite:.*", f"path: {json.dumps(address)}", settings.read_text())
+    settings.write_text(changed.replace("cache_ttl", "cache_mode: thread\n  cache_ttl"))
+    bench.materialize()
+    bench.change(r'        "visib",\n', "")
+    bench.materialize()
+    feast = bench.open()
+    assert view_versions(feast, "weather") == [0, 1]
+    assert [v.number for v in service_versions(feast, SERVICE)] == [1, 2]
+    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
+    assert old["weather__visib"] == pytest.approx(10)
+
+
 def test_a_snapshot_pins_all_that_it_was_made_from(bench: Bench) -> None:
     snapshot = bench.snapshot()
     pins = snapshot.pins
@@ -292,6 +332,17 @@ def test_a_rebuild_that_differs_says_in_how_many_rows(bench: Bench) -> None:
         stored.write_bytes(whole)
     assert not outcome.same
     assert "5 stored rows are not in the rebuilt file" in outcome.differences[0]
+
+
+def test_tables_with_the_same_rows_stand_in_for_those_that_are_gone(bench: Bench) -> None:
+    snapshot = bench.snapshot()
+    assert snapshot.pins is not None
+    store, home = bench.installation.store, bench.installation.home
+    gone = snapshot.pins.tables[0].model_copy(update={"sha256": "0" * 64})
+    pins = snapshot.pins.model_copy(update={"tables": (gone, *snapshot.pins.tables[1:])})
+    outcome = verify_snapshot(snapshot.model_copy(update={"pins": pins}), home, bench.repo, store)
+    assert outcome.same
+    assert "others with the same rows took their place" in outcome.remarks[0]
 
 
 def test_what_is_lost_is_named_where_a_snapshot_cannot_be_made_again(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.features.access.store import apply_definitions, open_store
-from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, servers
 from tests.support.data.repository import SmallRepository, days
@@ -115,6 +115,20 @@ def test_projects_whose_names_end_alike_cannot_share_a_redis(
         fill(installation(tmp_path / "b", "delayed_flights"))
 
 
+def test_a_state_folder_of_another_project_and_incremental_writes_are_refused(
+    tmp_path: Path,
+) -> None:
+    made = installation(tmp_path)
+    store = open_store(made.home, made.repository.path)
+    with pytest.raises(FeatureStoreError, match="materialize a window with a start and an end"):
+        store.materialize_incremental(end_date=None)
+    apply_definitions(store, made.home, made.repository.path)
+    file = made.repository.path / "feature_store.yaml"
+    file.write_text(file.read_text().replace("project: flights", "project: airports"))
+    with pytest.raises(ConfigurationError, match="belongs to project flights"):
+        open_store(made.home, made.repository.path)
+
+
 def test_a_registry_that_does_not_answer_is_told_without_its_password(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,3 +138,11 @@ def test_a_registry_that_does_not_answer_is_told_without_its_password(
     with pytest.raises(TransientError, match="cannot be reached") as raised:
         open_store(made.home, made.repository.path)
     assert "secret" not in str(raised.value)
+
+
+def test_the_state_folder_of_the_store_is_closed_to_others(tmp_path: Path) -> None:
+    made = installation(tmp_path)
+    (made.home / "feast").mkdir(parents=True, mode=0o755)
+    fill(made)
+    assert (made.home / "feast").stat().st_mode & 0o777 == 0o700
+    assert (made.home / "audit").stat().st_mode & 0o777 == 0o700

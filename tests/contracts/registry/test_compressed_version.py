@@ -7,6 +7,7 @@ import pytest
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.release import CompressionParent
 from tasks.contracts.training import CompressedModel, ModelCompression
+from tasks.kernel.errors import RegistryError
 from tasks.registry.candidate import register_candidate
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.model_folder import read_version
@@ -83,3 +84,10 @@ def test_a_new_map_of_its_scores_does_not_hide_where_a_network_comes_from(
     _, decision = installed.release(installed.recalibrated())
     assert installed.champion.ref == decision.candidate
     assert found(installed).program.version == large
+
+
+def test_without_a_champion_there_is_nothing_to_make_smaller(installed: Installation) -> None:
+    with pytest.raises(RegistryError, match="has no champion"):
+        found(installed)
+    with pytest.raises(RegistryError, match="version 7 is not in the registry"):
+        found(installed, 7)

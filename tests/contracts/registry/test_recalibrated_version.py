@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tasks.conversion.calibrator import map_program
 from tasks.evaluation.recalibration import why_no_gain
+from tasks.kernel.errors import RegistryError
 from tasks.registry.mlflow_registry import Registry
 from tasks.registry.model_folder import read_version
 from tests.support.data.builders import month
@@ -76,3 +77,8 @@ def test_a_champion_that_ranks_backwards_is_left_for_a_retraining(
     outcome = installed.fitted(installed.source())
     assert outcome.fit is None
     assert "no map mends a ranking. Retrain instead" in str(outcome.refusal)
+
+
+def test_without_a_champion_there_is_nothing_to_map(installed: Installation) -> None:
+    with pytest.raises(RegistryError, match="has no champion"):
+        installed.source()

@@ -90,6 +90,13 @@ class SwappedColumns(SmallNetwork):
         return super().forward(categorical, numeric.flip(1))
 
 
+class NotANumber(SmallNetwork):
+    """Forgets to replace missing numbers, so they reach the result."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return super().forward(categorical, numeric) + numeric.sum(1) * 0
+
+
 class Elementwise(nn.Module):
     """Any function of the numbers, row by row: shows operators that a format lacks."""
 

@@ -121,3 +121,19 @@ def test_a_program_without_a_place_for_a_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read as a torch"):
         write_mapped(damaged, after, COLUMNS, STEEP)
     assert not after.exists()
+
+
+def test_scores_that_32_bits_hold_for_certain_are_mapped_by_their_logit(tmp_path: Path) -> None:
+    class Certain(SmallNetwork):
+        """Gives scores so near to 1 that many of them are 1."""
+
+        def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+            return torch.sigmoid(torch.logit(super().forward(categorical, numeric)) * 9 + 15)
+
+    before, after = write(tmp_path, Certain()), tmp_path / "after.pt2"
+    rows = inputs(tmp_path)
+    flat = Calibrator(slope=0.1, intercept=-1.5)
+    write_mapped(before, after, COLUMNS, flat)
+    assert scores(before, rows).max() == 1
+    check_mapped(before, after, COLUMNS, flat, rows)
+    assert scores(after, rows).max() < 0.9

@@ -42,6 +42,12 @@ def test_one_changed_score_is_the_largest_gap(scores: list[float], data: st.Data
     assert gap.mean == pytest.approx(gap.largest / len(scores))
 
 
+def test_no_rows_have_no_gap_and_another_shape_is_an_error() -> None:
+    assert score_gap(np.empty(0), np.empty(0), score_distances).largest == 0.0
+    with pytest.raises(ConversionParityError, match=r"returned shape \(3, 1\), expected \(3,\)"):
+        score_gap(np.zeros(3), np.zeros((3, 1)), score_distances)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_value_that_is_not_finite_is_an_error_that_says_whose(

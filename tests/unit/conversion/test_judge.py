@@ -17,9 +17,12 @@ from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import TABULAR, score_distances
 from tasks.conversion.measure import Timing
 from tasks.conversion.targets.catalog import FORMAT
+from tasks.kernel.errors import ConfigurationError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import (
+    NotANumber,
+    SmallNetwork,
     SwappedColumns,
     build_one,
     exported,
@@ -166,16 +169,30 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 
 
 @proves(Promise.CONVERSION, "the wrong form is dropped with its reason")
-def test_a_form_of_another_model_is_caught_and_the_others_survive(case: Case) -> None:
-    wrong = registered(case.store, case.dataset, exported(SwappedColumns()))
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [
+        (SwappedColumns(), "an answer differs by"),
+        (NotANumber(), "the converted model gives NaN or Inf for"),
+    ],
+)
+def test_a_form_of_another_model_is_caught_and_the_others_survive(
+    case: Case, network: SmallNetwork, sentence: str
+) -> None:
+    wrong = registered(case.store, case.dataset, exported(network))
     forged = build_one("onnx-fp32", wrong, case.rows, case.config, case.store)
     built = (passed_off(case.store, forged, case.onnx), case.openvino, case.int8)
     variants = judge_variants(case.program, built, case.rows, case.config, case.store)
     assert not variants[0].accepted
-    assert "an answer differs by" in variants[0].reason
+    assert sentence in variants[0].reason
     assert variants[0].latencies == ()
     assert variants[1].parity_max is not None
     assert [at.batch_rows for at in variants[1].latencies] == [1, 8]
+
+
+def test_a_format_that_nobody_built_is_an_error(case: Case) -> None:
+    with pytest.raises(ConfigurationError, match="openvino-fp32, openvino-int8"):
+        judge_variants(case.program, (case.onnx,), case.rows, case.config, case.store)
 
 
 def test_a_form_for_other_hardware_is_neither_timed_nor_kept(case: Case) -> None:

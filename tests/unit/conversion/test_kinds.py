@@ -13,6 +13,7 @@ from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
+from tasks.conversion.kinds.interface import bound_of
 from tasks.conversion.kinds.tensors import (
     TENSORS,
     read_inputs,
@@ -20,14 +21,19 @@ from tasks.conversion.kinds.tensors import (
     spread_of,
 )
 from tasks.conversion.kinds.text_embedding import (
+    IDS,
+    MASK,
+    TEXT_EMBEDDING,
+    edge_texts,
     embedding_distances,
     neighbour_overlaps,
     overlap_change,
     padded,
 )
+from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
-from tests.support.conversion.text_cases import TextCase
+from tests.support.conversion.text_cases import NAMES, TextCase
 
 CONFIG = ConversionConfig(batch_sizes=(1, 4))
 
@@ -145,6 +151,15 @@ def test_what_cannot_judge_or_calibrate_is_refused_with_a_sentence(store: Artifa
         TENSORS.read_calibration(program(signature()), strange, CONFIG, third)
 
 
+def test_calibration_takes_its_own_part_in_calls_that_the_program_takes(
+    store: ArtifactStore,
+) -> None:
+    rows = prepared(store, x=np.arange(100.0))
+    calls = TENSORS.read_calibration(program(signature()), rows, CONFIG, store)
+    assert [call.num_rows for call in calls] == [16, 16, 16, 2]
+    assert set(np.concatenate([call["x"] for call in calls]) % 2) == {0.0}
+
+
 def _random(rows: int, length: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(rows)
     return dict(
@@ -164,6 +179,23 @@ def test_any_number_of_texts_of_any_length_embeds_as_pytorch_does(
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_target_is_built_and_near_enough(texts: TextCase, name: str) -> None:
+    assert texts.built[name].failure is None
+    judged = TEXT_EMBEDDING.read_judged(texts.program, texts.rows, texts.config, texts.store)
+    expected = np.concatenate([texts.expected(dict(batch)) for batch in judged.batches])
+    got = np.concatenate([texts.answers(name, dict(batch)) for batch in judged.batches])
+    bound = bound_of(TEXT_EMBEDDING, FORMAT[name].precision, texts.config)
+    slack = 10 if FORMAT[name].precision == "int8" else 1  # 32 wide and random
+    assert judged.distances(expected, got).max() < bound.max_gap * slack
+
+
+def test_another_direction_or_length_is_another_embedding() -> None:
+    one = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.0, 1.0], [0.0, 1.0]])
+    other = np.array([[1.03, 0.0], [0.0, 0.5], [0.6, -0.8], [1.0, 0.0], [0.0, 0.0]])
+    np.testing.assert_allclose(embedding_distances(one, other), [0.03, 0.5, 1.28, 1, 1])
+
+
 def test_neighbours_that_stay_are_counted_by_hand() -> None:
     rng = np.random.default_rng(0)
     source = rng.normal(size=(30, 8))
@@ -181,6 +213,16 @@ def test_neighbours_that_stay_are_counted_by_hand() -> None:
     assert change.value == pytest.approx(np.mean(expected) - 1)
     assert change.low < change.value < change.high < 0
     assert overlap_change(source, variant) == change
+
+
+def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> None:
+    batches = edge_texts([np.array([2, 7, 3]), np.array([2, 9, 9, 3])], longest=24)
+    shapes = {batch[IDS].shape for batch in batches}
+    assert {(1, 1), (1, 2), (1, 24), (2, 24)} <= shapes
+    assert all(width <= 24 for _, width in shapes)
+    fullness = [batch[MASK].mean(axis=1).min() for batch in batches]
+    assert min(fullness) < 0.1
+    assert all((batch[MASK].sum(axis=1) > 0).all() for batch in batches)
 
 
 def test_a_large_offset_of_the_answers_hides_no_error(store: ArtifactStore) -> None:

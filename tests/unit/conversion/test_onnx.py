@@ -7,12 +7,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from onnx import TensorProto
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.interface import ModelInputs
-from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import (
@@ -61,6 +62,43 @@ def test_fewer_bits_stay_within_their_bound_on_edge_rows_too(
     for inputs in (typical, edges):
         gap = np.abs(case.load_source()(inputs) - case.load(one)(inputs)).max()
         assert 0 < gap < TABULAR.bounds[one.precision].max_gap
+
+
+def _graph(case: Case, name: str) -> onnx.GraphProto:
+    if name == "onnx-fp32":
+        made = case.onnx
+    else:
+        made = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
+    assert made.files is not None
+    return onnx.load(case.store.path(made.files) / MODEL_FILE).graph
+
+
+def test_half_precision_begins_behind_the_encoding_of_raw_numbers(case: Case) -> None:
+    before, after = _graph(case, "onnx-fp32"), _graph(case, "onnx-fp16")
+    encoding = set(encoding_nodes(onnx.helper.make_model(before)))
+    assert {"IsNaN", "Clip", "Concat"} & {n.op_type for n in before.node}
+    kept = {node.name: list(node.output) for node in before.node if node.name in encoding}
+    assert kept == {n.name: list(n.output) for n in after.node if n.name in encoding}
+    assert {t.data_type for t in after.initializer if len(t.dims) == 2} == {TensorProto.FLOAT16}
+    types = [v.type.tensor_type.elem_type for v in (*after.input, *after.output)]
+    assert types == [TensorProto.INT32, TensorProto.FLOAT, TensorProto.FLOAT]
+
+
+def test_only_matrix_products_are_quantised_with_zero_points_of_zero(case: Case) -> None:
+    graph = _graph(case, "onnx-int8")
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    pairs = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm")]
+    assert len(products) == 4
+    dequantized = {pair.output[0] for pair in pairs}
+    assert all({*node.input[:2]} <= dequantized for node in products)
+    quantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    # Without these ONNX Runtime multiplies in floats.
+    assert {node.output[0] for node in products} <= quantized
+    zeros = [weights[pair.input[2]] for pair in pairs]
+    assert not any(zero.any() for zero in zeros)
+    assert {zero.dtype for zero in zeros} == {np.dtype(np.int8)}
+    assert len([pair for pair in pairs if weights[pair.input[1]].ndim == 1]) == 4  # by column
 
 
 def test_onnx_runtime_multiplies_in_integers(case: Case, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.conversion.targets.openvino import read_ir, save_ir
+from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, build_one, built, exported, registered
@@ -49,6 +51,15 @@ def test_an_operator_that_openvino_lacks_leaves_the_onnx_form_standing(
     assert "OpenVINO cannot convert the ONNX file" in openvino.failure
     assert "Det-20" in openvino.failure
     assert int8.failure == f"it is made from openvino-fp32, which failed: {openvino.failure}"
+
+
+def test_a_refused_write_is_a_storage_error(case: Case, store: ArtifactStore) -> None:
+    assert case.openvino.files is not None
+    model = read_ir(case.store.path(case.openvino.files))
+    store.root.parent.mkdir(exist_ok=True)
+    store.root.write_text("a file where a folder should be")
+    with pytest.raises(StorageError, match="OpenVINO could not write the model"):
+        save_ir(model, store.root, {})
 
 
 @pytest.mark.slow
@@ -92,3 +103,17 @@ def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     assert model.settings["precision"] == "bf16"
     gap = np.abs(model(typical) - case.load_source()(typical)).max()
     assert 1e-5 < gap < TABULAR.bounds["bf16"].max_gap
+
+
+def test_only_matrix_products_are_quantised(case: Case) -> None:
+    assert case.int8.files is not None
+    model = read_ir(case.store.path(case.int8.files))
+    quantized = [o for o in model.get_ops() if o.get_type_name() == "FakeQuantize"]
+    readers = {
+        reader.get_node().get_type_name()
+        for operation in quantized
+        for reader in operation.output(0).get_target_inputs()
+    }
+    products = [o for o in model.get_ops() if o.get_type_name() == "MatMul"]
+    assert readers == {"MatMul"}
+    assert len(quantized) == len(products) == 4

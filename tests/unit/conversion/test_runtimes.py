@@ -11,7 +11,7 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import LIMITS, computes_bf16, weight_bits
-from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
+from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files, loaded
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
@@ -25,6 +25,13 @@ def model(request: pytest.FixtureRequest, case: Case) -> LoadedModel:
     if request.param == "pytorch":
         return case.load_source()
     return case.load(case.onnx if request.param == "onnx" else case.openvino)
+
+
+def test_a_setting_that_did_not_take_is_an_error() -> None:
+    settings = {"runtime": "openvino 2026", "precision": "bf16"}
+    signature = tabular_signature(COLUMNS)
+    with pytest.raises(ConversionError, match="runs with precision 'bf16', expected 'f32'"):
+        loaded(0.0, lambda _: np.zeros(1, np.float32), signature, settings, {"precision": "f32"})
 
 
 def test_other_layouts_and_number_types_give_the_same_scores(

@@ -10,6 +10,7 @@ from tasks.contracts.data import TaskKind
 from tasks.conversion.kinds.interface import LabelledRows, paired_change
 from tasks.conversion.kinds.tabular import (
     category_rows,
+    edge_rows,
     read_rows,
     tabular_inputs,
 )
@@ -28,6 +29,18 @@ def test_the_rows_of_a_window_are_those_in_it_and_in_order(store: ArtifactStore)
     np.testing.assert_array_equal(rows.labels, inside[COLUMNS.label] == 1)
     assert rows.days.min() == np.datetime64("2013-09-01")
     assert rows.days.max() == np.datetime64("2013-12-31")
+
+
+def test_edge_rows_hold_what_data_rarely_does_and_leave_the_typical_rows_alone() -> None:
+    typical = tabular_inputs(*COLUMNS.model_inputs(frame(10)))
+    before = typical["numeric"].copy()
+    edges = edge_rows(typical, 64)
+    assert edges.num_rows == 64
+    assert np.isnan(edges["numeric"][0]).all()
+    assert (edges["numeric"][1] > 1e29).all()
+    assert (edges["numeric"][2] < -1e29).all()
+    assert not np.isin(edges["categorical"][4], typical["categorical"]).any()
+    np.testing.assert_array_equal(typical["numeric"], before)
 
 
 def test_every_category_of_the_snapshot_is_among_the_edge_rows(store: ArtifactStore) -> None:
@@ -69,6 +82,14 @@ def test_the_change_of_r2_is_that_of_scikit_learn() -> None:
     expected = r2_score(labels, variant.astype(float)) - r2_score(labels, source.astype(float))
     assert change.value == pytest.approx(expected, rel=1e-6)
     assert change.low < change.value < change.high < 0
+
+
+@pytest.mark.parametrize("days", [[0, 0, 0, 0], [0, 0, 1, 1]], ids=["one", "of-one-label-each"])
+def test_days_that_cannot_be_drawn_leave_the_value_as_its_interval(days: list[int]) -> None:
+    labels = np.array([True, True, False, False])
+    change = paired_change("classification", labelled(labels, np.array(days)))
+    found = change(np.array([0.9, 0.8, 0.1, 0.2]), np.zeros(4))
+    assert (found.value, found.low, found.high) == (-0.5, -0.5, -0.5)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
+from tasks.contracts.release import ModelVariant
 from tasks.conversion.config import ConversionConfig, TritonConfig
-from tasks.conversion.triton.repository import with_repository, write_repository
+from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
 from tasks.kernel.errors import ArtifactError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import kept
@@ -71,3 +72,14 @@ def test_a_form_that_cannot_be_served_so_stays_and_says_why(case: Case) -> None:
     assert same.triton is None
     assert "runs on processors alone" in same.settings["triton"]
     assert same.accepted
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "most"), [(64, None, 64), (65_536, "512", 512), (100, "512", 100)]
+)
+def test_no_execution_has_more_rows_than_the_engine_takes(
+    case: Case, asked: int, engine: str | None, most: int
+) -> None:
+    settings = {} if engine is None else {"engine_rows": engine}
+    form: ModelVariant = kept(case.onnx, case.program).model_copy(update={"settings": settings})
+    assert most_rows(case.program, form, TritonConfig(max_batch_rows=asked)) == most

@@ -22,6 +22,13 @@ def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> No
     assert "gradient boosting" in case.baseline_model.name
 
 
+def test_equal_inputs_give_equal_scores(case: Case, store: ArtifactStore) -> None:
+    again = score_baseline_model(
+        builders.dataset(store), builders.splits(), QUICK_BASELINE_MODEL, store
+    )
+    assert again.scores.sha256 == case.baseline_model.scores.sha256
+
+
 def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> None:
     data = builders.frame()
     test = data["event_timestamp"].dt.month >= 9
@@ -59,3 +66,15 @@ def test_labels_that_are_not_both_0_and_1_are_refused(
     dataset = builders.dataset(store, builders.frame().assign(is_late=label))
     with pytest.raises(DataContractError, match=message):
         score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
+
+
+@pytest.mark.parametrize("column", ["gust", "dest"])
+def test_a_column_without_known_values_in_the_sample_does_not_stop_it(
+    store: ArtifactStore, column: str
+) -> None:
+    data = builders.frame()
+    data.loc[data["event_timestamp"].dt.month <= 6, column] = None
+    other = score_baseline_model(
+        builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
+    )
+    assert read_scores(other, store)["yardstick_score"].notna().all()

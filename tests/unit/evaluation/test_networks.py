@@ -23,6 +23,13 @@ class Blurred(LateRate):
         return torch.round(super().forward(categorical, numeric) * 8) / 8
 
 
+class Blind(LateRate):
+    """Knows next to nothing."""
+
+    def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        return torch.sigmoid(torch.nan_to_num(numeric)[:, 3] * 0.01)
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> ArtifactStore:
     return ArtifactStore(tmp_path_factory.mktemp("siblings"))
@@ -62,6 +69,16 @@ def test_a_student_as_good_as_its_parent_is_offered_with_the_paired_difference(
     assert change.value == pytest.approx(report.student.primary.value - report.parent.primary.value)
     alone = report.parent.primary
     assert change.high - change.low < (alone.high - alone.low) / 2  # what both share cancels
+
+
+def test_a_student_below_its_parents_interval_is_refused_with_both_numbers(
+    store: ArtifactStore,
+) -> None:
+    report = judged(store, Blind())
+    assert report.refusal is not None
+    assert f"{report.student.primary.value:.4f}" in report.refusal
+    assert f"[{report.parent.primary.low:.4f}, {report.parent.primary.high:.4f}]" in report.refusal
+    assert "Nothing was registered" in report.refusal
 
 
 def report(difference: Metric, value: float = 0.75) -> StudentReport:

@@ -17,7 +17,7 @@ from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
 from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.judge import judge_model, score_window
-from tasks.evaluation.metrics import observed_by_prediction, residual_classes
+from tasks.evaluation.metrics import measure_rows, observed_by_prediction, residual_classes
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.predicted import PredictedRows
@@ -146,6 +146,14 @@ def test_metrics_are_those_of_scikit_learn_for_any_weights(
         assert skill == pytest.approx(1 - own / other)
     else:
         assert np.isnan(skill)
+
+
+def test_without_a_baseline_there_is_no_skill() -> None:
+    plain = COLUMNS.model_copy(update={"baseline": None})
+    metrics = measure_rows(numbers(400).assign(score=1.0), plain, "score").metric_set()
+    assert isinstance(metrics, RegressionMetrics)
+    assert metrics.skill is None
+    assert metrics.r2.low <= metrics.r2.value <= metrics.r2.high <= 1
 
 
 @given(st.integers(1, 500))

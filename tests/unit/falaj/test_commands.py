@@ -62,6 +62,16 @@ def test_wrong_usage_is_exit_code_2_and_starts_nothing(
     assert not (tmp_path / "home").exists()
 
 
+def test_a_faulty_description_of_an_import_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, file = tmp_path / "home", tmp_path / "digits.yaml"
+    file.write_text("program: {file: x}")
+    assert main(["--home", str(home), "import", str(file)]) == 2
+    assert "digits.yaml" in capsys.readouterr().err
+    assert not home.exists()
+
+
 def test_help_imports_no_heavy_library() -> None:
     program = (
         "import sys; from falaj.__main__ import main; main(['--help']); "

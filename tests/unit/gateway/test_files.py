@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from falaj.__main__ import main
-from infra.gateway.config import GatewayPlan, read_plan
-from infra.gateway.prepare import prepare
-from infra.gateway.rendering import rendered
-from tasks.kernel.errors import ConfigurationError
+from infra.gateway.config import GatewayPlan, Shares, read_plan
+from infra.gateway.prepare import GatewayTraffic, prepare
+from infra.gateway.rendering import policies, rendered
+from serving.security.config import read_security
+from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.settings import PROJECT_ROOT
 
 Describe = Callable[..., GatewayPlan]
@@ -32,6 +33,72 @@ def test_all_files_are_the_owners_alone(describe: Describe) -> None:
     assert plan.files.folder.stat().st_mode & 0o777 == 0o700
     ours = [path for path in files if path.name != "edge.yaml"]
     assert {path.stat().st_mode & 0o077 for path in ours} == {0}
+
+
+def test_the_servers_part_is_read_as_it_was_written(describe: Describe, tmp_path: Path) -> None:
+    plan = describe({"api_keys": "secrets/keys.json", "owners": {"acme-churn": "acme"}})
+    prepare(plan)
+    server = read_security(plan.files.server_security_file)
+    assert server.behind_edge
+    assert server.tls is not None
+    assert server.tls.client_ca is not None
+    assert server.owners == {"acme-churn": "acme"}
+    assert server.api_keys == tmp_path / "serving" / "secrets" / "keys.json"
+    assert server.issuers[0].keys == str(tmp_path / "serving" / "keys.json")
+
+
+def test_both_ends_speak_tls_1_3_alone(describe: Describe) -> None:
+    plan = describe()
+    prepare(plan)
+    (listener,) = rendered("listeners", plan)
+    tls = listener["filter_chains"][0]["transport_socket"]["typed_config"]
+    only = {
+        "tls_minimum_protocol_version": "TLSv1_3",
+        "tls_maximum_protocol_version": "TLSv1_3",
+    }
+    assert tls["common_tls_context"]["tls_params"] == only
+    for cluster in rendered("clusters", plan):
+        assert (
+            cluster["transport_socket"]["typed_config"]["common_tls_context"]["tls_params"] == only
+        )
+
+
+def split_of(plan: GatewayPlan, shares: Shares) -> dict[str, Any]:
+    (found,) = rendered("routes", plan, {"flight-delay": shares})
+    routes = found["virtual_hosts"][0]["routes"]
+    return next(
+        r["route"]
+        for r in routes
+        if "delay" in str(r["match"]) and "weighted_clusters" in r.get("route", {})
+    )
+
+
+def test_weights_always_sum_to_the_same(describe: Describe) -> None:
+    plan = describe()
+    for share in (0.0, 0.0001, 0.1, 1 / 3, 0.99999, 1.0):
+        split = split_of(plan, Shares(candidate=share))
+        weights = [c["weight"] for c in split["weighted_clusters"]["clusters"]]
+        assert sum(weights) == 10_000
+        assert weights[0] == round(share * 10_000)
+        assert split["weighted_clusters"]["use_hash_policy"] is True
+    assert "hash_policy" not in split_of(plan, Shares(candidate=0.5, sticky=False))
+    assert "request_mirror_policies" not in split_of(plan, Shares())
+
+
+def test_a_model_belongs_to_its_tenant_for_every_issuer(describe: Describe) -> None:
+    issuers = [
+        {"issuer": "https://a", "audience": "x", "keys": "keys.json", "tenant_claim": "org"},
+        {"issuer": "https://b", "audience": "x", "keys": "keys.json", "tenant": "globex"},
+        {"issuer": "https://c", "audience": "x", "keys": "keys.json"},
+    ]
+    plan = describe({"issuers": issuers, "owners": {"acme-churn": "acme"}})
+    found = {one["name"]: one for one in policies(plan)}
+    allowed = [issuer.issuer for issuer in found["infer-acme-churn"]["issuers"]]
+    assert allowed == ["https://a", "https://c"]
+    assert len(found["infer-flight-delay"]["issuers"]) == 3
+    principals = json.dumps(role_policies(plan)["infer-acme-churn"]["principals"])
+    assert '"acme"' in principals
+    assert "https://b" not in principals
 
 
 def role_policies(plan: GatewayPlan) -> dict[str, Any]:
@@ -87,6 +154,19 @@ def test_what_the_edge_cannot_hold_is_refused(describe: Describe, tmp_path: Path
     (tmp_path / "edge" / "edge.yaml").unlink()
     with pytest.raises(ConfigurationError, match=r"models: \{flight-delay: \{\}\}"):
         read_plan(tmp_path)
+
+
+def test_shares_are_kept_though_no_envoy_runs(describe: Describe, tmp_path: Path) -> None:
+    plan = describe()
+    prepare(plan)
+    traffic = GatewayTraffic(tmp_path)
+    with pytest.raises(TransientError, match="The shares are kept"):
+        traffic.set_shares("flight-delay", 0.25, 0.5)
+    assert traffic.shares("flight-delay") == Shares(candidate=0.25, mirror=0.5)
+    assert traffic.shares("acme-churn") == Shares()
+    kept = plan.files.resource("routes").read_text()
+    prepare(plan)
+    assert plan.files.resource("routes").read_text() == kept
 
 
 def test_commands_say_what_is_wrong(

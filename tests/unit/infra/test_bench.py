@@ -13,7 +13,7 @@ from infra.bench import __main__ as command
 from infra.bench.figures import Figure, LeftOut, at_least, at_most, reported
 from infra.bench.parts import Measurement
 from infra.bench.results import Result, page, read_results, this_host, write_result
-from infra.bench.running import LoopState, MeasurementError, Runner
+from infra.bench.running import LoopState, MeasurementError, Runner, own_environment
 from tasks.kernel.settings import PROJECT_ROOT
 
 COMMIT = "1a2b3c4"
@@ -111,3 +111,11 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     assert list(results) == ["platform", "leases", "retraining"]
     assert results["leases"].failure == "KeyError: 'x' in SCRATCH/a and ./b"
     assert [name for name, each in results.items() if not each.holds] == ["leases"]
+
+
+def test_nobodys_installation_is_measured_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("FALAJ_FEATURE_REPO", "FALAJ_KSERVE_PYTHON", "OMP_NUM_THREADS")
+    others = ("FALAJ_HOME", "FALAJ_DATABASE_URL", "PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    for name in (*kept, *others):
+        monkeypatch.setenv(name, "of somebody")
+    assert set(own_environment()) & {*kept, *others} == set(kept)

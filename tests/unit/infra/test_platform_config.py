@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -275,6 +276,20 @@ def test_reports_are_shown_beside_mlflow_and_no_other_file_is(
     answer = asyncio.run(asked(tmp_path, path))
     assert answer.status_code == status
     assert "a secret" not in answer.text
+
+
+def test_the_list_of_reports_leads_to_each_and_is_there_before_the_first(tmp_path: Path) -> None:
+    before = asyncio.run(asked(tmp_path, "/reports/"))
+    assert (before.status_code, re.findall('href="(.*?)"', before.text)) == (200, [])
+    for run in ("reports/run-1", "reports/run-2", "use_cases/traffic/reports/run-3"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "report.html").write_text("a report")
+    (tmp_path / "reports" / "latest").symlink_to("run-2")
+    (tmp_path / "reports" / "unfinished").mkdir()
+    links = re.findall('href="(.*?)"', asyncio.run(asked(tmp_path, "/reports/")).text)
+    named = ("reports/latest", "reports/run-2", "reports/run-1", "use_cases/traffic/reports/run-3")
+    assert links == [f"/{run}/report.html" for run in named]
+    assert {asyncio.run(asked(tmp_path, link)).status_code for link in links} == {200}
 
 
 @pytest.mark.parametrize("old", ["[]", '{"prefect": null, "mlflow": [0, 5000], "serving": 0}'])

@@ -81,3 +81,12 @@ def read(folder: Path, text: str) -> object:
 def test_nothing_is_lost_in_silence(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"file\.yaml.*{said}"):
         read(tmp_path, text)
+
+
+def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
+    text = "a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\n"
+    assert read(tmp_path, text) == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 3, "y": 2},
+        "c": {"x": 3, "y": 4},
+    }

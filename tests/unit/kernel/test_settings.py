@@ -16,6 +16,7 @@ from tasks.kernel.errors import (
     ArtifactError,
     ConfigurationError,
     StorageError,
+    refused_writes_explained,
 )
 from tasks.kernel.files import private_folder, write_atomically
 from tasks.kernel.settings import (
@@ -141,6 +142,13 @@ def test_content_keys_depend_on_every_part(tmp_path: Path) -> None:
     }
     assert len(keys) == 4
     assert content_key({"x": 1, "y": 2}) == content_key({"y": 2, "x": 1})
+
+
+def test_a_folder_that_cannot_be_made_is_a_refused_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for home in (tmp_path / "file" / "deep", Path("/proc/none")):
+        with pytest.raises(StorageError, match="refused a write"), refused_writes_explained(home):
+            home.mkdir(parents=True, exist_ok=True)
 
 
 def test_use_cases_side_by_side_keep_their_feature_state_apart(tmp_path: Path) -> None:

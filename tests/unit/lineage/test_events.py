@@ -16,6 +16,7 @@ from tasks.lineage.events import flow_event, run_id, step_events
 from tasks.lineage.steps import (
     Node,
     Step,
+    conversion_steps,
     queries_with_reads,
     refresh_steps,
 )
@@ -95,6 +96,15 @@ def test_a_step_names_its_sql_commit_rows_and_validation(events: list[dict[str, 
     parent = compute["run"]["facets"]["parent"]
     assert parent["job"]["name"] == "flow.training"
     assert parent["root"]["job"]["name"] == "flow.pipeline"
+
+
+def test_a_dropped_variant_is_noted_as_such_and_one_without_files_is_not_data(
+    store: ArtifactStore,
+) -> None:
+    record = linked_record(store)
+    steps = list(conversion_steps(record.version, record.dataset, record.variants))
+    notes = {step.outputs[0].name.rsplit("/", 1)[-1]: step.outputs[0].note for step in steps}
+    assert notes == {"onnx-fp32": "kept", "openvino-fp32": "kept", "openvino-int8": "dropped"}
 
 
 def test_a_table_that_a_refresh_left_as_it_was_does_not_follow_itself(

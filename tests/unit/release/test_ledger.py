@@ -358,6 +358,17 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     assert releasing.champions.champion(MODEL) == "1"
 
 
+def test_a_person_rolls_back_a_candidate_that_cannot_be_loaded_at_once(
+    releasing: Releasing,
+) -> None:
+    traffic(releasing).broken = "2"
+    with pytest.raises(TracksRefusedError):
+        begun(releasing)
+    release = releasing.act_by_hand(MODEL, "roll_back", "Amal", "it will never load")
+    assert (release.state, release.is_moved) == ("rolled_back", True)
+    assert releasing.champions.champion(MODEL) == "1"
+
+
 def test_without_a_gateway_the_last_step_alone_is_taken(tmp_path: Path) -> None:
     ledger = ReleaseLedger(f"sqlite:///{tmp_path / 'operation.db'}")
     releasing = Releasing(ledger, FakeTraffic(can_split=False), FakeChampions())

@@ -75,6 +75,10 @@ FLIGHT_FAULTS = {
         replaced(carrier="if(flight % 50 = 0, 'ZZ', carrier)"), "new category in carrier",
     ),
     "a null burst": (replaced(dep_time="if(hour = 9, NULL, dep_time)"), "null burst"),
+    "an off-by-one day": (replaced(day="day + 1"), "day added"),
+    "a flipped sign": (replaced(dep_delay="-dep_delay"), "sign"),
+    "a constant column": (replaced(dest="'ATL'"), "distance"),
+    "numbers as text": (replaced(air_time="air_time::VARCHAR"), "VARCHAR, expected"),
     "rounding": (replaced(dep_delay="round(dep_delay, -1)::BIGINT"), "rounded"),
     "blanks": (replaced(dest="dest || ' '"), "blanks"),
     "shifted outcomes": (shifted("arr_delay", FLIGHT_ORDER), "shifted"),
@@ -106,6 +110,9 @@ CELSIUS = {name: f"({name} - 32) / 1.8" for name in ("temp", "dewp")}
 
 WEATHER_FAULTS = {
     "Celsius": (replaced(**CELSIUS), "change of unit"),
+    "Celsius in part of the rows": (
+        replaced(**{n: f"if(origin = 'JFK', {sql}, {n})" for n, sql in CELSIUS.items()}), "unit",
+    ),
     "change of unit in wind_speed": (
         replaced(wind_speed="wind_speed * 0.44704", wind_gust="wind_gust * 0.44704"),
         "change of unit in wind_speed",
@@ -148,3 +155,12 @@ def test_a_fault_is_refused_within_its_day(
 ) -> None:
     day = list(DAYS)[sum(map(ord, fault)) % len(DAYS)]  # all are used, and none costs much
     assert words in refusal(store, table, day, change)
+
+
+@pytest.mark.parametrize("day", DAYS)
+def test_flights_tell_that_plane_records_are_out_of_date(store: ArtifactStore, day: str) -> None:
+    older = "FROM rows WHERE year < 2009 OR year IS NULL"
+
+    message = refusal(store, "flights", day, "FROM rows", planes=older)
+
+    assert "plane records out of date" in message

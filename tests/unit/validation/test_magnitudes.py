@@ -56,3 +56,10 @@ def test_a_column_may_be_declared_to_have_any_magnitude(shop: Shop) -> None:
     declared = "suite: feature_habits, unbounded: [price_of_an_item]"
     shop.replace("use_case.yaml", "suite: feature_habits", declared)
     assert validated(shop, multiplied(1e6, "2024-06")).tables
+
+
+def test_a_sparse_baseline_vouches_for_nothing(shop: Shop) -> None:
+    shop.replace(
+        "use_case.yaml", "  baseline: {start: 2024-01-01", "  baseline: {start: 2024-03-25"
+    )
+    assert validated(shop, multiplied(1e6, "2024-06")).tables

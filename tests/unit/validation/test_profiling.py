@@ -96,6 +96,14 @@ def test_missing_and_repeated_rows_new_categories_and_nulls_are_told_apart(
         assert fault in refusal(baseline, store, changed)
 
 
+def test_too_few_days_can_be_no_baseline(store: ArtifactStore) -> None:
+    short = TimeWindow(start=START, end=START + timedelta(days=5))
+    table = store_table(store, readings(short), "meters")
+
+    with pytest.raises(DataContractError, match="5 whole days in 2013-03-01T00:00Z to"):
+        profile_table(table, SUITE, short, store)
+
+
 def test_a_written_file_is_read_beside_the_hand_written_one_and_leaves_it_alone(
     tmp_path: Path,
 ) -> None:

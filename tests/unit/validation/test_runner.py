@@ -19,6 +19,7 @@ from tasks.validation.runner import (
 )
 from tasks.validation.suites import Suite
 from tests.support.data import builders
+from tests.support.data.builders import month
 from tests.support.data.tables import (
     SNAPSHOT_SUITE,
     WEEK,
@@ -158,3 +159,10 @@ def test_a_window_that_nothing_can_be_learned_from_is_refused(
     rows = builders.frame()
     rows.loc[rows["event_timestamp"].dt.month.between(*in_months), column] = nothing
     assert words in refusal_to_train(store, rows)
+
+
+def test_a_window_without_rows(store: ArtifactStore) -> None:
+    rows = builders.frame()
+    splits = DataSplits(train=month(1, 6), validation=month(7), test=month(8))
+    kept = rows[rows["event_timestamp"].dt.month < 8]
+    assert "move splits.test" in refusal_to_train(store, kept, splits)

@@ -73,6 +73,16 @@ def pod_of(job: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+def test_every_placeholder_is_a_variable_and_every_variable_is_used(name: str) -> None:
+    content = template(name)
+    variables = set(content["variables"]["properties"])
+    used = set(placeholders(content["job_configuration"]))
+    assert used <= variables
+    # Both workers merge `env` themselves where the template has one of its own.
+    assert variables - used <= {"env"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_the_variables_of_the_workers_own_template_are_all_there_with_their_types(
     name: str,
 ) -> None:

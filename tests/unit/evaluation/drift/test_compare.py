@@ -89,6 +89,8 @@ def test_predictions_that_moved_are_watched_with_labels_and_retrained_without(
     assert stale.result == DriftResult.RETRAIN
     assert stale.auc_change is not None
     assert stale.auc_change.value == pytest.approx(-0.07)
+    hard = check(store, dataset, auc=0.68, excess=-0.03)  # a hard month, for any model
+    assert hard.result == DriftResult.WATCH
 
 
 def to_celsius(data: pd.DataFrame, now: pd.Series) -> None:
@@ -122,6 +124,23 @@ def test_a_broken_feed_is_a_fault_even_when_performance_fell(
     report = check(store, changed(store, fault), auc=0.6, excess=0.1)
     assert report.result == DriftResult.DATA_FAULT
     assert report.evidence[0].startswith(f"Fault of the data: {sentence}")
+
+
+def test_a_guess_of_a_unit_that_nobody_declared_is_told_and_stops_no_retraining(
+    store: ArtifactStore,
+) -> None:
+    report = check(store, changed(store, to_celsius), auc=0.6, excess=0.1, with_unit=())
+    assert report.result == DriftResult.RETRAIN
+    assert report.evidence[-1].startswith("Look at temp: looks converted from Fahrenheit")
+
+
+def test_the_days_before_are_found_in_either_snapshot(store: ArtifactStore) -> None:
+    faulty = builders.frame(20_000)
+    inside = faulty["event_timestamp"].between(CURRENT.start, CURRENT.end, inclusive="left")
+    to_celsius(faulty, inside)
+    current = builders.dataset(store, faulty[inside].reset_index(drop=True))
+    report = check(store, changed(store), current=current)
+    assert report.result == DriftResult.DATA_FAULT
 
 
 def test_a_window_of_few_days_is_refused_with_the_reason(store: ArtifactStore) -> None:

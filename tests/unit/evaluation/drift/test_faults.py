@@ -87,6 +87,17 @@ def test_an_abrupt_step_that_no_unit_explains_is_drift_and_no_fault(tmp_path: Pa
     assert examined(tmp_path, before, lead_in, now + 37).faults == ()
 
 
+def test_a_count_that_grows_by_the_share_of_a_mile_is_no_fault(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    before, lead_in, now = (rng.gamma(40, 0.225, days * DAY_ROWS) for days in (90, 30, 30))
+    guess = examined(tmp_path, before, lead_in, now * 1.609344).guess
+    assert guess is not None
+    faults, remarks = judge_guesses({"ratings": guess}, ["distance"])
+    assert faults == []
+    assert len(remarks) == 1
+    assert "280 rows before" in remarks[0]
+
+
 def test_columns_that_agree_are_a_fault_without_a_declared_unit() -> None:
     day = date(2013, 3, 1)
     miles = UnitGuess(("miles to kilometres", "feet to metres"), day, 300, "looks converted")

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.evaluation.windows import Columns, changes
+from tasks.evaluation.drift.statistics import MAX_CATEGORIES, count_categories, count_numbers
+from tests.support.evaluation.windows import Columns, changes, window_of
 
 MIN_EFFECT = 0.1
 
@@ -73,3 +74,29 @@ def test_a_rise_of_missing_values_is_an_effect_of_its_size(tmp_path: Path) -> No
     assert change.effect == pytest.approx(0.25, abs=0.02)
     assert change.missing_reference == 0
     assert change.missing_current == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize("values", [np.full(1000, 3.0), np.full(1000, np.nan)])
+def test_a_column_that_never_changes_does_not_drift(tmp_path: Path, values: np.ndarray) -> None:
+    (change,) = changes(tmp_path, {"x": values}, {"x": values})
+    assert change.effect == 0
+    assert change.effect_low == 0
+
+
+def test_infinite_values_fall_into_the_outer_bins(tmp_path: Path) -> None:
+    before = window_of(tmp_path, {"x": np.arange(100.0)}, 5)
+    now = window_of(tmp_path, {"x": np.array([-np.inf, np.inf, 5.0, np.nan])}, 2)
+    histogram = count_numbers(before.numbers("x"), now.numbers("x"))
+    totals = histogram.current.sum(axis=0)
+    assert (totals[0], totals[1], totals[-1]) == (1, 1, 1)
+
+
+def test_categories_rare_unseen_and_missing_have_bins_of_their_own(tmp_path: Path) -> None:
+    frequent = [f"v{number:03d}" for number in range(MAX_CATEGORIES)]
+    before = window_of(tmp_path, {"c": ["v000", *frequent * 2, "rare", None, ""]}, 3)
+    now = window_of(tmp_path, {"c": ["v000", "rare", "new", "newer", None, *["v001"] * 3]}, 2)
+    histogram = count_categories((before, before.categories("c")), (now, now.categories("c")))
+    reference, current = histogram.reference.sum(axis=0), histogram.current.sum(axis=0)
+    assert reference[[0, 1, 2, -2, -1]].tolist() == [2, 3, 2, 1, 0]
+    assert current[[0, 1, 2, -2, -1]].tolist() == [1, 1, 3, 1, 2]
+    assert histogram.unseen == pytest.approx(2 / 8)

@@ -14,6 +14,15 @@ from tasks.kernel.errors import DataContractError
 from tests.support.evaluation.windows import TIME, days, window_of
 
 
+def test_only_rows_of_the_window_are_read_in_order_of_their_day(tmp_path: Path) -> None:
+    times = ["2013-01-03T01:00", "2013-01-01T23:00", "2013-01-02T00:00", "2012-12-31T23:59"]
+    rows = pd.DataFrame({TIME: pd.to_datetime(times, utc=True), "x": [3, 1, 2, 0]})
+    rows.to_parquet(tmp_path / "rows.parquet")
+    window = WindowColumns(tmp_path / "rows.parquet", TIME, days(2))
+    assert window.numbers("x").values.tolist() == [1, 2]
+    assert (window.num_rows, window.num_days) == (2, 2)
+
+
 def test_columns_that_are_absent_or_no_numbers_are_named(tmp_path: Path) -> None:
     window = window_of(tmp_path, {"c": ["a", "b"]}, 2)
     with pytest.raises(DataContractError, match="lack column 'gust'"):

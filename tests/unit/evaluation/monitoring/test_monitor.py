@@ -13,7 +13,7 @@ from tasks.evaluation.config import MonitoringConfig
 from tasks.evaluation.monitoring.alerts import read_alerts
 from tasks.evaluation.monitoring.monitor import monitor_tables
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.stations import CONFIG, KEYS, LATER, Change, after, tables
+from tests.support.data.stations import CONFIG, KEYS, LATER, START, Change, after, tables
 
 
 def kept(store: ArtifactStore, feature: str) -> pd.DataFrame:
@@ -98,6 +98,20 @@ def test_a_fault_is_told_once_with_its_kind(
 
     events = [e for e in read_alerts(tmp_path / "home") if e.kind == kind]
     assert [words in event.sentence for event in events] == [True]
+
+
+def sparse(data: pd.DataFrame) -> pd.DataFrame:
+    """A shop: of every four days two are empty, on the others there are one or two rows."""
+    day = (data["event_timestamp"] - START).dt.days
+    kept = data[(day % 4 < 2) & (data["event_timestamp"].dt.hour % 19 == 5)]
+    return kept.groupby(kept["event_timestamp"].dt.date).head(2)
+
+
+def test_days_without_rows_are_part_of_a_baseline(tmp_path: Path, store: ArtifactStore) -> None:
+    seen = monitored(tmp_path, store, sparse)
+
+    assert seen.alerts == ()
+    assert seen.num_alerts == 0
 
 
 def test_a_day_is_judged_over_the_week_before_it(tmp_path: Path, store: ArtifactStore) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tasks.features.config import OnlineConfig
 from tasks.features.online import backend
-from tasks.features.online.backend import Breaker, Pool
+from tasks.features.online.backend import Breaker, Pool, key_values
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
 CONFIG = OnlineConfig(max_connections=2, timeout_s=0.05)
@@ -63,6 +65,24 @@ def test_after_a_pause_a_read_that_met_no_failure_books_no_further_pause(
         raise met
     with breaker.attempt():
         pass
+
+
+@pytest.mark.parametrize("packed", [b"", b"junk", bytes(range(40)), b"\xff" * 40])
+def test_a_stored_key_that_is_none_of_feast_is_named(packed: bytes) -> None:
+    with pytest.raises(FeatureStoreError, match="no entity key of Feast"):
+        key_values(packed, 3)
+
+
+def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
+    clock = Clock()
+    breaker = Breaker("the store", (OSError,), clock)
+    for number, whole in enumerate([1, 2, 4, 8, 8, 8]):
+        fail(breaker)
+        told = refused(breaker)
+        assert f"the store failed {number + 1} time(s) in a row, last with: away" in told
+        pause = float(re.findall(r"another ([0-9.]+) s", told)[0])
+        assert whole / 2 - 0.1 <= pause <= whole
+        clock.now += whole
 
 
 def test_connections_are_lent_again_but_not_after_an_error() -> None:

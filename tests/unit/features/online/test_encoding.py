@@ -54,6 +54,11 @@ def test_a_large_integer_beside_a_null_keeps_its_last_digits() -> None:
     assert by_feast(column, ValueType.INT64)[0] == Value(int64_val=2**53).SerializeToString()
 
 
+def test_a_number_that_does_not_fit_is_refused_by_feast() -> None:
+    with pytest.raises(ValueError, match=r"out of range|outside"):
+        encode_column(pa.array([2**40]), ValueType.INT32)
+
+
 def test_a_null_in_a_join_key_is_named_with_its_count() -> None:
     batch = pa.record_batch({"id": pa.array([1, None, None], pa.int64())})
     with pytest.raises(DataContractError, match="join key id is null in 2 of 3 rows"):

@@ -93,3 +93,10 @@ def test_each_distinct_key_is_asked_once_and_nulls_never() -> None:
     both = RequestedKeys(group("alpha", "beta"), columns, 8)
     assert both.distinct == [(1, "a"), (1, "b")]
     assert both.row_to_key == [0, 0, -1, -1, -1, -1, -1, 1]
+
+
+def test_a_key_that_cannot_be_told_apart_is_named() -> None:
+    with pytest.raises(DataContractError, match=r"entity key \[1\] is a list"):
+        RequestedKeys(group("alpha"), {"alpha": [5, [1]]}, 2)
+    with pytest.raises(DataContractError, match=r"entity key \(5, array"):
+        RequestedKeys(group("alpha", "beta"), {"alpha": [5], "beta": [np.array(["x", "y"])]}, 1)

@@ -11,10 +11,12 @@ import pytest
 from feast import RepoConfig
 from feast.protos.feast.types.EntityKey_pb2 import EntityKey
 from feast.protos.feast.types.Value_pb2 import Value
+from pydantic import ValidationError
 
 from tasks.features.online import sqlite_store as online_store
 from tasks.features.online.sqlite_store import (
     NewerWinsSqliteOnlineStore,
+    NewerWinsSqliteOnlineStoreConfig,
 )
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
 from tests.support.data.feature_views import NOON, make_view, repo_config
@@ -105,3 +107,11 @@ def test_a_damaged_file_and_a_folder_that_is_none_get_a_sentence(tmp_path: Path)
                 broken.count_entities(config, VIEW)
         if broken._conn:
             broken._conn.close()
+
+
+@pytest.mark.parametrize(
+    "option", ["vector_enabled", "text_search_enabled", "enable_openai_compatible_store"]
+)
+def test_vectors_and_texts_to_search_are_refused_at_the_door(option: str) -> None:
+    with pytest.raises(ValidationError, match="keeps no vectors and no text index"):
+        NewerWinsSqliteOnlineStoreConfig(path="x", **{option: True})

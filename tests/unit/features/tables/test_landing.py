@@ -64,6 +64,18 @@ def test_a_value_of_the_wrong_type_is_named_with_an_example(
     assert nothing_was_landed(store)
 
 
+def test_times_stored_without_a_zone_are_refused(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    weather = repository.read("weather")
+    naive = pd.to_datetime(weather["time_hour"]).dt.tz_localize(None)
+    weather.assign(time_hour=naive).to_parquet(repository.path / "raw" / "weather.parquet")
+    text = (repository.path / "use_case.yaml").read_text()
+    (repository.path / "use_case.yaml").write_text(text.replace("weather.csv", "weather.parquet"))
+    with pytest.raises(DataContractError, match=r"time_hour has .* no time with a time zone"):
+        land(repository, store)
+
+
 def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:

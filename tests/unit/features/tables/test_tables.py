@@ -44,6 +44,15 @@ def test_refreshing_in_parts_in_any_order_equals_refreshing_at_once(
     assert in_parts.version == at_once.version
 
 
+def test_refreshing_a_window_twice_changes_nothing(
+    repository: SmallRepository, store: ArtifactStore
+) -> None:
+    once = built(repository, store, days(0, 6))
+    builds = store.num_builds
+    assert built(repository, store, days(0, 6), once) == once
+    assert store.num_builds == builds
+
+
 @pytest.mark.slow
 def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
     tmp_path: Path, store: ArtifactStore

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, TrainingError
 from tasks.training.search.config import SearchConfig, check_space, configured, described
 from tests.support.training.trials import BASE, SPACE, search
 
@@ -56,6 +56,11 @@ def test_a_space_that_the_training_cannot_take_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         check_space(BASE, search(space={field: dimension}))
+
+
+def test_values_that_do_not_go_together_fail_the_trial_alone() -> None:
+    with pytest.raises(TrainingError, match="num_shards=7"):
+        configured(BASE, {"num_shards": 7})
 
 
 def test_an_address_is_not_accepted_as_storage_and_not_shown() -> None:
