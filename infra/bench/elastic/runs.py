@@ -27,9 +27,8 @@ from tasks.kernel.errors import FalajError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.guard import descendants
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.driver import ElasticDriver
+from tasks.training.elastic.driver import ElasticDriver, ElasticReport
 from tasks.training.elastic.process import ElasticSpec, MemberState
-from tasks.training.elastic.report import ElasticReport
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES
 
 LOCAL = ElasticConfig(enabled=True, slots_per_host=3, min_ranks=1)

@@ -44,8 +44,7 @@ from tasks.training.data.source import BLOCK_ROWS
 from tasks.training.elastic.commits import CommitPoint
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.data_parallel import Strategy, build_strategy
-from tasks.training.telemetry.profiler import StepProfiler
-from tasks.training.telemetry.step_clock import StepClock
+from tasks.training.telemetry.step_clock import StepClock, StepProfiler
 
 LOGGER = logging.getLogger(__name__)
 # A question to rank 0 costs all ranks a collective of a few bytes.

@@ -27,8 +27,8 @@ from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
 from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.meters import DeviceMeter
-from tasks.training.telemetry.profiler import profile_files, profiler_variables
 from tasks.training.telemetry.sampler import TelemetrySampler
+from tasks.training.telemetry.step_clock import profile_files, profiler_variables
 
 LOGGER = logging.getLogger(__name__)
 WORKER_MODULE = "tasks.training.launch.worker"

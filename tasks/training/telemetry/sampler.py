@@ -27,8 +27,7 @@ from tasks.training.telemetry.meters import (
     energy_use,
     run_cost,
 )
-from tasks.training.telemetry.profiler import profile_files
-from tasks.training.telemetry.step_clock import CLOCKS, ClockReading, read_clocks
+from tasks.training.telemetry.step_clock import CLOCKS, ClockReading, profile_files, read_clocks
 
 LOGGER = logging.getLogger(__name__)
 SAMPLE_EVERY_S = 1.0
