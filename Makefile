@@ -116,7 +116,7 @@ test-serving-clients: setup .venv-serving-clients/complete ## ask the server by 
 	@test -e .venv-serving-clients/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/serving -m "not drill" $(PYTEST_ARGS)
 
-bench: setup .venv-mlserver/complete .venv-kserve/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
+bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 
 lint: setup ## check style, format, types, directions of imports, and what the code costs its reader
@@ -142,4 +142,4 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 		printf 'Type yes to go on: '; read answer || answer=; \
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
-	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .falaj
+	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .falaj

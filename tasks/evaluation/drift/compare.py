@@ -79,8 +79,8 @@ def compare_windows(
     """
     _check_same_origin(current, current_window, scored_reference, scored_current)
     columns = reference.snapshot.columns
-    windows = _open_windows(reference, reference_window, current, current_window, config, store)
-    features, faults, remarks = _compare_features(columns, windows, config, with_unit)
+    windows = open_windows(reference, reference_window, current, current_window, config, store)
+    features, faults, remarks = compare_features(columns, windows, config, with_unit)
     prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
     result = decide(features, prediction, performance, faults, config)
@@ -135,7 +135,7 @@ def _check_same_origin(
         )
 
 
-def _open_windows(
+def open_windows(
     reference: ValidatedDataset,
     reference_window: TimeWindow,
     current: ValidatedDataset,
@@ -143,6 +143,12 @@ def _open_windows(
     config: DriftConfig,
     store: ArtifactStore,
 ) -> Windows:
+    """Open the rows of both windows, and those just before the current one.
+
+    Raises:
+        DataContractError: a file lacks the event time.
+        WindowError: a window has too few days to judge.
+    """
     event_time = reference.snapshot.columns.event_time
     before, now = (
         WindowColumns(store.path(dataset.snapshot.data), event_time, window)
@@ -168,7 +174,7 @@ def _check_days(rows: WindowColumns, window: TimeWindow, name: str, config: Drif
         )
 
 
-def _compare_features(
+def compare_features(
     columns: DatasetSchema, windows: Windows, config: DriftConfig, with_unit: Collection[str]
 ) -> tuple[tuple[FeatureDrift, ...], list[str], list[str]]:
     """Change of each feature, numbers first, the signs of faults, and what only looks like one."""

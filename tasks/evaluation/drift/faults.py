@@ -185,28 +185,30 @@ def largest_day_step(*parts: Numbers) -> DayStep | None:
     Args:
         parts: the column in windows, one after the other.
     """
-    every = [day for numbers in parts for day in numbers.by_day()]
-    if not every:
-        return None
+    values, sizes = (
+        np.concatenate(each) for each in zip(*(p.by_day() for p in parts), strict=True)
+    )
     # A window's first and last day may hold a few hours, whose rows are of another kind.
-    enough = max(MIN_DAY_ROWS, WHOLE_DAY_SHARE * np.median([len(known) for _, known in every]))
-    days = [(date, known) for date, known in every if len(known) >= enough]
+    enough = max(MIN_DAY_ROWS, WHOLE_DAY_SHARE * np.median(sizes)) if len(sizes) else MIN_DAY_ROWS
+    days = np.flatnonzero(sizes >= enough)
     if len(days) < MIN_STEP_DAYS:
         return None
-    steps = np.abs(np.diff([_middle(known) for _, known in days]))
-    first_after = int(np.argmax(steps)) + 1
+    ends = np.cumsum(sizes)[days]
+    rows = sizes[days]
+    starts = ends - rows
+    steps = np.abs(np.diff((values[starts + (rows - 1) // 2] + values[starts + rows // 2]) / 2))
+    after = int(np.argmax(steps)) + 1
+
+    def known(part: slice) -> Float64Array:
+        bounds = zip(starts[part], ends[part], strict=True)
+        return np.concatenate([values[start:end] for start, end in bounds])
+
     return DayStep(
         size=float(steps.max()),
-        day=_as_date(days[first_after][0]),
-        before=np.concatenate([known for _, known in days[:first_after][-SIDE_DAYS:]]),
-        after=np.concatenate([known for _, known in days[first_after:][:SIDE_DAYS]]),
+        day=_as_date(np.concatenate([part.window.dates for part in parts])[days[after]]),
+        before=known(slice(max(after - SIDE_DAYS, 0), after)),
+        after=known(slice(after, after + SIDE_DAYS)),
     )
-
-
-def _middle(ranked: Float64Array) -> float:
-    """Median of sorted values."""
-    rows = len(ranked)
-    return float(ranked[(rows - 1) // 2] + ranked[rows // 2]) / 2
 
 
 def find_unit_change(reference: DayStep | None, current: DayStep | None) -> UnitGuess | None:

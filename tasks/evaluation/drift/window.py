@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,14 +145,12 @@ class Numbers:
         self.ranked_days: NDArray[np.intp] = window.days[order]
         """Day of each of them."""
 
-    def by_day(self) -> Iterator[tuple[int, Float64Array]]:
-        """Each UTC day, as days since 1970, with its finite values, lowest first."""
+    def by_day(self) -> tuple[Float64Array, NDArray[np.intp]]:
+        """Finite values by UTC day, in each lowest first; and how many each day has."""
         finite = np.isfinite(self.ranked)
         values, days = self.ranked[finite], self.ranked_days[finite]
         values = values[np.argsort(days.astype(np.uint16), kind="stable")]
-        ends = np.cumsum(np.bincount(days, minlength=self.window.num_days))
-        for date, part in zip(self.window.dates, np.split(values, ends[:-1]), strict=True):
-            yield int(date), part
+        return values, np.bincount(days, minlength=self.window.num_days)
 
 
 def _order(values: NDArray[Any]) -> NDArray[np.intp]:

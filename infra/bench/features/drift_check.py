@@ -1,0 +1,77 @@
+"""The drift check of the loop's features, and Evidently's preset on the same frames.
+
+Both read the reference's and the current rows from Parquet files, on one thread. Evidently's
+environment is `.venv-evidently`; it judges each column alone, ours also its days and faults.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from flows.config import PipelineConfig
+from infra.bench.figures import LeftOut, Measured, at_most, interleaved, median_ratio
+from infra.bench.parts import Bench, newest_record
+from tasks.contracts.data import ValidatedDataset
+from tasks.evaluation.drift.compare import compare_features, open_windows
+from tasks.features.snapshot import EVENT_TIME
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+
+NAME = "drift check to Evidently's preset, CPU"
+EVIDENTLY = PROJECT_ROOT / ".venv-evidently" / "bin" / "python"
+PRESET = """
+import sys, time, pandas as pd
+from evidently import Dataset, Report
+from evidently.presets import DataDriftPreset
+began = time.process_time()
+current, reference = (Dataset.from_pandas(pd.read_parquet(name)) for name in sys.argv[1:])
+Report([DataDriftPreset()]).run(current, reference).dict()
+print(time.process_time() - began)
+"""
+
+
+def figures(bench: Bench) -> Measured:
+    """CPU of one comparison of all features, ours to Evidently's."""
+    if not EVIDENTLY.exists():
+        return [LeftOut(NAME, "there is no environment .venv-evidently")]
+    config, dataset, store = (
+        bench.config,
+        newest_record(bench.settings).dataset,
+        bench.settings.store,
+    )
+    columns = dataset.snapshot.columns
+    frame = pd.read_parquet(store.path(dataset.snapshot.data))
+    files, sizes = [], []
+    for name, window in (("current", config.current), ("reference", config.splits.train)):
+        times = frame[EVENT_TIME]
+        rows = frame[(times >= window.start) & (times < window.end)]
+        files.append(bench.folder / f"{name}.parquet")
+        sizes.append(f"{len(rows):,}")
+        rows[[*columns.numeric, *columns.categorical]].to_parquet(files[-1])
+    calls = {"ours": partial(_ours_s, dataset, config, store), "preset": partial(_preset_s, files)}
+    found = interleaved(calls, bench.size(3, 1))
+    ours, preset = (statistics.median(found[name]) for name in calls)
+    features = len(columns.numeric) + len(columns.categorical)
+    evidence = (
+        f"{ours:.2f} s to {preset:.1f} s, {features} features, {sizes[1]} and {sizes[0]} rows"
+    )
+    return [at_most(NAME, median_ratio(found["ours"], found["preset"]), 0.05, evidence)]
+
+
+def _ours_s(dataset: ValidatedDataset, config: PipelineConfig, store: ArtifactStore) -> float:
+    began = time.process_time()
+    both = dataset, config.splits.train, dataset, config.current
+    windows = open_windows(*both, config.drift, store)
+    compare_features(dataset.snapshot.columns, windows, config.drift, ())
+    return time.process_time() - began
+
+
+def _preset_s(files: list[Path]) -> float:
+    command = [str(EVIDENTLY), "-W", "ignore", "-c", PRESET, *map(str, files)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ended.stdout.split()[-1])
