@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +27,13 @@ def interleaved(calls: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, 
             if number:
                 found[name].append(value)
     return found
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Wall seconds of one call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

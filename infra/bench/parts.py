@@ -1,6 +1,10 @@
 """The parts of the bench, what each of them measures, and what a measurement is given.
 
-Each measurement is a module with `figures(bench)`, and runs in a process of its own.
+Each measurement is a module with `figures(bench)`, and runs in a process of its own:
+
+    python -m infra.bench.parts PART/NAME FOLDER usual|small
+
+writes its figures to `outcome.json` in the folder, or the reason why it failed.
 
 What a finished loop has left: the facts that several benches measure on.
 
@@ -9,13 +13,19 @@ Wait for what other processes do.
 
 from __future__ import annotations
 
+import importlib
 import json
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from pydantic import TypeAdapter
+
+from infra.bench.figures import Figure, LeftOut
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import Settings
 
@@ -24,6 +34,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+OUTCOME_FILE = "outcome.json"
+Outcome = TypeAdapter(list[Figure | LeftOut] | str)
 
 
 @dataclass(frozen=True)
@@ -163,3 +175,22 @@ def wait_until(
             raise TimeoutError(f"not within {limit_s} s: {what}")
         time.sleep(pause_s)
     return found
+
+
+def main(title: str, folder: str, size: str) -> None:
+    """Measure."""
+    # What a measurement started ends with it, a platform too, which needs its turn.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    (measurement,) = chosen([title])
+    scratch, file = Path(folder) / "scratch", Path(folder) / OUTCOME_FILE
+    scratch.mkdir()
+    try:
+        module = importlib.import_module(measurement.module)
+        file.write_bytes(Outcome.dump_json(module.figures(Bench(scratch, small=size == "small"))))
+    except Exception as exc:
+        file.write_bytes(Outcome.dump_json(f"{type(exc).__name__}: {exc}"))
+        raise
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

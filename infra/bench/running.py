@@ -5,10 +5,10 @@ The default use case on one month with a small model: a loop of a minute, for `-
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -20,11 +20,10 @@ from typing import Any
 import yaml
 
 from infra.bench.figures import Figure, LeftOut
-from infra.bench.loop.whole import FIRST_RUN, run_measured, write_cost
-from infra.bench.measurement import FAILURE_FILE, FIGURES_FILE, Stored
-from infra.bench.parts import Measurement
+from infra.bench.loop.whole import FIRST_RUN, run_measured
+from infra.bench.parts import OUTCOME_FILE, Measurement, Outcome
+from infra.bench.processes import run_python
 from infra.bench.results import CHANGED, Result, checked_out, this_host
-from tasks.kernel.process import guarded_process
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 FIRST_DAY = datetime(2013, 1, 1, 5, tzinfo=UTC)
@@ -73,9 +72,7 @@ def small_repository(folder: Path) -> Path:
 
 LIMIT_S = 3600
 """Of one measurement: one that hangs must not keep the others from being measured."""
-GRACE_S = 60
 LONGEST_REASON = 600
-LOG = "log.txt"
 SHOWN_LINES = 40
 
 
@@ -126,10 +123,9 @@ class LoopState:
         arguments = ["-m", "falaj", "--home", str(home), "run"]
         try:
             cost = run_measured(arguments, self.folder / "log.txt", own_environment() | told)
+            (self.folder / FIRST_RUN).write_text(json.dumps(cost))
         except RuntimeError as exc:
             self._failure = f"the loop that is measured on: {exc}"
-        else:
-            write_cost(cost, self.folder / FIRST_RUN)
 
 
 @dataclass(frozen=True)
@@ -182,17 +178,22 @@ class Runner:
         self, measurement: Measurement, environment: dict[str, str]
     ) -> list[Figure | LeftOut]:
         with TemporaryDirectory(dir=self.scratch, ignore_cleanup_errors=True) as scratch:
-            folder, size = Path(scratch), "small" if self.small else "usual"
-            program = ["-m", "infra.bench.measurement", measurement.title, scratch, size]
-            code = _guarded(program, environment, folder / LOG)
-            if code is None:
-                raise MeasurementError(f"it did not end within {LIMIT_S} s and was ended")
-            if code:
-                raise MeasurementError(_reason(folder, code))
-            figures = Stored.validate_json((folder / FIGURES_FILE).read_bytes())
-        if not figures:
-            raise MeasurementError("it measured nothing")
-        return figures
+            file, log = Path(scratch) / OUTCOME_FILE, Path(scratch) / "log.txt"
+            size = "small" if self.small else "usual"
+            program = ["-m", "infra.bench.parts", measurement.title, scratch, size]
+            failure = ""
+            try:
+                run_python(program, log, own_environment() | environment, LIMIT_S)
+            except RuntimeError as exc:
+                failure = str(exc)
+                for line in log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]:
+                    say(f"  | {line}")
+            outcome = Outcome.validate_json(file.read_bytes()) if file.exists() else []
+        if isinstance(outcome, str):  # its own words
+            raise MeasurementError(outcome)
+        if failure or not outcome:
+            raise MeasurementError(failure or "it measured nothing")
+        return outcome
 
     def _anonymous(self, reason: str) -> str:
         """A reason without folders of this machine and its name."""
@@ -223,30 +224,6 @@ def own_environment() -> dict[str, str]:
         or name == "FALAJ_FEATURE_REPO"
         or name.endswith("_PYTHON")  # of another server's environment
     }
-
-
-def _guarded(program: list[str], environment: dict[str, str], log: Path) -> int | None:
-    """Run a Python program to its end, what it prints in a log; its exit code.
-
-    None where it was ended for taking too long. Nothing that it started outlives it.
-    """
-    command = [sys.executable, *program]
-    variables = own_environment() | environment
-    with guarded_process(command, log, variables, folder=PROJECT_ROOT, grace_s=GRACE_S) as process:
-        try:
-            return process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return None
-
-
-def _reason(folder: Path, code: int) -> str:
-    """Why a measurement failed: its own words, or the last ones in its log, which is shown."""
-    lines = (folder / LOG).read_text(errors="replace").strip().splitlines()
-    for line in lines[-SHOWN_LINES:]:
-        say(f"  | {line}")
-    if (file := folder / FAILURE_FILE).exists():
-        return file.read_text()
-    return f"ended with {code}: {lines[-1] if lines else 'it printed nothing'}"
 
 
 def say(text: str) -> None:

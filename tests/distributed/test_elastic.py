@@ -15,6 +15,7 @@ from tasks.kernel.guard import descendants
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.driver import ElasticDriver
 from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.ranks.elastic import lost_steps
 from tests.support.suite.promises import Promise, proves
 
 SECRET = "marker-of-a-secret-8d21aa"
@@ -70,7 +71,7 @@ def test_a_rank_that_is_asked_to_end_commits_and_leaves_and_nobody_is_blamed(
     kinds = [event.kind for event in report.events if event.kind in ("lost", "left")]
     assert kinds == ["left"]
     assert report.groups[-1].size == 1
-    assert run.lost_steps() == 0
+    assert lost_steps(run) == 0
     assert (run.path / "checkpoint.pt").exists()
 
 

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from infra.bench.elastic import hosts
-from infra.bench.elastic.runs import command_of, environment_of, ranks_on, started
-from tests.support.host.processes import wait_until
+from infra.bench.elastic.runs import started
+from tests.support.host.processes import command_of, wait_until
+from tests.support.ranks.elastic import ranks_on, report_of
 
 SECRET = "marker-of-a-secret-51be07"
 LISTENING = "0A"  # in /proc/net/tcp
@@ -61,14 +62,14 @@ def test_three_hosts_train_one_network_and_nothing_shows_a_secret(
             ranks = ranks_on(host, job.run)
             assert len(ranks) == 2  # a guard and a rank
             for pid in ranks:
-                assert SECRET not in environment_of(pid)
+                assert SECRET not in psutil.Process(pid).environ().values()
             assert listening(host) <= {hosts.address(host)}
         for pid in psutil.pids():
             assert SECRET not in command_of(pid)
         job.run.go()
         job.await_end()
         job.run.check_result()
-        report = job.run.read_report()
+        report = report_of(job.run)
     assert [group.places for group in report.groups] == [("h1-0", "h2-0", "h3-0")]
     assert not any(ranks_on(host, job.run) for host in ("h0", *cluster.hosts))
 
@@ -88,7 +89,7 @@ def test_a_cut_link_is_noticed_and_its_host_is_used_again_when_it_is_back(
         job.run.go()
         job.await_end()
         job.run.check_result()
-        report = job.run.read_report()
+        report = report_of(job.run)
     assert {event.place for event in report.events if event.kind == "lost"} == {"h2-0"}
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from infra.bench.elastic import hosts
-from infra.bench.elastic.runs import ClusterRun, command_of, ranks_on, started
+from infra.bench.elastic.runs import ClusterRun, started
+from tests.support.host.processes import command_of
+from tests.support.ranks.elastic import lost_steps, ranks_on, report_of
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
@@ -61,9 +63,9 @@ def test_a_host_that_is_added_takes_part_and_one_that_is_removed_leaves(
         job.hosts_file.write_text("h2\n")
         job.await_that(lambda: job.run.has_done(3, size=1), "the first has left")
         finish(job)
-        report = job.run.read_report()
+        report = report_of(job.run)
         assert [event.kind for event in report.events if event.kind in ("lost", "left")] == ["left"]
-        assert job.run.lost_steps() == 0
+        assert lost_steps(job.run) == 0
 
 
 @proves(Promise.INTERRUPT, "the weights of an undisturbed run")

@@ -30,6 +30,7 @@ DRIVER = "h0"
 GRACE_S = 2
 # Of sshd's own, for the processes that take no password.
 PRIVILEGE_FOLDER = Path("/run/sshd")
+NAMESPACES = Path("/run/netns")
 LOCK = Path("/run/falaj-test-hosts.lock")
 
 
@@ -54,6 +55,12 @@ def run(*command: str) -> str:
     return ended.stdout
 
 
+def ip(space: str, *commands: str) -> None:
+    """Commands of `ip` in a network namespace."""
+    for command in commands:
+        run("ip", "-n", space, *command.split())
+
+
 class Cluster:
     """A driver's host `h0` and hosts `h1` to `hN`, on one switch."""
 
@@ -67,8 +74,7 @@ class Cluster:
     def start(self) -> None:
         """Build the network and start every host's sshd."""
         run("ip", "netns", "add", SWITCH)
-        run("ip", "-n", SWITCH, "link", "add", "br0", "type", "bridge")
-        run("ip", "-n", SWITCH, "link", "set", "br0", "up")
+        ip(SWITCH, "link add br0 type bridge", "link set br0 up")
         PRIVILEGE_FOLDER.mkdir(exist_ok=True)
         make_key(self.key_file)
         for host in (DRIVER, *self.hosts):
@@ -79,20 +85,16 @@ class Cluster:
     def _add(self, host: str) -> None:
         space, port = namespace(host), f"{PREFIX}{host}"
         run("ip", "netns", "add", space)
-        run(
-            *("ip", "link", "add", port, "netns", SWITCH, "type", "veth"),
-            *("peer", "name", INTERFACE, "netns", space),
-        )
-        run("ip", "-n", SWITCH, "link", "set", port, "master", "br0", "up")
-        run("ip", "-n", space, "addr", "add", f"{address(host)}/24", "dev", INTERFACE)
-        run("ip", "-n", space, "link", "set", INTERFACE, "up")
-        run("ip", "-n", space, "link", "set", "lo", "up")
+        pair = f"link add {port} type veth peer name {INTERFACE} netns {space}"
+        ip(SWITCH, pair, f"link set {port} master br0 up")
+        own = f"addr add {address(host)}/24 dev {INTERFACE}"
+        ip(space, own, f"link set {INTERFACE} up", "link set lo up")
         # As Debian has it: a host's own name is an address that no other host can reach.
         names = ["127.0.0.1 localhost", f"127.0.1.1 {host}"]
         names += [f"{address(other)} {other}" for other in (DRIVER, *self.hosts) if other != host]
-        own = Path("/etc/netns") / space
-        own.mkdir(parents=True, exist_ok=True)
-        (own / "hosts").write_text("\n".join(names) + "\n")
+        folder = Path("/etc/netns") / space
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "hosts").write_text("\n".join(names) + "\n")
 
     def start_sshd(self, host: str) -> None:
         """Start a host's sshd and wait until it answers."""
@@ -102,17 +104,14 @@ class Cluster:
             kind, key, *_ = host_key.with_suffix(".pub").read_text().split()
             with self.known_hosts_file.open("a") as stream:
                 stream.write(f"{host} {kind} {key}\n")
-        options = {
-            "ListenAddress": address(host),
-            "AuthorizedKeysFile": str(self.key_file.with_suffix(".pub")),
-            "PidFile": "none",
-            "UsePAM": "no",
-            "StrictModes": "no",
-            "PasswordAuthentication": "no",
-            "PermitRootLogin": "prohibit-password",
-        }
-        settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        sshd = [sshd_path(), "-D", "-e", "-f", "/dev/null", "-h", str(host_key), *settings]
+        options = (
+            f"ListenAddress={address(host)}",
+            f"AuthorizedKeysFile={self.key_file.with_suffix('.pub')}",
+            *("PidFile=none", "UsePAM=no", "StrictModes=no", "PasswordAuthentication=no"),
+            "PermitRootLogin=prohibit-password",
+        )
+        sshd = [sshd_path(), "-D", "-e", "-f", "/dev/null", "-h", str(host_key)]
+        sshd += [word for option in options for word in ("-o", option)]
         self._sshds[host] = self.start_on(host, sshd, self.folder / f"{host}.log")
         wait_until(lambda: self._answers(host), f"sshd of {host} answers")
 
@@ -142,11 +141,11 @@ class Cluster:
 
     def cut(self, host: str) -> None:
         """Take its link down: nothing arrives, and nobody notices at once."""
-        run("ip", "-n", SWITCH, "link", "set", f"{PREFIX}{host}", "down")
+        ip(SWITCH, f"link set {PREFIX}{host} down")
 
     def mend(self, host: str) -> None:
         """Take its link up again."""
-        run("ip", "-n", SWITCH, "link", "set", f"{PREFIX}{host}", "up")
+        ip(SWITCH, f"link set {PREFIX}{host} up")
 
     def stop(self) -> None:
         """Remove all of it."""
@@ -159,7 +158,11 @@ class Cluster:
 
 def pids_of(host: str) -> list[int]:
     """Processes that run on a host."""
-    return [int(pid) for pid in run("ip", "netns", "pids", namespace(host)).split()]
+    return _pids_in(namespace(host))
+
+
+def _pids_in(space: str) -> list[int]:
+    return [int(pid) for pid in run("ip", "netns", "pids", space).split()]
 
 
 def namespace(host: str) -> str:
@@ -186,12 +189,7 @@ def make_key(path: Path) -> None:
 
 def remove_leftovers() -> None:
     """End and remove all hosts of this kind."""
-    spaces = [
-        name
-        for line in run("ip", "netns", "list").splitlines()
-        if (name := line.split()[0]).startswith(f"{PREFIX}-")
-    ]
-    for space in spaces:
+    for space in (each.name for each in NAMESPACES.glob(f"{PREFIX}-*")):
         wait_until(partial(kill_all, space), f"the processes in {space} end", 10)
         run("ip", "netns", "delete", space)
     for folder in Path("/etc/netns").glob(f"{PREFIX}-*"):
@@ -200,10 +198,10 @@ def remove_leftovers() -> None:
 
 def kill_all(space: str) -> bool:
     """Kill what runs there; true where nothing does."""
-    pids = run("ip", "netns", "pids", space).split()
+    pids = _pids_in(space)
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     return not pids
 
 

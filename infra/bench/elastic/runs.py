@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import math
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from infra.bench.elastic.hosts import DRIVER, INTERFACE, Cluster, pids_of
+from infra.bench.elastic.hosts import DRIVER, INTERFACE, Cluster
 from infra.bench.elastic.worker import TinyJob, unbroken
 from infra.bench.parts import wait_until
 from tasks.kernel.errors import FalajError
@@ -76,10 +75,6 @@ class ElasticRun:
         newest = self.steps[-1:]
         return bool(newest) and newest[0].number >= number and size in (None, newest[0].size)
 
-    def read_report(self) -> ElasticReport:
-        """What a driver that is a program of its own has written."""
-        return ElasticReport.model_validate_json((self.path / "report.json").read_text())
-
     def check_result(self) -> None:
         """The weights are those of a run that nothing disturbed."""
         job = self.job
@@ -91,32 +86,11 @@ class ElasticRun:
         """Let a patient job hurry."""
         (self.path / "go").touch()
 
-    def lost_steps(self) -> int:
-        """The most steps that were done again at once."""
-        numbers = [step.number for step in self.steps]
-        return max((before - after + 1 for before, after in pairwise(numbers)), default=0)
-
 
 def pid_of_rank(driver: ElasticDriver, rank: int) -> int:
     """The process of a local rank that trains."""
     training = [m for m in driver.members if m.state is MemberState.IN_GROUP]
     return descendants(next(m for m in training if m.rank == rank).pid)[0]
-
-
-def drive(run: Path, job: TinyJob, on_look: Callable[[ElasticDriver], None]) -> ElasticReport:
-    """Run a job to its end, in this thread.
-
-    Raises:
-        FalajError: as `ElasticDriver.run`.
-    """
-    with (run / "ranks.log").open("a", buffering=1) as log:
-
-        def on_line(who: str, line: str) -> None:
-            log.write(f"{who} | {line}\n")
-
-        spec = ElasticSpec(WORKER_MODULE, run, {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES})
-        with ElasticDriver(spec, job.config, on_line, SHORTEST_REST_S) as driver:
-            return driver.run(lambda: on_look(driver))
 
 
 def run_here(
@@ -125,15 +99,25 @@ def run_here(
     on_look: Callable[[ElasticDriver], None] = lambda _: None,
     limit_s: float = LIMIT_S,
 ) -> ElasticReport:
-    """Run a job with the driver in this process and thread."""
+    """Run a job to its end, with the driver in this process and thread.
+
+    Raises:
+        FalajError: as `ElasticDriver.run`.
+    """
     run.prepare(job)
     deadline = time.monotonic() + limit_s
+    with (run.path / "ranks.log").open("a", buffering=1) as log:
 
-    def look(driver: ElasticDriver) -> None:
-        assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
-        on_look(driver)
+        def on_line(who: str, line: str) -> None:
+            log.write(f"{who} | {line}\n")
 
-    return drive(run.path, job, look)
+        def look(driver: ElasticDriver) -> None:
+            assert time.monotonic() < deadline, (run.path / "ranks.log").read_text()[-3000:]
+            on_look(driver)
+
+        spec = ElasticSpec(WORKER_MODULE, run.path, {"OMP_NUM_THREADS": "1", **CYCLE_VARIABLES})
+        with ElasticDriver(spec, job.config, on_line, SHORTEST_REST_S) as driver:
+            return driver.run(lambda: look(driver))
 
 
 # Over several hosts, with the driver on `h0`.
@@ -169,11 +153,24 @@ class ClusterRun:
 def started(
     cluster: Cluster, folder: Path, num_hosts: int, settings: dict[str, object], **job: object
 ) -> Iterator[ClusterRun]:
-    """Start a job on the first `num_hosts` hosts; what is left of it is ended with the context."""
+    """Start a job on the first `num_hosts` hosts; what is left of it is ended with the context.
+
+    One rank a host, found by file and probe.
+    """
     hosts_file = folder / "hosts"
     hosts_file.write_text("".join(f"{host}\n" for host in cluster.hosts[:num_hosts]))
+    config = {
+        "enabled": True,
+        "discovery": "ssh",
+        "place": str(hosts_file),
+        "slots_per_host": 1,
+        "interface": INTERFACE,
+        "ssh_key_file": cluster.key_file,
+        "ssh_known_hosts_file": cluster.known_hosts_file,
+        **settings,
+    }
     run = ElasticRun(folder / "run")
-    run.prepare(TinyJob.model_validate({"config": config(cluster, hosts_file, settings), **job}))
+    run.prepare(TinyJob.model_validate({"config": config, **job}))
     program = [sys.executable, "-m", "infra.bench.elastic.runs", str(run.path)]
     driver = cluster.start_on(DRIVER, program, run.path / "driver.log")
     try:
@@ -183,56 +180,18 @@ def started(
         driver.wait()
 
 
-def config(cluster: Cluster, hosts_file: Path, settings: dict[str, object]) -> ElasticConfig:
-    """One rank a host, found by file and probe."""
-    return ElasticConfig.model_validate(
-        {
-            "enabled": True,
-            "discovery": "ssh",
-            "place": str(hosts_file),
-            "slots_per_host": 1,
-            "interface": INTERFACE,
-            "ssh_key_file": cluster.key_file,
-            "ssh_known_hosts_file": cluster.known_hosts_file,
-            **settings,
-        }
-    )
-
-
-def ranks_on(host: str, run: ElasticRun) -> list[int]:
-    """Processes of a run on a host."""
-    return [pid for pid in pids_of(host) if str(run.path) in command_of(pid)]
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process; empty where it has just ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-def environment_of(pid: int) -> str:
-    """The environment of a process; empty where it has just ended."""
-    try:
-        return os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
-    except OSError:
-        return ""
-
-
 def main(run_path: str) -> None:
     """Run the job that the run directory holds."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8d ms %(message)s")
-    run = Path(run_path)
-    job = TinyJob.model_validate_json((run / "job.json").read_text())
+    run = ElasticRun(Path(run_path))
 
     def write(report: ElasticReport) -> None:
-        write_atomically(run / "report.json", report.model_dump_json())
+        write_atomically(run.path / "report.json", report.model_dump_json())
 
     try:
-        write(drive(run, job, lambda driver: write(driver.report)))
+        write(run_here(run, run.job, lambda driver: write(driver.report), math.inf))
     except FalajError as exc:
-        write_atomically(run / "error.txt", f"{type(exc).__name__}: {exc}")
+        write_atomically(run.path / "error.txt", f"{type(exc).__name__}: {exc}")
         raise SystemExit(1) from exc
 
 

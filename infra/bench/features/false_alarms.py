@@ -7,7 +7,6 @@ judged as a window of its own.
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -52,11 +51,10 @@ def figures(bench: Bench) -> Measured:
         week = TimeWindow(start=config.window.start, end=config.window.start + 7 * DAY)
         config = config.model_copy(update={"window": week})
     sources = list(_sources(config, bench.settings))
-    with tempfile.TemporaryDirectory(prefix="falaj-alarms-") as scratch:
-        jobs = [(source, config.window, Path(scratch) / source.name) for source in sources]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(max_workers=2, mp_context=context) as pool:
-            results = list(pool.map(_sweep, *zip(*jobs, strict=True)))
+    jobs = [(source, config.window, bench.folder / source.name) for source in sources]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=2, mp_context=context) as pool:
+        results = list(pool.map(_sweep, *zip(*jobs, strict=True)))
     alarms = {day for found, _ in results for day in found}
     ends = [s.suite.baseline.window.end for s in sources if s.suite.baseline]
     after = max(ends, default=config.window.start)

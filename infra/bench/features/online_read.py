@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -22,9 +20,9 @@ from feast.infra.online_stores.helpers import _mmh3
 from feast.protos.feast.types.Value_pb2 import Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from infra.bench.figures import Measured, at_most, interleaved
+from infra.bench.figures import Measured, at_most, interleaved, seconds
 from infra.bench.parts import Bench
-from infra.bench.servers import redis_server
+from infra.bench.processes import redis_server
 from tasks.features.access.store import find_service, open_store
 from tasks.features.config import OnlineConfig, ViewPolicy
 from tasks.features.online.plan import ReadPlan, RequestedKeys
@@ -33,7 +31,6 @@ from tasks.features.tables.build import current_tables, features_folder
 
 ENTITIES = (1, 100)
 ROUNDS = 400
-WAYS = ("ours", "by hand", "Feast")
 
 
 def figures(bench: Bench) -> Measured:
@@ -44,7 +41,7 @@ def figures(bench: Bench) -> Measured:
         settings.features_home, settings.feature_repo, features_folder(tables, settings.store)
     )
     service = find_service(embedded, bench.config.features.training_set.feature_service)
-    with TemporaryDirectory() as scratch, redis_server(Path(scratch)) as server:
+    with redis_server(bench.folder) as server:
         store = _on_redis(embedded, server.connection_string)
         reader = OnlineReader(
             store, service, OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
@@ -160,19 +157,13 @@ def _measure(
     def through_feast() -> Any:
         return store.get_online_features(service, entities, full_feature_names=True)
 
-    def milliseconds(call: Callable[[], Any]) -> float:
-        started = time.perf_counter()
-        call()
-        return 1000 * (time.perf_counter() - started)
-
-    reads: tuple[Callable[[], Any], ...] = (
-        partial(reader.read, entities),
-        partial(raw.read, keys),
-        through_feast,
-    )
-    timed = {name: partial(milliseconds, each) for name, each in zip(WAYS, reads, strict=True)}
-    times = interleaved(timed, num_rounds)
-    ours, by_hand, feast = (statistics.median(times[name]) for name in WAYS)
+    reads: dict[str, Callable[[], Any]] = {
+        "ours": partial(reader.read, entities),
+        "by hand": partial(raw.read, keys),
+        "Feast": through_feast,
+    }
+    times = interleaved({name: partial(seconds, each) for name, each in reads.items()}, num_rounds)
+    ours, by_hand, feast = (1000 * statistics.median(times[name]) for name in reads)
     count = len(next(iter(entities.values())))
     beside = f"{ours:.2f} ms; Feast's SDK {feast / by_hand:.1f}"
     differing = _differing(reader, through_feast().to_dict(), entities)

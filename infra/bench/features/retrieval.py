@@ -6,9 +6,7 @@ Every measurement is a process of its own; they take turns, so that a busy machi
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from flows.config import PipelineConfig, read_pipeline_config
 from infra.bench.features.bare_join import measured
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.parts import Bench
+from infra.bench.processes import run_python
 from tasks.features.access.store import open_store, quiet
 from tasks.features.config import TrainingSet
 from tasks.features.offline.duck import (
@@ -37,7 +36,7 @@ from tasks.features.offline.duck import (
     sql_text,
 )
 from tasks.features.tables.build import current_tables, features_folder, read_query, register_raw
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 
 ROUNDS = 3
 TIMES = 10
@@ -67,7 +66,7 @@ def figures(bench: Bench) -> Measured:
     views.write_text(json.dumps(_Run("views", frame, views, 0).described()))
 
     def run(kind: str, rows: Path = frame, memory_limit_mb: int = 0) -> Cost:
-        return _measured(kind, settings, rows, folder / f"{kind}.parquet", memory_limit_mb)
+        return _measured(kind, rows, folder / f"{kind}.parquet", memory_limit_mb)
 
     rounds = [(run("plugin"), run("bare")) for _ in range(bench.size(ROUNDS, 1))]
     ours, bare = (_median(list(costs)) for costs in zip(*rounds, strict=True))
@@ -135,24 +134,14 @@ def _write_long_frame(spec: TrainingSet, frame: Path, target: Path) -> None:
         )
 
 
-def _measured(
-    kind: str, settings: Settings, frame: Path, target: Path, memory_limit_mb: int
-) -> Cost:
+def _measured(kind: str, frame: Path, target: Path, memory_limit_mb: int) -> Cost:
     """Run one kind in a process of its own; its result lies in `target` afterwards."""
     words = ["retrieval", kind, frame, target, memory_limit_mb]
     if kind == "bare":
         words = ["bare_join", frame.with_name("views.json"), frame, target]
-    done = subprocess.run(
-        [sys.executable, "-m", f"infra.bench.features.{words[0]}", *map(str, words[1:])],
-        cwd=PROJECT_ROOT,
-        env={**os.environ, "FALAJ_HOME": str(settings.home)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{kind} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+    log = target.with_suffix(".log")
+    run_python(["-m", f"infra.bench.features.{words[0]}", *map(str, words[1:])], log, limit_s=3600)
+    return Cost(**json.loads(log.read_text().splitlines()[-1]))
 
 
 class _Run:

@@ -12,15 +12,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import psutil
@@ -28,16 +25,15 @@ from sklearn.metrics import roc_auc_score
 
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench, newest_record
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from infra.bench.processes import run_python
+from tasks.kernel.settings import Settings
 
-SAMPLE_S = 0.5
-"""Each sample walks the page tables of the whole tree: ten a second took a seventh of a core."""
+LIMIT_S = 3600
 FIRST_RUN = "first-run.json"
 """Beside the state folder of a loop: what its first run took."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What one command took."""
 
     wall_s: float
@@ -55,55 +51,21 @@ def run_measured(
     Raises:
         RuntimeError: it failed.
     """
-    started = time.monotonic()
-    with log.open("ab") as output:
-        process = psutil.Popen(
-            [sys.executable, *arguments],
-            cwd=PROJECT_ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**(environment or os.environ), "PYTHONPATH": str(PROJECT_ROOT)},
-        )
-        peak = 0
-        while True:
-            peak = max(peak, tree_bytes(process))
-            with suppress(psutil.TimeoutExpired):
-                process.wait(SAMPLE_S)
-                break
-    wall_s = time.monotonic() - started
-    if process.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise RuntimeError(f"{' '.join(arguments)} ended with {process.returncode}:\n{tail}")
-    return Cost(wall_s, peak)
+    sizes: list[int] = []
+    seconds = run_python(
+        arguments, log, environment, LIMIT_S, lambda pid: sizes.append(tree_bytes(pid))
+    )
+    return Cost(seconds, max(sizes))
 
 
-def tree_bytes(process: psutil.Process) -> int:
-    """Proportional set size of a process and its descendants, in bytes."""
+def tree_bytes(pid: int) -> int:
+    """Proportional set size of all that a process has started, in bytes."""
     total = 0
-    for member in [process, *_children(process)]:
-        try:
-            total += member.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    with suppress(psutil.NoSuchProcess):
+        for member in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += member.memory_full_info().pss
     return total
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def write_cost(cost: Cost, file: Path) -> None:
-    """For another process."""
-    file.write_text(json.dumps(asdict(cost)))
-
-
-def read_cost(file: Path) -> Cost:
-    """What `write_cost` has written."""
-    return Cost(**json.loads(file.read_text()))
 
 
 GIB = 2**30
@@ -112,7 +74,7 @@ GIB = 2**30
 def figures(bench: Bench) -> Measured:
     """Cost of the loop, what Prefect adds to it, and how good its model is."""
     settings, log = bench.settings, bench.folder / "log.txt"
-    first = read_cost(settings.home.parent / FIRST_RUN)
+    first = Cost(*json.loads((settings.home.parent / FIRST_RUN).read_text()))
     second = run_measured(["-m", "falaj", "--home", str(settings.home), "run"], log)
     plain = run_measured(["-m", "infra.bench.loop.whole", str(bench.folder / "plain")], log)
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"

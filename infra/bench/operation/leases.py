@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, seconds
 from infra.bench.parts import Bench
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import CoreSet, HostDevices
@@ -23,10 +22,11 @@ def figures(bench: Bench) -> Measured:
     devices = HostDevices(
         core_sets=(CoreSet(node=0, physical=tuple((core,) for core in range(NUM_CORES))),)
     )
-    leases, taken_ms = LeaseRepository(bench.folder), []
-    for _ in range(rounds):
-        begun = time.perf_counter()
+    leases = LeaseRepository(bench.folder)
+
+    def lease() -> None:
         acquire(leases, ONE_CORE, "bench", devices=devices).release()
-        taken_ms.append(1e3 * (time.perf_counter() - begun))
+
+    taken_ms = 1e3 * statistics.median(seconds(lease) for _ in range(rounds))
     evidence = f"acquire and release, median of {rounds}"
-    return [at_most("a lease, ms", statistics.median(taken_ms), BOUND_MS, evidence)]
+    return [at_most("a lease, ms", taken_ms, BOUND_MS, evidence)]

@@ -8,8 +8,6 @@ minutes, and their proportional set sizes, so that shared pages count once.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,10 +15,10 @@ import psutil
 
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, wait_until
+from infra.bench.processes import run_python
 from infra.orchestration.client import read_password
 from infra.platform.api import UNFINISHED, PrefectApi
 from infra.platform.files import PlatformFiles, read_endpoint
-from tasks.kernel.settings import PROJECT_ROOT
 
 UP_BOUND_S = 60
 IDLE_BOUND_PERCENT = 5
@@ -37,14 +35,14 @@ ANY_PORTS = tuple(
 
 def figures(bench: Bench) -> Measured:
     """Seconds to ready, idle CPU and memory."""
-    home, begun = bench.folder / "home", time.monotonic()
+    home, log = bench.folder / "home", bench.folder / "log.txt"
+    command = ["-m", "falaj", "--home", str(home)]
     try:
-        _command(home, "up", *ANY_PORTS)
-        ready_s = time.monotonic() - begun
+        ready_s = run_python([*command, "up", *ANY_PORTS], log)
         up = at_most("platform from nothing to ready, s", ready_s, UP_BOUND_S, _load())
         return [up, *_idle_figures(home, *bench.size((SETTLING_S, IDLE_S), (1.0, 5.0)))]
     finally:
-        _command(home, "down", "--now")
+        run_python([*command, "down", "--now"], log)
 
 
 def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
@@ -94,8 +92,3 @@ def _name(member: psutil.Process) -> str:
 
 def _load() -> str:
     return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-
-
-def _command(home: Path, *arguments: str) -> None:
-    line = [sys.executable, "-m", "falaj", "--home", str(home), *arguments]
-    subprocess.run(line, cwd=PROJECT_ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)

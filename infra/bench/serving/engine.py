@@ -21,7 +21,7 @@ import uvloop
 
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench
-from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
+from infra.bench.serving.installation import COLUMNS, MODEL, BenchHome
 from serving.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.loading import RegistryCatalogue
@@ -74,7 +74,7 @@ class Outcomes:
 
 def figures(bench: Bench) -> Measured:
     """All figures, with models made in the bench's folder."""
-    world = BenchHome.at(bench.folder)
+    world = BenchHome(bench.folder)
     refs = {str(seed + 1): world.add(seed, promote=not seed) for seed in range(3)}
     rows = np.random.default_rng(0).normal(size=(NUM_ROWS, COLUMNS)).astype(np.float32)
     expected = {number: world.answers(ref, rows) for number, ref in refs.items()}

@@ -1,51 +1,52 @@
 """What an answer over HTTP costs, beside the model alone and beside other servers.
 
 CPU time of the whole server process tree (all threads, user and system) for a request of one row,
-with 1 and with 64 connections; the client's is not counted. The model alone is `session.run` with
-decoding of the same JSON by msgspec, numpy arrays, and encoding of the answer, in this process. All
-take turns, and what counts is the ratio within a turn. MLServer and KServe are measured where their
-environments are (`.venv-mlserver`, `.venv-kserve`).
+with 1 and with 64 connections; the client's is not counted. Ours is the serving process as it is
+installed, without its log of predictions, which has a measurement of its own. The model alone is
+`session.run` with decoding of the same JSON by msgspec, numpy arrays, and encoding of the answer,
+in this process. All take turns, and what counts is the ratio within a turn. MLServer and KServe are
+measured where their environments are (`.venv-mlserver`, `.venv-kserve`).
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnxruntime
 import psutil
 
-from infra.bench.figures import (
-    Figure,
-    LeftOut,
-    Measured,
-    at_most,
-    interleaved,
-    median_ratio,
-)
+from infra.bench.figures import Figure, LeftOut, Measured, at_most, interleaved, median_ratio
 from infra.bench.parts import Bench
+from infra.bench.processes import running
 from infra.bench.serving import peers
-from infra.bench.serving.gateway import request
-from infra.bench.serving.onnx_server import CATEGORICAL, MODEL, NUMERIC, open_session
-from infra.bench.serving.processes import cpu_us, running
-from infra.bench.serving.served_models import write_program
+from infra.bench.serving.clients import cpu_us, request
+from infra.bench.serving.installation import (
+    CATEGORICAL,
+    MODEL,
+    NUMERIC,
+    BenchHome,
+    Tabular,
+    serving,
+)
 from infra.orchestration.embedded import free_port
-from tasks.kernel.settings import PROJECT_ROOT, tool_python
+from tasks.conversion.targets.onnx import MODEL_FILE
+from tasks.kernel.settings import tool_python
 
 ROUNDS = 7
 SECONDS = 1.2
 BOUNDS = {1: 4.5, 64: 2.2}
 """By the number of connections."""
 BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.20}
+UNLOGGED = {"log": {"enabled": False}}
 _DTYPES = {"INT32": np.int32, "FP32": np.float32}
 
 
@@ -81,7 +82,9 @@ def one_row() -> bytes:
 
 def model_alone(file: Path, body: bytes) -> Callable[[], bytes]:
     """Decode, run, encode: the least that a server must do."""
-    session = open_session(file)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     decoder, encoder = msgspec.json.Decoder(_Request), msgspec.json.Encoder()
 
     def call() -> bytes:
@@ -97,10 +100,7 @@ def model_alone(file: Path, body: bytes) -> Callable[[], bytes]:
 
 
 def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | None:
-    """What starts a server in its folder; None where it has no environment."""
-    if name == "ours":
-        program = "infra.bench.serving.onnx_server"
-        return [sys.executable, "-m", program, str(model), str(folder), str(port)]
+    """What starts another server in its folder; None where it has no environment."""
     python = tool_python(name)
     if python is None:
         return None
@@ -121,11 +121,9 @@ def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | Non
 
 
 def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready"):
+        return True
+    return False
 
 
 def _alone_us(call: Callable[[], bytes], seconds: float) -> float:
@@ -141,8 +139,10 @@ def _alone_us(call: Callable[[], bytes], seconds: float) -> float:
 
 def measure(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]:
     """CPU microseconds of a request, by server and connections, one for each turn."""
-    model, body = write_program(folder / "model.onnx"), one_row()
-    asked = request(MODEL, body)
+    world, body = BenchHome(folder / "home", Tabular), one_row()
+    form = world.form(world.add(7, promote=True))
+    assert form.files
+    model, asked = world.store.path(form.files) / MODEL_FILE, request(MODEL, body)
     calls: dict[str, Callable[[], float]] = {
         "alone": partial(_alone_us, model_alone(model, body), seconds)
     }
@@ -152,26 +152,20 @@ def measure(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]
         return cost
 
     with ExitStack() as stack:
-        for name, (process, port) in _servers(folder, model, stack):
+        ports = {name: free_port() for name in ("ours", *BOUND_BESIDE)}
+        ours = serving(world.home, {"http": ports["ours"]}, **UNLOGGED)
+        processes = {"ours": stack.enter_context(ours)}
+        for name in BOUND_BESIDE:
+            own, ready = folder / name, partial(_is_ready, ports[name])
+            own.mkdir()
+            if command := _command(name, model, own, ports[name]):
+                one_thread = {"OMP_NUM_THREADS": "1", "OTEL_SDK_DISABLED": "true"}
+                server = running(command, own / "log.txt", ready, one_thread, own)
+                processes[name] = stack.enter_context(server)
+        for name, process in processes.items():
             for count in BOUNDS:
-                calls[f"{name} {count}"] = partial(cost_us, process, port, count)
+                calls[f"{name} {count}"] = partial(cost_us, process, ports[name], count)
         return interleaved(calls, rounds)
-
-
-def _servers(
-    folder: Path, model: Path, stack: ExitStack
-) -> Iterator[tuple[str, tuple[psutil.Process, int]]]:
-    """Process and port of each server that can be had here, by name."""
-    for name in ("ours", *BOUND_BESIDE):
-        own, port = folder / name, free_port()
-        own.mkdir()
-        command = _command(name, model, own, port)
-        if command is not None:
-            one_thread = {"OMP_NUM_THREADS": "1", "OTEL_SDK_DISABLED": "true"}
-            cwd = PROJECT_ROOT if name == "ours" else own
-            ready = partial(_is_ready, port)
-            server = running(command, own / "log.txt", ready, one_thread, cwd)
-            yield name, (stack.enter_context(server), port)
 
 
 def figures(bench: Bench) -> Measured:

@@ -72,4 +72,4 @@ if importlib.util.find_spec("kserve"):
 
     if __name__ == "__main__":
         server = ModelServer(http_port=int(sys.argv[2]), enable_grpc=False, workers=1)
-        server.start([OnnxModel("tabular", sys.argv[1])])
+        server.start([OnnxModel("bench", sys.argv[1])])

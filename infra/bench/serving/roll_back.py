@@ -10,33 +10,35 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-
-import yaml
 
 from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, wait_until
-from infra.bench.serving.gateway import Signer, envoy, request, write_settings
-from infra.bench.serving.processes import ask, running
-from infra.bench.serving.served_models import COLUMNS, MODEL, BenchHome
+from infra.bench.processes import run_python
+from infra.bench.serving.clients import ask, request
+from infra.bench.serving.installation import (
+    COLUMNS,
+    MODEL,
+    BenchHome,
+    Signer,
+    envoy,
+    repository_of,
+    serving,
+    write_settings,
+)
 from infra.orchestration.embedded import free_port
-from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.rollout import Action
-from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.promotion import note_promotion
 from tasks.release.config import ReleaseConfig, StepConfig
@@ -89,14 +91,8 @@ class Installation:
 
     def roll_back(self) -> float:
         """Roll the open release back by hand; when that was decided, seconds since 1970."""
-        words = ("release", "rollback", MODEL, "--approver", "bench")
-        subprocess.run(
-            [sys.executable, "-m", "falaj", *words],
-            cwd=PROJECT_ROOT,
-            env={**os.environ, **self.environment},
-            timeout=LIMIT_S,
-            check=True,
-        )
+        words = ["-m", "falaj", "release", "rollback", MODEL, "--approver", "bench"]
+        run_python(words, self.world.home / "bench.log", {**os.environ, **self.environment})
         ledger = self.releasing.ledger
         release = ledger.last_release(MODEL)
         assert release is not None
@@ -109,7 +105,10 @@ def load(made: Installation) -> Iterator[Answers]:
     """Clients, each with a token and a connection of its own, that ask without end."""
     answers: Answers = []
     stopping = threading.Event()
-    requests = [request(MODEL, BODY, made.signer, sub=f"c{n}") for n in range(NUM_CLIENTS)]
+    requests = [
+        request(MODEL, BODY, made.signer.token(f"infer:{MODEL}", sub=f"c{n}"))
+        for n in range(NUM_CLIENTS)
+    ]
 
     def next_in(head: bytes) -> float | None:
         version = head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
@@ -164,21 +163,12 @@ def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef
 @contextmanager
 def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]]:
     """Version 1 serves behind Envoy; version 2 is registered."""
-    home, repo = folder / "home", folder / "feature_repo"
+    home, signer = folder / "home", Signer()
     ports = {name: free_port() for name in ("edge", "http", "grpc")}
-    shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo)
-    followed = {"name": MODEL, "on_move": "offer"}
-    serving = {"models": [followed], "security": {"edge": True}, "poll_s": 0.3}
-    (repo / "serving.yaml").write_text(yaml.safe_dump(serving))
-    signer, world = Signer(), BenchHome.at(home)
-    write_settings(home, MODEL, signer, ports)
-    environment = {"FALAJ_HOME": str(home), "FALAJ_FEATURE_REPO": str(repo)}
+    world, environment = BenchHome(home), {"FALAJ_HOME": str(home)}
+    environment["FALAJ_FEATURE_REPO"] = str(repository_of(home))
+    write_settings(home, signer, ports)
     made = Installation(world, signer, ports["edge"], environment)
     made.promote(world.add(0))
-    command = [sys.executable, "-m", "serving", "--home", str(home), "--admin-port", "0"]
-    command += ["--http-port", str(ports["http"]), "--grpc-port", str(ports["grpc"])]
-    with ExitStack() as stack:
-        is_ready = partial(read_addresses, home)
-        stack.enter_context(running(command, folder / "serving.log", is_ready, environment))
-        stack.enter_context(envoy(home, folder / "envoy.log"))
+    with serving(home, ports, security={"edge": True}, poll_s=0.3), envoy(home):
         yield made, world.add(1)

@@ -11,7 +11,6 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from infra.bench.figures import (
     at_most,
     interleaved,
     median_ratio,
+    seconds,
 )
 from infra.bench.parts import Bench
 from tasks.training.checkpoints.location import Location
@@ -75,7 +75,7 @@ def figures(bench: Bench) -> Measured:
 
 def _training_figures(bench: Bench) -> Measured:
     training, folder = Training(), bench.folder
-    step_s = min(_seconds(lambda: training.steps(1)) for _ in range(20))
+    step_s = min(seconds(lambda: training.steps(1)) for _ in range(20))
     steps = max(1, round(bench.size(STRETCH_S, 0.1) / step_s))
     numbers = itertools.count(1)
 
@@ -116,10 +116,10 @@ def _write_figure(bench: Bench) -> Figure:
 
     def save_s() -> float:
         store.prune(1)
-        return _seconds(lambda: store.save(next(numbers), 0, {"w": weights}))
+        return seconds(lambda: store.save(next(numbers), 0, {"w": weights}))
 
     def plain_s() -> float:
-        return _seconds(lambda: _write_plainly(folder / "plain", weights))
+        return seconds(lambda: _write_plainly(folder / "plain", weights))
 
     taken = interleaved({"ours": save_s, "plain": plain_s}, bench.size(WRITE_ROUNDS, 2))
     rate = num_bytes / statistics.median(taken["ours"]) / 1e6
@@ -134,12 +134,6 @@ def _write_plainly(path: Path, weights: Tensor) -> None:
         stream.write(weights.numpy().data)
         os.fsync(stream.fileno())
     aside.replace(path)
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
 
 
 def _store(folder: Path) -> CheckpointStore:

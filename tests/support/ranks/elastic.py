@@ -1,0 +1,26 @@
+"""What tests ask of elastic runs of the tiny worker."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from infra.bench.elastic.hosts import pids_of
+from infra.bench.elastic.runs import ElasticRun
+from tasks.training.elastic.report import ElasticReport
+from tests.support.host.processes import command_of
+
+
+def report_of(run: ElasticRun) -> ElasticReport:
+    """What a driver that is a program of its own has written."""
+    return ElasticReport.model_validate_json((run.path / "report.json").read_text())
+
+
+def lost_steps(run: ElasticRun) -> int:
+    """The most steps that were done again at once."""
+    numbers = [step.number for step in run.steps]
+    return max((before - after + 1 for before, after in pairwise(numbers)), default=0)
+
+
+def ranks_on(host: str, run: ElasticRun) -> list[int]:
+    """Processes of a run on a host."""
+    return [pid for pid in pids_of(host) if str(run.path) in command_of(pid)]
