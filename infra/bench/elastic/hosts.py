@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -208,10 +208,12 @@ def kill_all(space: str) -> bool:
 @contextmanager
 def cluster(folder: Path, num_hosts: int) -> Iterator[Cluster]:
     """Hosts that are there while the context lasts; one cluster a machine at a time."""
-    with ExitStack() as stack, LOCK.open("w") as lock:
+    with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remove_leftovers()
         built = Cluster(folder, num_hosts)
-        stack.callback(built.stop)
-        built.start()
-        yield built
+        try:
+            built.start()
+            yield built
+        finally:
+            built.stop()

@@ -6,11 +6,9 @@ Every measurement is a process of its own; they take turns, so that a busy machi
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import polars as pl
@@ -47,8 +45,7 @@ MEMORY_CAP_GIB = 3
 """What the whole process may hold in that run."""
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What one retrieval took."""
 
     cpu_s: float
@@ -66,10 +63,17 @@ def figures(bench: Bench) -> Measured:
     views.write_text(json.dumps(_Run("views", frame, views, 0).described()))
 
     def run(kind: str, rows: Path = frame, memory_limit_mb: int = 0) -> Cost:
-        return _measured(kind, rows, folder / f"{kind}.parquet", memory_limit_mb)
+        """One kind in a process of its own; its result lies beside the log afterwards."""
+        log, target = folder / f"{kind}.log", folder / f"{kind}.parquet"
+        words = ["retrieval", kind, rows, target, memory_limit_mb]
+        if kind == "bare":
+            words = ["bare_join", views, rows, target]
+        module = f"infra.bench.features.{words[0]}"
+        run_python(["-m", module, *map(str, words[1:])], log, limit_s=3600)
+        return Cost(**json.loads(log.read_text().splitlines()[-1]))
 
     rounds = [(run("plugin"), run("bare")) for _ in range(bench.size(ROUNDS, 1))]
-    ours, bare = (_median(list(costs)) for costs in zip(*rounds, strict=True))
+    ours, bare = (sorted(costs)[len(rounds) // 2] for costs in zip(*rounds, strict=True))
     stock = run("stock")
     plugin = folder / "plugin.parquet"
     differing = sum(_differing(plugin, folder / f"{k}.parquet") for k in ("bare", "stock"))
@@ -87,11 +91,6 @@ def figures(bench: Bench) -> Measured:
         at_most("rows that differ among the three", float(differing), 0, "all columns"),
         at_most(f"peak memory of {TIMES} times the rows, GiB", peak, MEMORY_CAP_GIB, written),
     ]
-
-
-def _median(costs: list[Cost]) -> Cost:
-    middle = statistics.median_low(cost.cpu_s for cost in costs)
-    return next(cost for cost in costs if cost.cpu_s == middle)
 
 
 def _differing(one: Path, other: Path) -> int:
@@ -132,16 +131,6 @@ def _write_long_frame(spec: TrainingSet, frame: Path, target: Path) -> None:
             f"{moment} + to_minutes(7 * k) AS {moment}) FROM {parquet(frame)}, "
             f"range({TIMES}) AS r(k)) TO {sql_text(target)} (FORMAT parquet)"
         )
-
-
-def _measured(kind: str, frame: Path, target: Path, memory_limit_mb: int) -> Cost:
-    """Run one kind in a process of its own; its result lies in `target` afterwards."""
-    words = ["retrieval", kind, frame, target, memory_limit_mb]
-    if kind == "bare":
-        words = ["bare_join", frame.with_name("views.json"), frame, target]
-    log = target.with_suffix(".log")
-    run_python(["-m", f"infra.bench.features.{words[0]}", *map(str, words[1:])], log, limit_s=3600)
-    return Cost(**json.loads(log.read_text().splitlines()[-1]))
 
 
 class _Run:

@@ -7,7 +7,6 @@ set it to Running; it is then cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +16,13 @@ from statistics import median
 from typing import Any
 from uuid import UUID
 
+import yaml
+
 from infra.bench.figures import Measured, at_most
 from infra.bench.operation.prefect_api import prefect_api_server
 from infra.bench.parts import Bench, wait_until
+from infra.deploying.file import PREFECT_FILE
+from infra.platform.api import PrefectApi
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
@@ -34,10 +37,7 @@ FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)
 NUM_RESULTS = 5
 LIMIT_S = 300
 POOL = "coordinator"
-FLOWS = {
-    "decision": "flows.decision.decision_flow",
-    "pipeline": "flows.pipeline.pipeline_flow",
-}
+DEPLOYED = ("decision", "pipeline")
 
 
 def figures(bench: Bench) -> Measured:
@@ -117,39 +117,19 @@ def _platform(folder: Path) -> Iterator[Ledger]:
     """Server, deployments, automation, worker; yields the controller's database."""
     os.environ["FALAJ_HOME"] = str(folder / "home")
     with prefect_api_server(folder / "prefect") as api, api.in_process():
-        asyncio.run(_deploy())
+        _deploy(folder, Settings.from_environment().feature_repo)
         with api.worker(POOL, FALAJ_HOME=str(folder / "home"), PREFECT_WORKER_PREFETCH_SECONDS="0"):
-            wait_until(lambda: asyncio.run(_workers()), "a worker", LIMIT_S)
+            asked = PrefectApi(api.url, api.auth_string)
+            wait_until(lambda: asked.workers(POOL), "a worker", LIMIT_S)
             yield Ledger(Settings.from_environment().metadata_url)
 
 
-async def _workers() -> list[Any]:
-    from prefect import get_client
+def _deploy(folder: Path, repo: Path) -> None:
+    """The two deployments as they are, and the automations; nothing that a schedule starts."""
+    from infra.deploying import deploy  # imports Prefect
 
-    async with get_client() as client:
-        return list(await client.read_workers_for_work_pool(POOL))
-
-
-async def _deploy() -> None:
-    from prefect import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-
-    from flows.config import read_pipeline_config
-    from flows.decision import decision_flow
-    from flows.pipeline import pipeline_flow
-    from infra.deploying.automations import decide_on_drift
-
-    config = read_pipeline_config(Settings.from_environment({}).feature_repo)
-    parameters = {"decision": {}, "pipeline": {"config": config.model_dump(mode="json")}}
-    async with get_client() as client:
-        await client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        for deployed in (decision_flow, pipeline_flow):
-            await client.create_deployment(
-                await client.create_flow(deployed),
-                POOL,
-                work_pool_name=POOL,
-                entrypoint=FLOWS[deployed.name],
-                pull_steps=[],
-                parameters=parameters[deployed.name],
-            )
-        await decide_on_drift().write(client)
+    content = yaml.safe_load(PREFECT_FILE.read_text())
+    wanted = [each for each in content["deployments"] if each["name"] in DEPLOYED]
+    file = folder / "prefect.yaml"
+    file.write_text(yaml.safe_dump({**content, "definitions": {}, "deployments": wanted}))
+    deploy.run(deploy.make_plan([str(repo)], file=file))

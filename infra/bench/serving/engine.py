@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 import uvloop
@@ -48,28 +47,9 @@ TOLERANCE = 1e-5
 """Within which an answer is that of a version; those of versions are farther apart."""
 
 
-@dataclass
-class Outcomes:
-    """What became of calls."""
-
-    answered: int = 0
-    last: dict[str, float] = field(default_factory=dict)
-    """Time of the last answer of each version."""
-    refused: Counter[str] = field(default_factory=Counter)
-    answer_ms: list[float] = field(default_factory=list)
-    refusal_ms: list[float] = field(default_factory=list)
-
-    def take(self, call: Call, outcome: Answer | ServingError) -> None:
-        """Note one."""
-        now = time.monotonic()
-        if isinstance(outcome, Answer):
-            self.answered += 1
-            self.last[outcome.served.version] = now
-            self.answer_ms.append((now - call.arrived) * 1e3)
-        else:
-            self.refused[outcome.reason] += 1
-            if isinstance(outcome, OverloadedError):
-                self.refusal_ms.append((now - call.arrived) * 1e3)
+Outcome = Answer | ServingError
+Seen = list[tuple[float, Call, Outcome]]
+"""What became of calls, and when."""
 
 
 def figures(bench: Bench) -> Measured:
@@ -116,7 +96,7 @@ async def _ask(
     call_of: Callable[[int], Call],
     num_calls: int,
     num_open: int,
-    take: Callable[[Call, Answer | ServingError], None] = lambda call, outcome: None,
+    take: Callable[[Call, Outcome], None] = lambda call, outcome: None,
 ) -> None:
     """Submit calls, of which always so many are open, until all have an outcome."""
     ended = asyncio.get_running_loop().create_future()
@@ -127,7 +107,7 @@ async def _ask(
         num_submitted += 1
         engine.submit(call_of(num_submitted), done)
 
-    def done(call: Call, outcome: Answer | ServingError) -> None:
+    def done(call: Call, outcome: Outcome) -> None:
         nonlocal num_ended
         num_ended += 1
         take(call, outcome)
@@ -217,15 +197,15 @@ async def _overload(world: BenchHome, seconds: float) -> list[Figure]:
         row = dict(backend.probe)
         await _offer(engine, row, 0.5, rate=2000.0)  # learns the model's time
         capacity = await _capacity(engine, row)
-        outcomes = await _offer(engine, row, seconds, 4 * capacity)
+        seen = await _offer(engine, row, seconds, 4 * capacity)
         recovery = await _recovery(engine, row, time.monotonic())
         # Other programs may have disturbed one.
         capacity = max(capacity, await _capacity(engine, row))
-    offered = outcomes.answered + sum(outcomes.refused.values())
-    late = np.array(outcomes.refusal_ms or [np.inf])
-    answers_ms = np.array(outcomes.answer_ms or [np.inf])
-    share = outcomes.answered / seconds / capacity
-    loads = f"{capacity:.0f} calls/s can be answered, {offered / seconds:.0f}/s were offered"
+    answered_ms = _after_ms(seen, Answer)
+    late = np.array(_after_ms(seen, OverloadedError) or [np.inf])
+    share, answers_ms = len(answered_ms) / seconds / capacity, np.array(answered_ms or [np.inf])
+    offered = f"{len(seen) / seconds:.0f}/s were offered"
+    loads = f"{capacity:.0f} calls/s can be answered, {offered}"
     refusals = (
         f"{len(late)} refusals: median {np.median(late):.2f} ms, 99 % {np.quantile(late, 0.99):.2f}"
         f" ms, longest {late.max():.1f} ms"
@@ -241,31 +221,41 @@ async def _overload(world: BenchHome, seconds: float) -> list[Figure]:
     ]
 
 
+def _after_ms(seen: Seen, kind: type[Outcome]) -> list[float]:
+    """How long after their arrival calls had an outcome of a kind."""
+    return [1e3 * (at - call.arrived) for at, call, outcome in seen if isinstance(outcome, kind)]
+
+
 async def _capacity(engine: ModelEngine, row: Mapping[str, Array]) -> float:
     """Calls a second that are answered when two batches always wait: fewer than are refused."""
-    outcomes, started = Outcomes(), time.monotonic()
+    seen: Seen = []
+    started = time.monotonic()
     num_calls = round(2 * SLOW_ROWS / SLOW_S)
-    await _ask(engine, lambda n: _call(row, 1), num_calls, 3 * SLOW_ROWS, outcomes.take)
-    return outcomes.answered / (time.monotonic() - started)
+    await _ask(engine, lambda n: _call(row, 1), num_calls, 3 * SLOW_ROWS, _noting(seen))
+    return len(_after_ms(seen, Answer)) / (time.monotonic() - started)
+
+
+def _noting(seen: Seen) -> Callable[[Call, Outcome], None]:
+    return lambda call, outcome: seen.append((time.monotonic(), call, outcome))
 
 
 async def _offer(
     engine: ModelEngine, row: Mapping[str, Array], seconds: float, rate: float
-) -> Outcomes:
+) -> Seen:
     """Submit calls by the clock, whatever becomes of them; ends when all have an outcome."""
-    outcomes = Outcomes()
+    seen: Seen = []
     submitted = 0
     began = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
         due = round((now - began) * rate)
         # After a pause of the whole machine the backlog is not thrown in at once.
         for _ in range(min(due - submitted, round(rate * MOST_LATE_S))):
-            engine.submit(_call(row, 1), outcomes.take)
+            engine.submit(_call(row, 1), _noting(seen))
         submitted = due
         await asyncio.sleep(TICK_S)
     await engine._dispatcher.drained(math.inf)
     await asyncio.sleep(0)
-    return outcomes
+    return seen
 
 
 async def _recovery(engine: ModelEngine, row: Mapping[str, Array], since: float) -> float:
@@ -298,7 +288,7 @@ async def _swap(
     calls = [_call({"rows": rows[n : n + 1]}, 1, str(n)) for n in range(NUM_ROWS)]
     counted: Counter[str] = Counter()
 
-    def take(call: Call, outcome: Answer | ServingError) -> None:
+    def take(call: Call, outcome: Outcome) -> None:
         if not isinstance(outcome, Answer):
             counted["lost"] += 1
             return
@@ -348,10 +338,11 @@ async def _roll_back(world: BenchHome) -> Measured:
         await asyncio.sleep(1.0)
         waiting, decided = engine._dispatcher.requests, time.monotonic()
         await engine.set_tracks(MODEL, {"stable": "1"})
-        outcomes = await offering
-    then = "version 1 answered" if outcomes.last.get("1", 0) > decided else "nobody answered"
+        seen = await offering
+    last = {o.served.version: at for at, _, o in seen if isinstance(o, Answer)}
+    then = "version 1 answered" if last.get("1", 0) > decided else "nobody answered"
     evidence = f"{waiting} calls waited for a model of {ROLLBACK_S * 1e3:.0f} ms a batch; {then}"
-    seconds = max(0.0, outcomes.last["2"] - decided)
+    seconds = max(0.0, last["2"] - decided)
     return [at_most("rollback: decision to last old answer, s", seconds, 1.0, evidence)]
 
 

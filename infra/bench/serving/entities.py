@@ -11,22 +11,24 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from infra.bench.figures import Figure, Measured, at_most
+from infra.bench.figures import seconds as seconds_of
 from infra.bench.parts import Bench, newest_record
 from serving.features.reader import FeastEntityReader
 from serving.interfaces import VersionState
-from tasks.features.online.reader import OnlineReader
 
 RATE_PER_S = 100
 SECONDS = 30
 LIMIT_MS = 2.0
 KEYS = ("carrier", "origin", "dest", "tailnum")
 NUM_ENTITIES = 200
+Request = dict[str, list[Any]]
 
 
 def figures(bench: Bench) -> Measured:
@@ -55,64 +57,41 @@ def _figure(backend: str, own_ms: list[float], resolve_ms: list[float]) -> Figur
 
 
 async def _measured(
-    reader: FeastEntityReader,
-    key: tuple[str, str],
-    requests: list[dict[str, list[Any]]],
-    seconds: int,
+    reader: FeastEntityReader, key: tuple[str, str], requests: Sequence[Request], seconds: int
 ) -> tuple[str, list[float], list[float]]:
     """The store's name, and milliseconds of requests of both ways, a second of each in turn."""
     await reader.start()
     recipe = reader.recipe(key)
     assert recipe is not None
+    online, draw = recipe.reader, random.Random(7)
     own_ms: list[float] = []
     resolve_ms: list[float] = []
-    draw = random.Random(7)
-    await _through_resolve(reader, key[0], requests, draw)  # connections, caches
+
+    def arrivals() -> list[tuple[float, Request]]:
+        """A second of requests, each with the time before it."""
+        return [(draw.expovariate(RATE_PER_S), draw.choice(requests)) for _ in range(RATE_PER_S)]
+
+    def own() -> None:
+        """Reads that nothing else disturbs."""
+        for wait_s, asked in arrivals():
+            time.sleep(wait_s)
+            own_ms.append(1e3 * seconds_of(lambda asked=asked: online.read(asked, reader.moment())))
+
+    async def resolve(asked: Request, found: list[float]) -> None:
+        started = time.perf_counter()
+        await reader.resolve(key[0], asked)
+        found.append(1e3 * (time.perf_counter() - started))
+
+    async def through_resolve(found: list[float]) -> None:
+        """Requests that do not wait for each other."""
+        async with asyncio.TaskGroup() as group:
+            for wait_s, asked in arrivals():
+                await asyncio.sleep(wait_s)
+                group.create_task(resolve(asked, found))
+
+    await through_resolve([])  # connections, caches
     for _ in range(seconds):
-        own_ms += await asyncio.to_thread(_own, recipe.reader, reader, requests, draw)
-        resolve_ms += await _through_resolve(reader, key[0], requests, draw)
+        await asyncio.to_thread(own)
+        await through_resolve(resolve_ms)
     await reader.stop()
-    return recipe.reader.backend, own_ms, resolve_ms
-
-
-def _own(
-    online: OnlineReader,
-    reader: FeastEntityReader,
-    requests: list[dict[str, list[Any]]],
-    draw: random.Random,
-) -> list[float]:
-    """A second of reads that nothing else disturbs."""
-    found = []
-    for wait_s in _waits(draw):
-        time.sleep(wait_s)
-        request = draw.choice(requests)
-        started = time.perf_counter()
-        online.read(request, reader.moment())
-        found.append(1e3 * (time.perf_counter() - started))
-    return found
-
-
-async def _through_resolve(
-    reader: FeastEntityReader,
-    model: str,
-    requests: list[dict[str, list[Any]]],
-    draw: random.Random,
-) -> list[float]:
-    """A second of requests that do not wait for each other."""
-    found: list[float] = []
-
-    async def one(request: dict[str, list[Any]]) -> None:
-        started = time.perf_counter()
-        await reader.resolve(model, request)
-        found.append(1e3 * (time.perf_counter() - started))
-
-    tasks = []
-    for wait_s in _waits(draw):
-        await asyncio.sleep(wait_s)
-        tasks.append(asyncio.create_task(one(draw.choice(requests))))
-    await asyncio.gather(*tasks)
-    return found
-
-
-def _waits(draw: random.Random) -> list[float]:
-    return [draw.expovariate(RATE_PER_S) for _ in range(RATE_PER_S)]
+    return online.backend, own_ms, resolve_ms

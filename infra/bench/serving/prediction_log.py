@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +19,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from serving.interfaces import Call, Served, ServedBatch
 from serving.log.prediction_log import PredictionLog
-from tasks.contracts.conversion import Signature, tabular_signature
+from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.predictions.config import PredictionLogConfig
 
@@ -57,8 +58,7 @@ def burst(num_rows: int) -> tuple[int, int]:
     """Rows that were dropped and counted, and rows that nothing tells of."""
     some = [_batch(BURST_CALLS, number) for number in range(50)]
     offered = 0
-    with TemporaryDirectory() as scratch:
-        log = _opened(Path(scratch))
+    with _opened() as log:
         while offered < num_rows:
             for batch in some:
                 log.served(batch)
@@ -70,8 +70,7 @@ def burst(num_rows: int) -> tuple[int, int]:
 
 
 def _logged(batches: Sequence[ServedBatch]) -> tuple[float, float]:
-    with TemporaryDirectory() as scratch:
-        log = _opened(Path(scratch))
+    with _opened() as log:
         whole, loop = time.process_time(), time.thread_time()
         for batch in batches:
             log.served(batch)
@@ -80,7 +79,8 @@ def _logged(batches: Sequence[ServedBatch]) -> tuple[float, float]:
         return loop, time.process_time() - whole
 
 
-def _opened(home: Path) -> PredictionLog:
+@contextmanager
+def _opened() -> Iterator[PredictionLog]:
     columns = DatasetSchema(
         row_id="row",
         event_time="at",
@@ -88,10 +88,11 @@ def _opened(home: Path) -> PredictionLog:
         categorical=tuple(f"c{n}" for n in range(CATEGORIES)),
         numeric=tuple(f"n{n}" for n in range(NUMBERS)),
     )
-    signature: Signature = tabular_signature(columns)
-    log = PredictionLog(PredictionLogConfig(), home, lambda model, version: signature)
-    log.start()
-    return log
+    signature = tabular_signature(columns)
+    with TemporaryDirectory() as home:
+        log = PredictionLog(PredictionLogConfig(), Path(home), lambda model, version: signature)
+        log.start()
+        yield log
 
 
 def _batch(calls: int, number: int) -> ServedBatch:

@@ -8,12 +8,13 @@ whatever else the machine does can only add to it.
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, seconds
 from infra.bench.parts import Bench, newest_record
 from infra.bench.processes import run_python
 from tasks.contracts.base import TimeWindow
@@ -21,6 +22,7 @@ from tasks.contracts.data import DataSplits
 
 ROUNDS = 5
 BOUND_S = 3.0
+IMPORT = (sys.executable, "-c", "import torch")
 
 
 def figures(bench: Bench) -> Measured:
@@ -30,7 +32,7 @@ def figures(bench: Bench) -> Measured:
     forked: list[float] = []
     for number in range(rounds):
         folder, log = bench.folder / str(number), bench.folder / "log.txt"
-        importing.append(run_python(["-c", "import torch"], log))
+        importing.append(seconds(lambda: subprocess.run(IMPORT, check=True)))
         run_python(["-m", "infra.bench.training.launch", str(folder)], log)
         forked.append(float((folder / "seconds").read_text()))
     epoch_s, import_s = min(forked), min(importing)
