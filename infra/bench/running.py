@@ -162,13 +162,12 @@ class Runner:
             measured = self._measured(measurement, environment)
         except MeasurementError as exc:
             failure = self._anonymous(str(exc))
-        seconds = time.monotonic() - started
         return Result(
             commit=self.commit,
             date=date,
             host=this_host(),
             load=(before, os.getloadavg()[0]),
-            seconds=round(seconds, 1),
+            seconds=round(time.monotonic() - started, 1),
             small=self.small,
             measured=tuple(measured),
             failure=failure,

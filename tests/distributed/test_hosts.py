@@ -18,7 +18,7 @@ import pytest
 from infra.bench.elastic import hosts
 from infra.bench.elastic.runs import started
 from tests.support.host.processes import command_of, wait_until
-from tests.support.ranks.elastic import ranks_on, report_of
+from tests.support.ranks.elastic import finish, ranks_on, report_of
 
 SECRET = "marker-of-a-secret-51be07"
 LISTENING = "0A"  # in /proc/net/tcp
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]
 def listening(host: str) -> set[str]:
     """IPv4 addresses on which the processes of training listen on a host."""
     found = set()
-    for pid in hosts.pids_of(host):
+    for pid in hosts.pids_in(hosts.namespace(host)):
         if "elastic" in command_of(pid):
             sockets = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
             # psutil would show the connections of this process's own namespace.
@@ -66,9 +66,7 @@ def test_three_hosts_train_one_network_and_nothing_shows_a_secret(
             assert listening(host) <= {hosts.address(host)}
         for pid in psutil.pids():
             assert SECRET not in command_of(pid)
-        job.run.go()
-        job.await_end()
-        job.run.check_result()
+        finish(job)
         report = report_of(job.run)
     assert [group.places for group in report.groups] == [("h1-0", "h2-0", "h3-0")]
     assert not any(ranks_on(host, job.run) for host in ("h0", *cluster.hosts))
@@ -86,9 +84,7 @@ def test_a_cut_link_is_noticed_and_its_host_is_used_again_when_it_is_back(
         finally:
             cluster.mend("h2")
         job.await_that(lambda: job.run.has_done(3, size=3), "the host is back")
-        job.run.go()
-        job.await_end()
-        job.run.check_result()
+        finish(job)
         report = report_of(job.run)
     assert {event.place for event in report.events if event.kind == "lost"} == {"h2-0"}
 

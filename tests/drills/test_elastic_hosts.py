@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from infra.bench.elastic import hosts
-from infra.bench.elastic.runs import ClusterRun, started
+from infra.bench.elastic.runs import started
 from tests.support.host.processes import command_of
-from tests.support.ranks.elastic import lost_steps, ranks_on, report_of
+from tests.support.ranks.elastic import finish, lost_steps, ranks_on, report_of
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
@@ -30,12 +30,6 @@ SEED = 20261121
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Cluster]:
     with hosts.cluster(tmp_path_factory.mktemp("cluster"), num_hosts=3) as built:
         yield built
-
-
-def finish(job: ClusterRun) -> None:
-    job.run.go()
-    job.await_end()
-    job.run.check_result()
 
 
 @proves(Promise.EVICTION, "the other hosts go on, from the last commit")

@@ -156,12 +156,8 @@ class Cluster:
         remove_leftovers()
 
 
-def pids_of(host: str) -> list[int]:
-    """Processes that run on a host."""
-    return _pids_in(namespace(host))
-
-
-def _pids_in(space: str) -> list[int]:
+def pids_in(space: str) -> list[int]:
+    """Processes that run in a network namespace."""
     return [int(pid) for pid in run("ip", "netns", "pids", space).split()]
 
 
@@ -198,7 +194,7 @@ def remove_leftovers() -> None:
 
 def kill_all(space: str) -> bool:
     """Kill what runs there; true where nothing does."""
-    pids = _pids_in(space)
+    pids = pids_in(space)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -143,11 +143,6 @@ class ClusterRun:
         wait_until(lambda: condition() or self.driver.poll() is not None, what, LIMIT_S)
         assert condition(), f"the driver has ended before: {what}\n{self.log}"
 
-    def await_end(self) -> None:
-        """Wait for the end of training."""
-        wait_until(lambda: self.driver.poll() is not None, "the end of training", LIMIT_S)
-        assert self.driver.returncode == 0, self.log
-
 
 @contextmanager
 def started(

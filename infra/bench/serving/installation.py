@@ -269,16 +269,18 @@ class Signer:
         return jwt.encode(content, signing, algorithm=alg, headers={"kid": kid or self.kid})
 
 
-def write_settings(home: Path, signer: Signer, ports: Mapping[str, int]) -> dict[str, Any]:
+def write_settings(
+    home: Path, signer: Signer, ports: Mapping[str, int], model: str = MODEL
+) -> dict[str, Any]:
     """Let Envoy listen at the port `edge` and ask that of `http`; returns who may ask."""
-    (home / "edge").mkdir(parents=True)
-    (home / "serving").mkdir()
+    for name in ("edge", "serving"):
+        (home / name).mkdir(parents=True, exist_ok=True)
     keys = home / "serving" / "keys.json"
     keys.write_text(signer.keys())
     issuer = {"issuer": signer.issuer, "audience": AUDIENCE, "keys": str(keys)}
     security = {"issuers": [issuer], "limits": {"client": PLENTY}}
     edge = {
-        "models": {MODEL: {}},
+        "models": {model: {}},
         "listen": f"127.0.0.1:{ports['edge']}",
         "http": [f"127.0.0.1:{ports['http']}"],
         "grpc": [f"127.0.0.1:{ports['grpc']}"],

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from infra.bench.elastic.hosts import pids_of
-from infra.bench.elastic.runs import ElasticRun
+from infra.bench.elastic.hosts import namespace, pids_in
+from infra.bench.elastic.runs import LIMIT_S, ClusterRun, ElasticRun
 from tasks.training.elastic.report import ElasticReport
-from tests.support.host.processes import command_of
+from tests.support.host.processes import command_of, wait_until
 
 
 def report_of(run: ElasticRun) -> ElasticReport:
     """What a driver that is a program of its own has written."""
     return ElasticReport.model_validate_json((run.path / "report.json").read_text())
+
+
+def finish(job: ClusterRun) -> None:
+    """Let a patient job hurry to its end; its weights are those of an undisturbed run."""
+    job.run.go()
+    wait_until(lambda: job.driver.poll() is not None, "the end of training", LIMIT_S)
+    assert job.driver.returncode == 0, job.log
+    job.run.check_result()
 
 
 def lost_steps(run: ElasticRun) -> int:
@@ -23,4 +31,4 @@ def lost_steps(run: ElasticRun) -> int:
 
 def ranks_on(host: str, run: ElasticRun) -> list[int]:
     """Processes of a run on a host."""
-    return [pid for pid in pids_of(host) if str(run.path) in command_of(pid)]
+    return [pid for pid in pids_in(namespace(host)) if str(run.path) in command_of(pid)]

@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release import LoggedRequests, RegistryChampions, release_config, traffic_of
-from infra.gateway.config import read_plan
+from infra.bench.serving.installation import HEALTHY, write_settings
 from infra.gateway.envoy import Admin
-from infra.gateway.prepare import prepare
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.rollout import Action
@@ -52,13 +51,11 @@ from tasks.release.rollout import Cycle, Releasing
 from tests.support.conversion.programs import SmallNetwork
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import free_port
-from tests.support.services.signing import AUDIENCE, Signer
+from tests.support.services.signing import Signer
 from tests.support.serving.served import FLIGHTS, ServedHome, flight_rows
 
 START_LIMIT_S = 180.0
 LIMIT_S = 120.0
-PLENTY = {"per_s": 1e6, "burst": 1_000_000}
-ISSUER = "https://issuer.test"
 FORM = ConversionConfig(formats=("onnx-fp32",), batch_sizes=(1,), measurement="quick")
 NUM_ROWS = 200
 STEPS = (("shadow", 0, 200), ("fifth", 20, 60), ("half", 50, 100), ("all", 100, 100))
@@ -253,7 +250,7 @@ class Whole:
         admin = Admin(self.home / "edge")
         if not admin.is_ready():
             return False
-        found = admin.stats(r"cluster\.http-(stable|candidate)\.membership_healthy")
+        found = admin.stats(HEALTHY)
         return bool(found) and all(found.values())
 
     def kill_server(self) -> None:
@@ -292,14 +289,13 @@ def whole_installation(folder: Path, networks: Sequence[SmallNetwork]) -> Iterat
     home, repo = folder / "home", folder / "feature_repo"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo, ignore=ignored)
-    ports = {name: free_port() for name in ("listen", "http", "grpc")}
-    whole = Whole(home, repo, ServedHome.at(home), Signer(ISSUER), ports)
+    ports = {name: free_port() for name in ("edge", "http", "grpc")}
+    whole = Whole(home, repo, ServedHome.at(home), Signer(), ports)
     _write_settings(whole)
     for network in networks:
         whole.add(network)
     whole.promote("1")
     try:
-        prepare(read_plan(home))
         whole.start_server()
         whole.start_edge()
         yield whole
@@ -308,29 +304,13 @@ def whole_installation(folder: Path, networks: Sequence[SmallNetwork]) -> Iterat
 
 
 def _write_settings(whole: Whole) -> None:
-    home, ports = whole.home, whole.ports
-    for name in ("edge", "serving"):
-        (home / name).mkdir(parents=True)
-    (home / "serving" / "keys.json").write_text(whole.signer.keys())
-    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": "keys.json"}
-    security = {"issuers": [issuer], "limits": {"client": PLENTY}}
-    edge = {
-        "models": {FLIGHTS: {}},
-        "listen": f"127.0.0.1:{ports['listen']}",
-        "http": [f"127.0.0.1:{ports['http']}"],
-        "grpc": [f"127.0.0.1:{ports['grpc']}"],
-        "limit": PLENTY,
-        "address_limit": PLENTY,
-        "workers": 1,
-    }
+    write_settings(whole.home, whole.signer, whole.ports, FLIGHTS)
     serving = {
         "models": [{"name": FLIGHTS, "on_move": "offer"}],
         "security": {"edge": True},
         "log": {"flush_s": 0.2},
         "poll_s": 0.3,
     }
-    (home / "serving" / "security.yaml").write_text(yaml.safe_dump(security))
-    (home / "edge" / "edge.yaml").write_text(yaml.safe_dump(edge))
     (whole.repo / "serving.yaml").write_text(yaml.safe_dump(serving))
     file = whole.repo / "use_case.yaml"
     described = yaml.safe_load(file.read_text()) | {"release": RELEASE}
@@ -396,7 +376,7 @@ class Load:
         subject, drawn = f"client-{number}", np.random.default_rng(number)
         token = self._whole.signer.token(f"infer:{FLIGHTS}", sub=subject)
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        url = f"https://localhost:{self._whole.ports['listen']}/v2/models/{FLIGHTS}/infer"
+        url = f"https://localhost:{self._whole.ports['edge']}/v2/models/{FLIGHTS}/infer"
         await asyncio.sleep(self._pause_s * number / self._num)
         connector = aiohttp.TCPConnector(ssl=context, limit=1, family=socket.AF_INET)
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
