@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ async def _measured(
         """Reads that nothing else disturbs."""
         for wait_s, asked in arrivals():
             time.sleep(wait_s)
-            own_ms.append(1e3 * seconds_of(lambda asked=asked: online.read(asked, reader.moment())))
+            own_ms.append(1e3 * seconds_of(partial(online.read, asked, reader.moment())))
 
     async def resolve(asked: Request, found: list[float]) -> None:
         started = time.perf_counter()
