@@ -50,7 +50,7 @@ def joined(views: list[dict[str, Any]], frame: Path) -> pl.DataFrame:
 
 
 def measured(target: Path, work: Callable[[], T], write: Callable[[T, Path], object]) -> None:
-    """Do it, and print its cost as JSON; what it returns is written to `target` afterwards.
+    """Do it; its cost is written beside `target` as JSON, and what it returns to `target`.
 
     CPU is that of the whole process, threads and kernel included, from the call to its result;
     memory is the highest resident size of the whole process, imports included.
@@ -67,7 +67,7 @@ def measured(target: Path, work: Callable[[], T], write: Callable[[T, Path], obj
     if result is not None:
         write(result, target)
     num_rows = pl.scan_parquet(target).select(pl.len()).collect().item()
-    print(json.dumps(cost | {"num_rows": num_rows}))
+    target.with_suffix(".json").write_text(json.dumps(cost | {"num_rows": num_rows}))
 
 
 if __name__ == "__main__":

@@ -63,14 +63,14 @@ def figures(bench: Bench) -> Measured:
     views.write_text(json.dumps(_Run("views", frame, views, 0).described()))
 
     def run(kind: str, rows: Path = frame, memory_limit_mb: int = 0) -> Cost:
-        """One kind in a process of its own; its result lies beside the log afterwards."""
+        """One kind in a process of its own; its result lies in `target` afterwards."""
         log, target = folder / f"{kind}.log", folder / f"{kind}.parquet"
         words = ["retrieval", kind, rows, target, memory_limit_mb]
         if kind == "bare":
             words = ["bare_join", views, rows, target]
         module = f"infra.bench.features.{words[0]}"
         run_python(["-m", module, *map(str, words[1:])], log, limit_s=3600)
-        return Cost(**json.loads(log.read_text().splitlines()[-1]))
+        return Cost(**json.loads(target.with_suffix(".json").read_text()))
 
     rounds = [(run("plugin"), run("bare")) for _ in range(bench.size(ROUNDS, 1))]
     ours, bare = (sorted(costs)[len(rounds) // 2] for costs in zip(*rounds, strict=True))
@@ -230,7 +230,7 @@ class _Run:
 
 
 def main(kind: str, frame: str, target: str, memory_limit_mb: str) -> None:
-    """One measured run; prints its cost as JSON."""
+    """One measured run."""
     run = _Run(kind, Path(frame), Path(target), int(memory_limit_mb))
     measured(run.target, getattr(run, kind), pq.write_table)
 
