@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,9 +47,10 @@ from tasks.kernel.settings import (
 from tasks.registry.candidate import register_import
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.mlflow_registry import CHAMPION, Registry
+from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
 from tasks.registry.model_folder import attach_variants
 from tasks.registry.programs import fetch_version
+from tasks.registry.promotion import note_promotion
 
 MODEL = "bench"
 FORM = "onnx-fp32"
@@ -131,8 +133,7 @@ class BenchHome:
         ref = register_import(self._program(seed), config, self.location, self.store, "bench")
         attach_variants(ref, (self.form(ref),), self.location, self.store)
         if promote:
-            registry = Registry(self.location)
-            registry.set_alias(registry.confirmed(ref), CHAMPION)
+            make_champion(ref, self.location)
         return ref
 
     def form(self, ref: ModelVersionRef) -> ModelVariant:
@@ -192,6 +193,16 @@ class BenchHome:
         return self.store.build_once("programs", f"bench-{seed}", ImportedProgram, build)
 
 
+def make_champion(ref: ModelVersionRef, location: RegistryLocation) -> None:
+    """What a promotion does to the registry."""
+    registry = Registry(location)
+    reigning = registry.by_alias(ref.name, CHAMPION)
+    version = registry.confirmed(ref)
+    registry.set_tags(version, {PREVIOUS_TAG: str(reigning.number) if reigning else "none"})
+    note_promotion(registry, version, datetime.now(UTC))
+    registry.set_alias(version, CHAMPION)
+
+
 def _no_rows(folder: StagedFolder) -> PreparedRows:
     pq.write_table(pa.table({"part": ["judged"]}), folder.path / "rows.parquet")
     data = folder.artifact("rows.parquet")
@@ -207,22 +218,22 @@ def serving(home: Path, ports: Mapping[str, int], **settings: Any) -> Iterator[p
     Args:
         settings: sections of `serving.yaml`.
     """
-    repo = repository_of(home)
+    repo = Path(environment_of(home)["FALAJ_FEATURE_REPO"])
     shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo)
     followed = {"name": MODEL, "on_move": "offer"}
     (repo / "serving.yaml").write_text(yaml.safe_dump({"models": [followed], **settings}))
     command = [sys.executable, "-m", "serving", "--home", str(home), "--admin-port", "0"]
     command += ["--http-port", str(ports["http"])]
     command += ["--grpc-port", str(ports["grpc"])] if "grpc" in ports else ["--no-grpc"]
-    environment = {"FALAJ_HOME": str(home), "FALAJ_FEATURE_REPO": str(repo)}
+    environment = environment_of(home)
     log = home.with_suffix(".log")
     with running(command, log, partial(read_addresses, home), environment) as process:
         yield process
 
 
-def repository_of(home: Path) -> Path:
-    """The feature repository of a served state folder."""
-    return home.with_name(f"{home.name}-repo")
+def environment_of(home: Path) -> dict[str, str]:
+    """Of commands on a served state folder."""
+    return {"FALAJ_HOME": str(home), "FALAJ_FEATURE_REPO": f"{home}-repo"}
 
 
 @dataclass

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.release import RegistryChampions, traffic_of
@@ -30,8 +29,9 @@ from infra.bench.serving.installation import (
     MODEL,
     BenchHome,
     Signer,
+    environment_of,
     envoy,
-    repository_of,
+    make_champion,
     serving,
     write_settings,
 )
@@ -39,8 +39,6 @@ from infra.orchestration.embedded import free_port
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.rollout import Action
 from tasks.kernel.settings import Settings
-from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
-from tasks.registry.promotion import note_promotion
 from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.rollout import Releasing
@@ -71,28 +69,23 @@ class Installation:
     world: BenchHome
     signer: Signer
     port: int
-    environment: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its commands."""
+        return {**os.environ, **environment_of(self.world.home)}
 
     @property
     def releasing(self) -> Releasing:
         """The real ports."""
-        settings = Settings.from_environment({**os.environ, **self.environment})
+        settings = Settings.from_environment(self.environment)
         ledger = ReleaseLedger(settings.metadata_url)
         return Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
-
-    def promote(self, ref: ModelVersionRef) -> None:
-        """What a promotion does to the registry."""
-        registry = Registry(self.world.location)
-        reigning = registry.by_alias(MODEL, CHAMPION)
-        version = registry.confirmed(ref)
-        registry.set_tags(version, {PREVIOUS_TAG: str(reigning.number) if reigning else "none"})
-        note_promotion(registry, version, datetime.now(UTC))
-        registry.set_alias(version, CHAMPION)
 
     def roll_back(self) -> float:
         """Roll the open release back by hand; when that was decided, seconds since 1970."""
         words = ["-m", "falaj", "release", "rollback", MODEL, "--approver", "bench"]
-        run_python(words, self.world.home / "bench.log", {**os.environ, **self.environment})
+        run_python(words, self.world.home / "bench.log", self.environment)
         ledger = self.releasing.ledger
         release = ledger.last_release(MODEL)
         assert release is not None
@@ -150,7 +143,7 @@ def figures(bench: Bench) -> Measured:
 def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef) -> float:
     """Seconds from the decision to the last answer of the candidate."""
     version = str(candidate.version)
-    installation.promote(candidate)
+    make_champion(candidate, installation.world.location)
     with load(installation) as answers:
         wait_for(answers, "1")
         installation.releasing.begin(MODEL, AT_ONCE, "bench")
@@ -165,10 +158,8 @@ def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]
     """Version 1 serves behind Envoy; version 2 is registered."""
     home, signer = folder / "home", Signer()
     ports = {name: free_port() for name in ("edge", "http", "grpc")}
-    world, environment = BenchHome(home), {"FALAJ_HOME": str(home)}
-    environment["FALAJ_FEATURE_REPO"] = str(repository_of(home))
+    world = BenchHome(home)
     write_settings(home, signer, ports)
-    made = Installation(world, signer, ports["edge"], environment)
-    made.promote(world.add(0))
+    world.add(0, promote=True)
     with serving(home, ports, security={"edge": True}, poll_s=0.3), envoy(home):
-        yield made, world.add(1)
+        yield Installation(world, signer, ports["edge"]), world.add(1)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release import LoggedRequests, RegistryChampions, release_config, traffic_of
-from infra.bench.serving.installation import HEALTHY, write_settings
+from infra.bench.serving.installation import HEALTHY, make_champion, write_settings
 from infra.gateway.envoy import Admin
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
@@ -43,8 +43,6 @@ from tasks.contracts.rollout import Action
 from tasks.conversion.config import ConversionConfig
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.predictions.labels import import_labels
-from tasks.registry.mlflow_registry import CHAMPION, PREVIOUS_TAG, Registry
-from tasks.registry.promotion import note_promotion
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Release
 from tasks.release.rollout import Cycle, Releasing
@@ -153,12 +151,7 @@ class Whole:
 
     def promote(self, number: str) -> None:
         """What a promotion does to the registry."""
-        registry = Registry(self.served.location)
-        reigning = registry.by_alias(FLIGHTS, CHAMPION)
-        version = registry.confirmed(self.refs[number])
-        registry.set_tags(version, {PREVIOUS_TAG: str(reigning.number) if reigning else "none"})
-        note_promotion(registry, version, datetime.now(UTC))
-        registry.set_alias(version, CHAMPION)
+        make_champion(self.refs[number], self.served.location)
 
     def begin(self, number: str) -> Release:
         """Promote a version and begin its release."""
