@@ -36,6 +36,7 @@ WIDTH = 25_000
 SETTLED = 20
 LIMIT_S = 900
 KILL_COST_BOUND_S = 2.0
+Change = Callable[[hosts.Cluster, ClusterRun], None]
 
 
 @dataclass(frozen=True)
@@ -84,35 +85,31 @@ def cost_of(kill_s: float, steps: list[Step]) -> KillCost:
     )
 
 
-def cut_link_s(cluster: hosts.Cluster, folder: Path) -> float:
-    """Seconds from cutting one of three links until the other two have done a step."""
-    with started(cluster, folder, 3, {}, num_steps=100_000) as job:
-        job.await_that(lambda: job.run.has_done(20, size=3), "three ranks train")
-        cut_s = time.time()
-        cluster.cut("h2")
+def changed_s(cluster: hosts.Cluster, folder: Path, num_hosts: int, change: Change) -> float:
+    """Seconds from a change until the first step of two ranks, where others trained before."""
+    with started(cluster, folder, num_hosts, {}, num_steps=100_000) as job:
+        job.await_that(lambda: job.run.has_done(20, size=num_hosts), "all ranks train")
+        since_s = time.time()
+
+        def found() -> list[Step]:
+            return [step for step in job.run.steps if step.at_s > since_s and step.size == 2]
+
+        change(cluster, job)
         try:
-            return seconds_until(job, cut_s, 2)
+            job.await_that(found, "a step of two ranks")
         finally:
             cluster.mend("h2")
+        return found()[0].at_s - since_s
 
 
-def joining_host_s(cluster: hosts.Cluster, folder: Path) -> float:
-    """Seconds from writing a host into the hosts file until it has done a step."""
-    with started(cluster, folder, 1, {}, num_steps=100_000) as job:
-        job.await_that(lambda: job.run.has_done(20, size=1), "one rank trains")
-        added_s = time.time()
-        job.hosts_file.write_text("h1\nh2\n")
-        return seconds_until(job, added_s, 2)
+def cut_one(cluster: hosts.Cluster, job: ClusterRun) -> None:
+    """Cut one of three links; the other two go on."""
+    cluster.cut("h2")
 
 
-def seconds_until(job: ClusterRun, since_s: float, size: int) -> float:
-    """Seconds from a moment until the first step of a group of that size."""
-
-    def found() -> list[Step]:
-        return [step for step in job.run.steps if step.at_s > since_s and step.size == size]
-
-    job.await_that(found, f"a step of {size} ranks")
-    return found()[0].at_s - since_s
+def add_one(cluster: hosts.Cluster, job: ClusterRun) -> None:
+    """Write a second host into the hosts file."""
+    job.hosts_file.write_text("h1\nh2\n")
 
 
 def figures(bench: Bench) -> Measured:
@@ -128,15 +125,15 @@ def figures(bench: Bench) -> Measured:
     if reason := hosts.why_not():
         return [*measured, *(LeftOut(name, reason) for name in OF_HOSTS)]
     with hosts.cluster(bench.folder, num_hosts=3) as cluster:
-        for number, (name, (bound, measure)) in enumerate(OF_HOSTS.items()):
-            own = bench.folder / str(number)
+        for name, (bound, num_hosts, change) in OF_HOSTS.items():
+            own = bench.folder / change.__name__
             own.mkdir()
-            seconds = measure(cluster, own)
+            seconds = changed_s(cluster, own, num_hosts, change)
             measured.append(at_most(name, seconds, bound, "network namespaces, SSH"))
     return measured
 
 
-OF_HOSTS: dict[str, tuple[float, Callable[[hosts.Cluster, Path], float]]] = {
-    "a cut link is noticed within, s": (30.0, cut_link_s),
-    "a joining host works within, s": (15.0, joining_host_s),
+OF_HOSTS: dict[str, tuple[float, int, Change]] = {
+    "a cut link is noticed within, s": (30.0, 3, cut_one),
+    "a joining host works within, s": (15.0, 1, add_one),
 }
