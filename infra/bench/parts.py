@@ -1,6 +1,6 @@
 """The parts of the bench, what each of them measures, and what a measurement is given.
 
-Each measurement is a module with `figures(bench)`, and runs in a process of its own:
+Each measurement is a function, or a module with `figures(bench)`, and runs in a process of its own:
 
     python -m infra.bench.parts PART/NAME FOLDER usual|small
 
@@ -21,11 +21,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from pydantic import TypeAdapter
 
-from infra.bench.figures import Figure, LeftOut
+from infra.bench.figures import Figure, LeftOut, Measured
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import Settings
 
@@ -56,10 +56,12 @@ class Measurement:
         """By which it is chosen on the command line."""
         return f"{self.part}/{self.name}"
 
-    @property
-    def module(self) -> str:
-        """That has the function `figures`."""
-        return f"infra.bench.{self.part}.{self.name}"
+    def figures(self, bench: Bench) -> Measured:
+        """Measure: the function of its name in the part's module, or `figures` of its own one."""
+        module = importlib.import_module(f"infra.bench.{self.part}")
+        if not callable(measure := getattr(module, self.name, None)):
+            measure = importlib.import_module(f"{module.__name__}.{self.name}").figures
+        return cast("Measured", measure(bench))
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,8 @@ def main(title: str, folder: str, size: str) -> None:
     scratch, file = Path(folder) / "scratch", Path(folder) / OUTCOME_FILE
     scratch.mkdir()
     try:
-        module = importlib.import_module(measurement.module)
-        file.write_bytes(Outcome.dump_json(module.figures(Bench(scratch, small=size == "small"))))
+        figures = measurement.figures(Bench(scratch, small=size == "small"))
+        file.write_bytes(Outcome.dump_json(figures))
     except Exception as exc:
         file.write_bytes(Outcome.dump_json(f"{type(exc).__name__}: {exc}"))
         raise

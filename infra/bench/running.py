@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from infra.bench.figures import Figure, LeftOut
-from infra.bench.loop.whole import FIRST_RUN, run_measured
+from infra.bench.loop import FIRST_RUN, run_measured
 from infra.bench.parts import OUTCOME_FILE, Measurement, Outcome
 from infra.bench.processes import run_python
 from infra.bench.results import CHANGED, Result, checked_out, this_host

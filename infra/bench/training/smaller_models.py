@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from infra.bench.conversion.variants import build_all
+from infra.bench.conversion import build_all
 from infra.bench.figures import Figure, LeftOut, Measured, at_least
 from infra.bench.parts import Bench
 from infra.bench.training.trainings import Trainings

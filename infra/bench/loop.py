@@ -1,6 +1,6 @@
 """The whole loop: with Prefect, once more with nothing changed, and as plain functions.
 
-    python -m infra.bench.loop.whole STATE_FOLDER        runs it as plain functions
+    python -m infra.bench.loop STATE_FOLDER        runs it as plain functions
 
 The first run is that of the state folder which other measurements read.
 
@@ -71,12 +71,12 @@ def tree_bytes(pid: int) -> int:
 GIB = 2**30
 
 
-def figures(bench: Bench) -> Measured:
+def whole(bench: Bench) -> Measured:
     """Cost of the loop, what Prefect adds to it, and how good its model is."""
     settings, log = bench.settings, bench.folder / "log.txt"
     first = Cost(*json.loads((settings.home.parent / FIRST_RUN).read_text()))
     second = run_measured(["-m", "falaj", "--home", str(settings.home), "run"], log)
-    plain = run_measured(["-m", "infra.bench.loop.whole", str(bench.folder / "plain")], log)
+    plain = run_measured(["-m", "infra.bench.loop", str(bench.folder / "plain")], log)
     seconds = f"{first.wall_s:.0f} s with Prefect, {plain.wall_s:.0f} s without"
     return [
         at_most("loop, minutes", first.wall_s / 60, 6, f"{first.wall_s:.0f} s"),

@@ -14,19 +14,29 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from infra.bench.parts import Bench
-from tasks.contracts.conversion import ConversionRows
+from flows.config import read_import_config
+from infra.bench.figures import Measured, at_least, at_most
+from infra.bench.parts import Bench, newest_record
+from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.conversion import ConversionRows, PreparedRows, SnapshotRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.decide import EAGER
+from tasks.conversion.kinds.interface import kind_of
+from tasks.conversion.kinds.text_embedding import IDS, padded
 from tasks.conversion.measure import Timing, time_interleaved
 from tasks.conversion.targets.catalog import FORMATS, with_sources
 from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
-from tasks.conversion.targets.pytorch import load_pytorch
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.conversion.variants import build_variant
-from tasks.kernel.settings import ArtifactStore
+from tasks.imports.program import export_encoder
+from tasks.imports.rows import prepare_corpus
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
+from tasks.registry.connection import RegistryLocation
+from tasks.registry.programs import fetch_version
 
 NUM_TURNS = 25
 TURN_MS = 50.0
@@ -34,6 +44,88 @@ Times = Mapping[str, Timing]
 FLOATS = "onnx-fp32"
 """The form that others are measured against, in ONNX Runtime."""
 SMALL = (FLOATS, "openvino-fp32")
+ENCODER_FILE = PROJECT_ROOT / "feature_repo" / "models" / "sentence-encoder.yaml"
+TOKENS = 32
+"""Of every text whose embedding is timed; none of it is padding."""
+COSINES = ((0.9999, 2.0), (0.997, 3.3))
+"""Least mean cosine with the embeddings of PyTorch, and how many times faster than `FLOATS`."""
+FEW_TEXTS = {"calibration_texts": 32, "judged_texts": 64}
+
+
+def tabular(bench: Bench) -> Measured:
+    """Of the newest finished loop's model, the best variant at batch 1 and 1024."""
+    settings, config = bench.settings, bench.config.conversion
+    program, rows = loop_model(settings, bench)
+    converted = convert(program, rows, config, settings.store, bench)
+    judged = kind_of(program).read_judged(program, rows, config, settings.store)
+    with torch_threads_restored():
+        models = converted.loaded()
+        at = {count: timed(models, judged.timing_batch(count), bench) for count in (1, 1024)}
+    names = [variant.name for variant in converted.variants]
+    one, with_one = best_of(at[1], names, EAGER)
+    many, with_many = best_of(at[1024], names, FLOATS)
+    return [
+        at_most("tabular, batch 1, CPU to PyTorch eager", one, 0.2, with_one),
+        at_most(f"tabular, batch 1024, CPU to {FLOATS}", many, 0.35, with_many),
+    ]
+
+
+def loop_model(settings: Settings, bench: Bench) -> tuple[RegisteredProgram, SnapshotRows]:
+    """The model that the newest finished loop registered, and the rows that judge it."""
+    record = newest_record(settings)
+    program = fetch_version(record.version, RegistryLocation.of(settings), settings.store)
+    return program, SnapshotRows(dataset=record.dataset, splits=bench.config.splits)
+
+
+def encoder(bench: Bench) -> Measured:
+    """Of a sentence encoder, one text and 32 texts of 32 tokens."""
+    store = ArtifactStore(bench.folder)
+    program, rows, config = sentence_encoder(store, bench)
+    converted = convert(program, rows, config, store, bench)
+    measured: Measured = []
+    with torch_threads_restored():
+        models = converted.loaded()
+        for count in (1, 32):
+            times = timed(models, full_texts(rows, store, count), bench)
+            for cosine, bound in COSINES:
+                share, found = best_of(times, converted.within(1 - cosine), FLOATS)
+                name = f"encoder, batch {count}, {FLOATS} to cosine {cosine}"
+                measured.append(at_least(name, 1 / share, bound, found))
+    return measured
+
+
+def sentence_encoder(
+    store: ArtifactStore, bench: Bench
+) -> tuple[RegisteredProgram, PreparedRows, ConversionConfig]:
+    """The real encoder, the texts that calibrate and judge it, and how it is converted."""
+    config = read_import_config(ENCODER_FILE)
+    assert config.encoder is not None
+    assert config.corpus is not None
+    imported = export_encoder(config.encoder, store)
+    corpus = config.corpus.model_copy(update=bench.size({}, FEW_TEXTS))
+    rows = prepare_corpus(corpus, config.encoder, store)
+    version = ModelVersionRef(
+        name=config.registry.model_name,
+        version=1,
+        run_id="0" * 32,
+        program_sha256=imported.program.sha256,
+        snapshot_sha256=rows.data.sha256,
+    )
+    program = RegisteredProgram(
+        version=version,
+        program=imported.program,
+        family=imported.family,
+        signature=imported.signature,
+    )
+    return program, rows, config.conversion
+
+
+def full_texts(rows: PreparedRows, store: ArtifactStore, count: int) -> ModelInputs:
+    """So many texts of exactly `TOKENS` tokens: longer ones, cut before their last token."""
+    table = pq.read_table(store.path(rows.data), columns=[IDS], filters=[("part", "==", "judged")])
+    long = [np.asarray(ids) for ids in table[IDS].to_pylist() if len(ids) >= TOKENS]
+    cut = [np.append(ids[: TOKENS - 1], ids[-1]) for ids in long]
+    return padded([cut[number % len(cut)] for number in range(count)])
 
 
 @dataclass(frozen=True)
