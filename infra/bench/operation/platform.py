@@ -8,17 +8,19 @@ minutes, and their proportional set sizes, so that shared pages count once.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, seconds
 from infra.bench.parts import Bench, wait_until
-from infra.bench.processes import run_python
 from infra.orchestration.client import read_password
 from infra.platform.api import UNFINISHED, PrefectApi
 from infra.platform.files import PlatformFiles, read_endpoint
+from tasks.kernel.settings import PROJECT_ROOT
 
 UP_BOUND_S = 60
 IDLE_BOUND_PERCENT = 5
@@ -35,14 +37,13 @@ ANY_PORTS = tuple(
 
 def figures(bench: Bench) -> Measured:
     """Seconds to ready, idle CPU and memory."""
-    home, log = bench.folder / "home", bench.folder / "log.txt"
-    command = ["-m", "falaj", "--home", str(home)]
+    home = bench.folder / "home"
     try:
-        ready_s = run_python([*command, "up", *ANY_PORTS], log)
+        ready_s = seconds(lambda: _command(home, "up", *ANY_PORTS))
         up = at_most("platform from nothing to ready, s", ready_s, UP_BOUND_S, _load())
         return [up, *_idle_figures(home, *bench.size((SETTLING_S, IDLE_S), (1.0, 5.0)))]
     finally:
-        run_python([*command, "down", "--now"], log)
+        _command(home, "down", "--now")
 
 
 def _idle_figures(home: Path, settling_s: float, idle_s: float) -> Measured:
@@ -92,3 +93,9 @@ def _name(member: psutil.Process) -> str:
 
 def _load() -> str:
     return f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+
+
+def _command(home: Path, *arguments: str) -> None:
+    """Without a guard: what `up` starts stays."""
+    line = [sys.executable, "-m", "falaj", "--home", str(home), *arguments]
+    subprocess.run(line, cwd=PROJECT_ROOT, check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)

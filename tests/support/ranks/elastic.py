@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tasks.training.elastic.report import ElasticReport
+from tasks.training.elastic.driver import ElasticReport
 
 from infra.bench.elastic.hosts import namespace, pids_in
 from infra.bench.elastic.runs import LIMIT_S, ClusterRun, ElasticRun
