@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tasks.training.elastic.driver import ElasticReport
-
 from infra.bench.elastic.hosts import namespace, pids_in
 from infra.bench.elastic.runs import LIMIT_S, ClusterRun, ElasticRun
+from tasks.training.elastic.driver import ElasticReport
 from tests.support.host.processes import command_of, wait_until
 
 
