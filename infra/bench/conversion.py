@@ -1,4 +1,4 @@
-"""Build the variants of a model for processors, and compare the CPU time of those that pass.
+"""Variants of the loop's model and of a sentence encoder, against ONNX Runtime in 32 bits.
 
 Every variant is built and judged by conversion's own code. Of those that pass the gates the
 best one is reported, by CPU time (user and system) of this process: loaded beside each other, one
@@ -34,7 +34,7 @@ from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restore
 from tasks.conversion.variants import build_variant
 from tasks.imports.program import export_encoder
 from tasks.imports.rows import prepare_corpus
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
+from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.programs import fetch_version
 
@@ -55,7 +55,9 @@ FEW_TEXTS = {"calibration_texts": 32, "judged_texts": 64}
 def tabular(bench: Bench) -> Measured:
     """Of the newest finished loop's model, the best variant at batch 1 and 1024."""
     settings, config = bench.settings, bench.config.conversion
-    program, rows = loop_model(settings, bench)
+    record = newest_record(settings)
+    program = fetch_version(record.version, RegistryLocation.of(settings), settings.store)
+    rows = SnapshotRows(dataset=record.dataset, splits=bench.config.splits)
     converted = convert(program, rows, config, settings.store, bench)
     judged = kind_of(program).read_judged(program, rows, config, settings.store)
     with torch_threads_restored():
@@ -68,13 +70,6 @@ def tabular(bench: Bench) -> Measured:
         at_most("tabular, batch 1, CPU to PyTorch eager", one, 0.2, with_one),
         at_most(f"tabular, batch 1024, CPU to {FLOATS}", many, 0.35, with_many),
     ]
-
-
-def loop_model(settings: Settings, bench: Bench) -> tuple[RegisteredProgram, SnapshotRows]:
-    """The model that the newest finished loop registered, and the rows that judge it."""
-    record = newest_record(settings)
-    program = fetch_version(record.version, RegistryLocation.of(settings), settings.store)
-    return program, SnapshotRows(dataset=record.dataset, splits=bench.config.splits)
 
 
 def encoder(bench: Bench) -> Measured:
