@@ -13,23 +13,14 @@ from tests.support.reporting.run_records import run_record, window
 YEAR = window(1, 12)
 
 
-def periods(middle: float | None) -> tuple[MonitoredPeriod, ...]:
-    return tuple(
+def monitoring(views: int = 6, features: int = 12) -> FeatureMonitoring:
+    weeks = tuple(
         MonitoredPeriod(
-            start=YEAR.start + timedelta(days=7 * n),
-            low=None if middle is None else middle - 3 - n / 10,
-            median=middle,
-            high=None if middle is None else middle + 5 + n / 7,
-            null_rate=0.1 if n % 9 else 0.4,
-            num_rows=1000 + n,
+            start=YEAR.start + timedelta(days=7 * n), low=7.0 - n / 10, median=10.0,
+            high=15.0 + n / 7, null_rate=0.1 if n % 9 else 0.4, num_rows=1000 + n,
         )
         for n in range(52)
-    )
-
-
-def monitoring(
-    name: str = "late_rate_24h", views: int = 6, features: int = 12
-) -> FeatureMonitoring:
+    )  # fmt: skip
     return FeatureMonitoring(
         window=YEAR,
         baseline=window(1, 3),
@@ -44,12 +35,12 @@ def monitoring(
         ),
         features=tuple(
             MonitoredFeature(
-                view=f"view_{n % 6}", feature=f"{name}_{n}", psi=2.5 / (n + 1), ks=0.4,
-                drifted=n == 0, periods=periods(10.0 * n),
+                view=f"view_{n % 6}", feature=f"late_rate_24h_{n}", psi=2.5 / (n + 1), ks=0.4,
+                drifted=n == 0, periods=weeks,
             )
             for n in range(features)
         ),
-        alerts=(f"{name} of view_0 drifted in the 7 days to 2013-07-03: PSI 2.38 above 2.03",),
+        alerts=("late_rate_24h of view_0 drifted: PSI 2.38 above 2.03",),
         num_new_alerts=1,
     )  # fmt: skip
 

@@ -8,9 +8,6 @@ from tasks.contracts.telemetry import (
     Diagnosis,
     EnergyUse,
     Finding,
-    HostTelemetry,
-    PhaseTime,
-    RankTelemetry,
     RunCost,
     TrainingTelemetry,
 )
@@ -18,21 +15,7 @@ from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.facts import describe_cost, money
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
-
-SECONDS = {"compute": 30.0, "data": 3.0, "exchange": 12.0, "validate": 5.0, "other": 0.0}
-
-
-def rank(number: int, host: str = "one", rows_per_s: float | None = 50_000.0) -> RankTelemetry:
-    return RankTelemetry(
-        rank=number, host=host, num_steps=800, num_rows=819_200, rows_per_s=rows_per_s,
-        phases={
-            name: PhaseTime(seconds=s, cpu_s=s, steady_s=s, steady_cpu_s=s)
-            for name, s in SECONDS.items()
-        },
-        step_p50_s=0.0123, step_p95_s=0.02, wire_bytes=3_200_000_000, cpu_s=60.0,
-        peak_memory_bytes=512_000_000, major_faults=0, busy_cores_mean=0.93,
-        busy_cores_max=1.0, disk_read_bytes=None, disk_written_bytes=7_000,
-    )  # fmt: skip
+from tests.support.training.timed_ranks import HOST, rank
 
 
 def telemetry(**changes: object) -> TrainingTelemetry:
@@ -40,14 +23,10 @@ def telemetry(**changes: object) -> TrainingTelemetry:
         seconds=63.2,
         num_attempts=1,
         num_samples=60,
-        ranks=(rank(0), rank(1)),
-        host=HostTelemetry(
-            name="one", num_cores=2, memory_bytes=16_000_000_000, cpu_share_mean=0.8,
-            cpu_share_max=1.0, temperature_max_c=None, network_sent_bytes=0,
-            network_received_bytes=0, loopback_bytes=6_400_000_000, swapped_in_bytes=0,
-        ),
+        ranks=tuple(rank(n, step_p50_s=0.0123, wire_bytes=3_200_000_000) for n in (0, 1)),
+        host=HOST,
         energy=EnergyUse(joules=None, known_by="this host shows no RAPL counters"),
-    )  # fmt: skip
+    )
     return told.model_copy(update=changes)
 
 

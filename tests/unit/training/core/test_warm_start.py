@@ -53,10 +53,10 @@ def network(of: Fitted, seed: int = 0, config: TrainingConfig = CONFIG) -> Tabul
 
 
 def started(
-    new: Fitted, champion: TabularNetwork, config: TrainingConfig = CONFIG, old: Fitted = OLD
+    new: Fitted, champion: TabularNetwork, config: TrainingConfig = CONFIG
 ) -> tuple[TabularNetwork, list[str]]:
     made = network(new, seed=1, config=config)
-    weights, lines = warm_start(made.state_dict(), new, champion.state_dict(), old)
+    weights, lines = warm_start(made.state_dict(), new, champion.state_dict(), OLD)
     made.load_state_dict(weights)
     return made, lines
 
@@ -75,15 +75,14 @@ def same(
     new: Fitted,
     categories: dict[str, list[str]],
     numbers: dict[str, Any],
-    old: Fitted = OLD,
-) -> None:
-    champion = network(old)
-    made, _ = started(new, champion, old=old)
-    np.testing.assert_allclose(
-        logits(made, new, categories, numbers),
-        logits(champion, old, categories, numbers),
-        atol=2e-5,
-    )
+    champion: TabularNetwork | None = None,
+) -> tuple[TabularNetwork, list[str]]:
+    """What starts from the champion, after it has given the same logits for these rows."""
+    champion = champion or network(OLD)
+    made, lines = started(new, champion)
+    expected = logits(champion, OLD, categories, numbers)
+    np.testing.assert_allclose(logits(made, new, categories, numbers), expected, atol=2e-5)
+    return made, lines
 
 
 def rows(draw: Any, names: list[str], values: st.SearchStrategy[float]) -> tuple[Any, Any]:
@@ -137,16 +136,10 @@ def test_a_new_column_changes_nothing_at_first_and_is_named() -> None:
         {"temp": [-2.0, 0.0, 1.0, 4.0], "gust": [0.0, 1.0, 2.0], "still": [], "wind": [0.0, 9.0]},
         ("gust", "wind"),
     )
-    champion = network(OLD)
-    made, lines = started(wider, champion)
     categories = {name: NAMES[:3] for name in ("carrier", "dest", "tail")}
     numbers = {name: [0.5, 1.5, float("nan")] for name in ("temp", "gust", "still", "wind")}
     numbers["temp"] = [0.1, 0.2, 0.3]
-    np.testing.assert_allclose(
-        logits(made, wider, categories, numbers),
-        logits(champion, OLD, categories, numbers),
-        atol=2e-5,
-    )
+    made, lines = same(wider, categories, numbers)
     assert "category tail: the champion does not have this column" in lines
     assert "number wind: the champion does not have this column" in lines
     made.train()
@@ -161,14 +154,9 @@ def test_a_narrower_table_keeps_what_varies_most() -> None:
     champion = network(OLD)
     with torch.no_grad():  # a table of rank 2 fits into 3 columns whole
         champion.tables[0].copy_(torch.randn(10, 2) @ torch.randn(2, 4))
-    made, lines = started(fewer, champion)
     categories = {"carrier": [*NAMES[:4], "new"], "dest": [NAMES[0]] * 5}
     numbers = {name: [0.5] * 5 for name in ("temp", "gust", "still")}
-    np.testing.assert_allclose(
-        logits(made, fewer, categories, numbers),
-        logits(champion, OLD, categories, numbers),
-        atol=2e-5,
-    )
+    _, lines = same(fewer, categories, numbers, champion)
     assert any("5 of its own are unknown now" in line for line in lines)
 
 
@@ -191,9 +179,7 @@ def test_layers_are_taken_over_up_to_the_first_that_does_not_fit(
     assert torch.equal(made.tables[0], champion.tables[0])
     for layer in range(len(sizes)):
         index = 3 * layer
-        mine, theirs = made.perceptron[index].bias, champion.perceptron[index].bias
-        assert torch.is_tensor(mine)
-        assert torch.is_tensor(theirs)
+        mine, theirs = (of.state_dict()[f"perceptron.{index}.bias"] for of in (made, champion))
         equal = mine.shape == theirs.shape and torch.allclose(mine, theirs, atol=1e-6)
         assert equal == (layer < layers)
 

@@ -75,13 +75,6 @@ def test_a_window_without_both_labels_is_refused(tmp_path: Path) -> None:
         opened(job(tmp_path, rows), tmp_path, 2)
 
 
-def test_a_label_that_is_no_number_on_one_rank_alone_is_refused(tmp_path: Path) -> None:
-    rows = frame(1600).astype({COLUMNS.label: "float64"})
-    rows.loc[40, COLUMNS.label] = np.nan
-    with pytest.raises(DataContractError, match=r"the first is nan .*flight_id is 40\."):
-        opened(job(tmp_path, rows), tmp_path, 2)
-
-
 def test_an_empty_shard_is_refused_with_the_fix(tmp_path: Path) -> None:
     rows = frame(1600).astype({COLUMNS.label: "int64"})
     first = rows[rows.event_timestamp < splits().validation.start].head(3)

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import json
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
@@ -22,6 +19,7 @@ from tasks.training.elastic.discovery import (
     parse_hosts,
     ready_pods,
 )
+from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 
 def test_a_hosts_file_names_slots_in_three_ways_and_may_hold_comments() -> None:
@@ -83,17 +81,6 @@ def test_a_program_that_fails_is_transient_and_says_what_it_printed(tmp_path: Pa
         source("script", str(tmp_path / "none"))()
 
 
-class FixedHosts:
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
-        self.failure: Exception | None = None
-
-    def __call__(self) -> Slots:
-        if self.failure is not None:
-            raise self.failure
-        return self.slots
-
-
 def pod(name: str, ip: str, **changes: object) -> dict[str, object]:
     ready = {"type": "Ready", "status": changes.pop("ready", "True")}
     status = {"phase": changes.pop("phase", "Running"), "podIP": ip, "conditions": [ready]}
@@ -110,48 +97,38 @@ PODS = [
 ]
 
 
-class PodAnswers(BaseHTTPRequestHandler):
-    seen: ClassVar[list[tuple[str, str]]] = []
-
-    def do_GET(self) -> None:
-        self.seen.append((self.path, self.headers["Authorization"]))
-        body = json.dumps({"kind": "PodList", "items": PODS}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 def test_only_ready_pods_that_stay_are_hosts(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
-    with HTTPServer(("127.0.0.1", 0), PodAnswers) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+    seen: list[tuple[str, str]] = []
+
+    def answer(asked: Asked) -> Answer:
+        seen.append((asked.path, asked.headers["Authorization"]))
+        return json_answer({"kind": "PodList", "items": PODS})
+
+    with http_listener(answer) as url:
         found = ready_pods("ml/job-name=flights", 2, url, tmp_path)
-        thread.join()
     assert found == {"job-worker-0.job": 2, "10.0.0.2": 2}
     expected = "/api/v1/namespaces/ml/pods?labelSelector=job-name%3Dflights"
-    assert PodAnswers.seen == [(expected, "Bearer abc")]
+    assert seen == [(expected, "Bearer abc")]
     with pytest.raises(TransientError, match="did not list the pods of ml"):
         ready_pods("ml/a=b", 2, "http://127.0.0.1:9", tmp_path)
 
 
 def test_a_host_is_gone_only_after_several_looks_without_it() -> None:
-    source = FixedHosts({"h1": 1, "h2": 1})
+    source = Mock(return_value={"h1": 1, "h2": 1})
     watch = HostWatch(source)
     watch.look()
-    source.slots = {"h1": 1}
+    source.return_value = {"h1": 1}
     for _ in range(HostWatch.misses_to_be_gone - 1):
         watch.look()
         assert set(watch.slots) == {"h1", "h2"}
     watch.look()
     assert set(watch.slots) == {"h1"}
-    source.failure = TransientError("away")  # which changes nothing
+    source.side_effect = TransientError("away")  # which changes nothing
     watch.look()
     assert (watch.slots, watch.trouble) == ({"h1": 1}, "away")
-    source.failure = None
-    source.slots = {"h1": 3}  # fewer or more slots count at once
+    source.side_effect = None
+    source.return_value = {"h1": 3}  # fewer or more slots count at once
     watch.look()
     assert watch.slots == {"h1": 3}
 

@@ -78,15 +78,16 @@ GLOO = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Conne
 
 
 @pytest.mark.parametrize(
-    "error",
-    [HorovodInternalError("shut down"), dist.DistNetworkError("gone"), RuntimeError(GLOO)],
+    ("error", "is_anothers"),
+    [
+        (HorovodInternalError("shut down"), True),
+        (dist.DistNetworkError("gone"), True),
+        (RuntimeError(GLOO), True),
+        *((own, False) for own in (RuntimeError("shape mismatch"), MemoryError(), KeyError("x"))),
+        (ValueError(GLOO), False),
+    ],
 )
-def test_an_exchange_that_broke_is_laid_to_another_rank(error: Exception) -> None:
-    assert is_loss_of_another_rank(error)
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("shape mismatch"), ValueError(GLOO), MemoryError(), KeyError("x")]
-)
-def test_a_ranks_own_error_is_its_own(error: Exception) -> None:
-    assert not is_loss_of_another_rank(error)
+def test_only_an_exchange_that_broke_is_laid_to_another_rank(
+    error: Exception, is_anothers: bool
+) -> None:
+    assert is_loss_of_another_rank(error) is is_anothers
