@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from serving.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
-from serving.interfaces import Guard, Headers
+from serving.interfaces import Action, Guard, Headers, Principal
 from serving.security.config import Rate, SecurityConfig
 from serving.security.guard import SecurityGuard
 from serving.security.keys import create_key, revoke_key
@@ -27,67 +27,67 @@ from tests.support.services.signing import AUDIENCE, Signer, published, signed_w
 
 ISSUER = "https://issuer.test"
 ADDRESS = "192.0.2.7"
+BEHIND_EDGE = {"behind_edge": True, "tls": {"certificate": "c", "key": "k", "client_ca": "a"}}
 PLENTY = {"client": {"per_s": 1e6, "burst": 10**6}}
 
 
-class Clock:
+def guard_of(
+    keys: str,
+    clock: Callable[[], float] = lambda: 1000.0,
+    issuer: dict[str, Any] | None = None,
+    **config: Any,
+) -> SecurityGuard:
+    """A guard with one issuer whose keys are there, and limits that nobody reaches."""
+    known = {"issuer": ISSUER, "audience": AUDIENCE, "keys": keys} | (issuer or {})
+    content = {"issuers": [known], "limits": PLENTY} | config
+    return SecurityGuard(SecurityConfig.model_validate(content), clock)
+
+
+class World:
+    """An issuer of tokens, a clock, and guards that know both."""
+
     now = 1000.0
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.signer = Signer(ISSUER)
+
+    def guard(self, issuer: dict[str, Any] | None = None, **config: Any) -> SecurityGuard:
+        """Keywords change what is known of the issuer, or the configuration."""
+        keys = self.folder / "keys.json"
+        keys.write_text(self.signer.keys())
+        return guard_of(str(keys), lambda: self.now, issuer, **config)
 
 
 @pytest.fixture
-def signer() -> Signer:
-    return Signer(ISSUER)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(signer: Signer, tmp_path: Path, clock: Clock) -> Callable[..., SecurityGuard]:
-    """A guard that knows `signer`; keywords change issuer or configuration."""
-
-    def made(issuer: dict[str, Any] | None = None, **config: Any) -> SecurityGuard:
-        keys = tmp_path / "keys.json"
-        keys.write_text(signer.keys())
-        known = {"issuer": ISSUER, "audience": AUDIENCE, "keys": str(keys)} | (issuer or {})
-        content = {"issuers": [known], "limits": PLENTY} | config
-        return SecurityGuard(SecurityConfig.model_validate(content), clock)
-
-    return made
-
-
-def guard_of(keys: str, clock: Clock | None = None) -> SecurityGuard:
-    """A guard with one issuer whose keys are there, and limits that nobody reaches."""
-    issuer = {"issuer": ISSUER, "audience": AUDIENCE, "keys": keys}
-    config = SecurityConfig.model_validate({"issuers": [issuer], "limits": PLENTY})
-    return SecurityGuard(config, clock or Clock())
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 def bearer(token: str) -> Headers:
     return [(b"accept", b"*/*"), (b"authorization", f"Bearer {token}".encode())]
 
 
+def admit(
+    guard: Guard, headers: Headers, action: Action = "infer", model: str | None = "m"
+) -> Principal:
+    return guard.admit(headers, ADDRESS, action, model)
+
+
 def refused(guard: Guard, token: str) -> str:
     with pytest.raises(UnauthorizedError) as found:
-        guard.admit(bearer(token), ADDRESS, "infer", "m")
+        admit(guard, bearer(token))
     return str(found.value)
 
 
-def test_roles_are_read_from_inside_an_object_and_stand_for_grants(
-    make: Callable[..., SecurityGuard], signer: Signer
-) -> None:
-    guard = make({"roles_claim": "realm.roles"}, grants={"analyst": ["infer:m", "read:*"]})
-    token = signer.token(realm={"roles": ["analyst", 7, "unknown"]})
-    assert guard.admit(bearer(token), ADDRESS, "read", "other").subject == "somebody"
+def test_roles_are_read_from_inside_an_object_and_stand_for_grants(world: World) -> None:
+    guard = world.guard({"roles_claim": "realm.roles"}, grants={"analyst": ["infer:m", "read:*"]})
+    token = world.signer.token(realm={"roles": ["analyst", 7, "unknown"]})
+    assert admit(guard, bearer(token), "read", "other").subject == "somebody"
     with pytest.raises(ForbiddenError, match="may not infer on model other"):
-        guard.admit(bearer(token), ADDRESS, "infer", "other")
+        admit(guard, bearer(token), "infer", "other")
     with pytest.raises(ForbiddenError, match="may not admin on this server"):
-        guard.admit(bearer(token), ADDRESS, "admin", None)
+        admit(guard, bearer(token), "admin", None)
 
 
 @pytest.mark.parametrize(
@@ -106,26 +106,20 @@ def test_roles_are_read_from_inside_an_object_and_stand_for_grants(
     ],
     ids=str,
 )
-def test_claims_out_of_bounds_are_refused(
-    make: Callable[..., SecurityGuard], signer: Signer, claims: dict[str, Any], said: str
-) -> None:
-    assert re.search(said, refused(make(), signer.token("infer:m", **claims)))
+def test_claims_out_of_bounds_are_refused(world: World, claims: dict[str, Any], said: str) -> None:
+    assert re.search(said, refused(world.guard(), world.signer.token("infer:m", **claims)))
 
 
-def test_forged_tokens_are_refused(make: Callable[..., SecurityGuard], signer: Signer) -> None:
-    guard = make()
-    header, body, signature = signer.token("infer:m").split(".")
+def test_forged_tokens_are_refused(world: World) -> None:
+    guard = world.guard()
+    header, body, signature = world.signer.token("infer:m").split(".")
     claims = json.loads(base64.urlsafe_b64decode(body + "=="))
     others = [
-        signer.token("infer:m", key=ec.generate_private_key(ec.SECP256R1())),
+        world.signer.token("infer:m", key=ec.generate_private_key(ec.SECP256R1())),
         jwt.encode(claims, None, algorithm="none", headers={"kid": "one"}),
-        signed_with_public_key(claims, signer.key, "one"),
-        signer.token(
-            "infer:m",
-            key=rsa.generate_private_key(public_exponent=65537, key_size=2048),
-            alg="RS256",
-        ),
-        signer.token("infer:m", key=ed25519.Ed25519PrivateKey.generate(), alg="EdDSA"),
+        signed_with_public_key(claims, world.signer.key, "one"),
+        world.signer.token("infer:m", key=rsa.generate_private_key(65537, 2048), alg="RS256"),
+        world.signer.token("infer:m", key=ed25519.Ed25519PrivateKey.generate(), alg="EdDSA"),
         f"{header}.{body}.",
         f"{header}.{body}.{signature[:-4]}AAAA",
         "a.b.c",
@@ -160,34 +154,31 @@ def test_keys_that_prove_nothing_are_refused(
 
 
 def test_a_file_with_new_keys_is_read_when_one_is_unknown(
-    make: Callable[..., SecurityGuard],
-    signer: Signer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.security.tokens.MIN_REFRESH_S", 1e-6)
-    guard = make()
-    old = signer.token("infer:m")
-    guard.admit(bearer(old), ADDRESS, "infer", "m")
-    signer.rotate("two")
-    (tmp_path / "keys.json").write_text(signer.keys())
-    assert guard.admit(bearer(signer.token("infer:m")), ADDRESS, "infer", "m")
+    guard = world.guard()
+    old = world.signer.token("infer:m")
+    admit(guard, bearer(old))
+    world.signer.rotate("two")
+    (world.folder / "keys.json").write_text(world.signer.keys())
+    assert admit(guard, bearer(world.signer.token("infer:m")))
     assert "not among its issuer's" in refused(guard, old)
 
 
 def test_keys_at_a_url_are_read_again_beside_the_callers(
-    signer: Signer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.security.tokens.MIN_REFRESH_S", 1e-6)
     monkeypatch.setattr("serving.security.guard.FAILURES", Rate(per_s=1e6, burst=10**6))
-    with published(signer) as url:
-        guard = guard_of(url, clock)
-        signer.rotate("two")
+    with published(world.signer) as url:
+        guard = guard_of(url)
+        world.signer.rotate("two")
         hints: list[float | None] = []
 
         def is_known() -> bool:
             try:
-                guard.admit(bearer(signer.token("infer:m")), ADDRESS, "infer", "m")
+                admit(guard, bearer(world.signer.token("infer:m")))
             except UnauthorizedError as exc:
                 hints.append(exc.retry_after_s)
                 return False
@@ -198,11 +189,11 @@ def test_keys_at_a_url_are_read_again_beside_the_callers(
 
 
 def test_an_issuer_that_is_away_lets_nobody_in_and_does_not_stop_the_start(
-    signer: Signer, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard = guard_of("http://127.0.0.1:9/keys")
     assert "were not read" in caplog.text
-    refused(guard, signer.token("infer:m"))
+    refused(guard, world.signer.token("infer:m"))
 
 
 @pytest.mark.parametrize("answer", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200\r\n\r\n" + b"[" * 10**5])
@@ -224,148 +215,133 @@ def test_an_issuer_that_answers_nonsense_does_not_stop_the_start(
     assert "were not read" in caplog.text
 
 
-def test_tenants_are_kept_apart(make: Callable[..., SecurityGuard], signer: Signer) -> None:
-    guard = make({"tenant_claim": "org"}, owners={"m": "acme"})
-    own, other = (signer.token("infer:*", "admin:*", org=name) for name in ("acme", "globex"))
-    assert guard.admit(bearer(own), ADDRESS, "infer", "m").tenant == "acme"
+def test_tenants_are_kept_apart(world: World) -> None:
+    guard = world.guard({"tenant_claim": "org"}, owners={"m": "acme"})
+    own, other = (world.signer.token("infer:*", "admin:*", org=name) for name in ("acme", "globex"))
+    assert admit(guard, bearer(own)).tenant == "acme"
     with pytest.raises(ForbiddenError, match="does not belong to globex"):
-        guard.admit(bearer(other), ADDRESS, "infer", "m")
-    assert guard.admit(bearer(other), ADDRESS, "infer", "shared")
-    assert guard.admit(bearer(own), ADDRESS, "admin", "m")
+        admit(guard, bearer(other))
+    assert admit(guard, bearer(other), "infer", "shared")
+    assert admit(guard, bearer(own), "admin", "m")
     for shared in (None, "shared"):
         with pytest.raises(ForbiddenError, match="operators"):
-            guard.admit(bearer(own), ADDRESS, "admin", shared)
-    assert "org names nobody" in refused(guard, signer.token("infer:*"))
+            admit(guard, bearer(own), "admin", shared)
+    assert "org names nobody" in refused(guard, world.signer.token("infer:*"))
 
 
-def test_api_keys_are_kept_as_digests_and_end(
-    make: Callable[..., SecurityGuard], tmp_path: Path, clock: Clock
-) -> None:
-    file = tmp_path / "secrets" / "api-keys.json"
+def test_api_keys_are_kept_as_digests_and_end(world: World) -> None:
+    file = world.folder / "secrets" / "api-keys.json"
     text, key = create_key(file, "nightly", ("infer:m",), "acme")
     late, _ = create_key(file, "late", ("infer:m",), expires=datetime.now(UTC) - timedelta(1))
-    guard = make(api_keys=str(file))
+    guard = world.guard(api_keys=str(file))
     assert text not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    found = guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    found = admit(guard, [(b"x-api-key", text.encode())])
     assert (found.subject, found.tenant) == ("nightly", "acme")
     for presented in (late, text[:-1] + "!", text.replace(key.id, "0" * 12), "falaj", ""):
         with pytest.raises(UnauthorizedError):
-            guard.admit([(b"x-api-key", presented.encode())], ADDRESS, "infer", "m")
+            admit(guard, [(b"x-api-key", presented.encode())])
     revoke_key(file, key.id)
-    clock.now += 2
+    world.now += 2
     with pytest.raises(UnauthorizedError, match=f"{key.id} is revoked"):
-        guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+        admit(guard, [(b"x-api-key", text.encode())])
 
 
-def test_a_broken_file_of_keys_lets_nobody_in(
-    make: Callable[..., SecurityGuard], tmp_path: Path, clock: Clock
-) -> None:
-    file = tmp_path / "api-keys.json"
+def test_a_broken_file_of_keys_lets_nobody_in(world: World) -> None:
+    file = world.folder / "api-keys.json"
     text, _ = create_key(file, "nightly", ("infer:m",))
-    guard = make(api_keys=str(file))
-    guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+    guard = world.guard(api_keys=str(file))
+    admit(guard, [(b"x-api-key", text.encode())])
     file.write_text("{")
-    clock.now += 2
+    world.now += 2
     with pytest.raises(UnauthorizedError, match="not known"):
-        guard.admit([(b"x-api-key", text.encode())], ADDRESS, "infer", "m")
+        admit(guard, [(b"x-api-key", text.encode())])
 
 
-def test_two_credentials_and_none_are_refused(
-    make: Callable[..., SecurityGuard], signer: Signer
-) -> None:
-    guard = make()
-    both = [*bearer(signer.token("infer:m")), (b"x-api-key", b"falaj_x")]
+def test_two_credentials_and_none_are_refused(world: World) -> None:
+    guard = world.guard()
+    both = [*bearer(world.signer.token("infer:m")), (b"x-api-key", b"falaj_x")]
     with pytest.raises(UnauthorizedError, match="several"):
-        guard.admit(both, ADDRESS, "infer", "m")
+        admit(guard, both)
     with pytest.raises(UnauthorizedError, match="nothing was presented"):
-        guard.admit([], ADDRESS, "infer", "m")
+        admit(guard, [])
     with pytest.raises(UnauthorizedError, match="Bearer"):
-        guard.admit([(b"authorization", b"Basic YTpi")], ADDRESS, "infer", "m")
+        admit(guard, [(b"authorization", b"Basic YTpi")])
 
 
-def test_a_certificate_counts_only_behind_the_edge(make: Callable[..., SecurityGuard]) -> None:
+def test_a_certificate_counts_only_behind_the_edge(world: World) -> None:
     named = [(b"x-forwarded-client-cert", b'Hash=0;Subject="CN=batch,O=acme"')]
     with pytest.raises(UnauthorizedError, match="nothing was presented"):
-        make().admit(named, ADDRESS, "infer", "m")
+        admit(world.guard(), named)
     with pytest.raises(ConfigurationError, match="none before it"):
-        make(certificates={"CN=batch,O=acme": ["infer:m"]})
-    behind = make(
+        world.guard(certificates={"CN=batch,O=acme": ["infer:m"]})
+    behind = world.guard(
         certificates={"CN=batch,O=acme": ["infer:m"]},
         certificate_tenants={"CN=batch,O=acme": "acme"},
-        behind_edge=True,
-        tls={"certificate": "c", "key": "k", "client_ca": "a"},
+        **BEHIND_EDGE,
     )
-    assert behind.admit(named, ADDRESS, "infer", "m").tenant == "acme"
+    assert admit(behind, named).tenant == "acme"
     for value in (b'Subject="CN=other"', b"Hash=0", b'Subject="CN=a";Subject="CN=batch,O=acme"'):
         with pytest.raises(UnauthorizedError):
-            behind.admit([(b"x-forwarded-client-cert", value)], ADDRESS, "infer", "m")
+            admit(behind, [(b"x-forwarded-client-cert", value)])
 
 
-def test_a_comma_in_a_name_makes_no_other_client(make: Callable[..., SecurityGuard]) -> None:
+def test_a_comma_in_a_name_makes_no_other_client(world: World) -> None:
     """RFC 2253 writes it as `\\,`; unmasked it would look like two names, those of another."""
-    behind = make(
+    behind = world.guard(
         certificates={"CN=batch,O=acme": ["infer:m"], "CN=a\\,b": ["infer:m"]},
-        behind_edge=True,
-        tls={"certificate": "c", "key": "k", "client_ca": "a"},
+        **BEHIND_EDGE,
     )
     for subject in (rb"CN=batch\,O=acme", rb"CN=batc\h,O=acme"):
         with pytest.raises(UnauthorizedError, match="stands for nobody"):
-            behind.admit(told_by_edge(subject), ADDRESS, "infer", "m")
-    assert behind.admit(told_by_edge(rb"CN=a\,b"), ADDRESS, "infer", "m").subject == r"CN=a\,b"
+            admit(behind, told_by_edge(subject))
+    assert admit(behind, told_by_edge(rb"CN=a\,b")).subject == r"CN=a\,b"
 
 
 def told_by_edge(subject: bytes) -> Headers:
     return [(b"x-forwarded-client-cert", b'Subject="%s"' % subject)]
 
 
-def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(
-    make: Callable[..., SecurityGuard], signer: Signer
-) -> None:
+def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(world: World) -> None:
     limits = {"client": {"per_s": 1e-6, "burst": 2}}
-    behind = {"behind_edge": True, "tls": {"certificate": "c", "key": "k", "client_ca": "a"}}
-    asked = bearer(signer.token("infer:m"))
+    asked = bearer(world.signer.token("infer:m"))
     copy = [*asked, (b"x-falaj-slot", b"shadow")]
-    guard = make(limits=limits, **behind)
+    guard = world.guard(limits=limits, **BEHIND_EDGE)
     for headers in (asked, copy, copy, copy, asked):
-        guard.admit(headers, ADDRESS, "infer", "m")
+        admit(guard, headers)
     with pytest.raises(TooManyRequestsError):
-        guard.admit(asked, ADDRESS, "infer", "m")
-    alone = make(limits=limits)  # anybody could say so there
+        admit(guard, asked)
+    alone = world.guard(limits=limits)  # anybody could say so there
     for _ in range(2):
-        alone.admit(copy, ADDRESS, "infer", "m")
+        admit(alone, copy)
     with pytest.raises(TooManyRequestsError):
-        alone.admit(copy, ADDRESS, "infer", "m")
+        admit(alone, copy)
 
 
-def test_clients_have_limits_of_their_own(
-    make: Callable[..., SecurityGuard], signer: Signer, clock: Clock
-) -> None:
+def test_clients_have_limits_of_their_own(world: World) -> None:
     limits = {"client": {"per_s": 2, "burst": 3}, "by_subject": {"vip": {"per_s": 2, "burst": 9}}}
-    guard = make(limits=limits)
-    ann, bob, vip = (bearer(signer.token("infer:m", sub=name)) for name in ("ann", "bob", "vip"))
+    guard = world.guard(limits=limits)
+    ann, bob, vip = (
+        bearer(world.signer.token("infer:m", sub=name)) for name in ("ann", "bob", "vip")
+    )
     for _ in range(3):
-        guard.admit(ann, ADDRESS, "infer", "m")
+        admit(guard, ann)
     with pytest.raises(TooManyRequestsError) as found:
-        guard.admit(ann, ADDRESS, "infer", "m")
+        admit(guard, ann)
     assert found.value.retry_after_s == pytest.approx(0.5)
-    guard.admit(bob, ADDRESS, "infer", "m")
+    admit(guard, bob)
     for _ in range(9):
-        guard.admit(vip, ADDRESS, "infer", "m")
-    clock.now += 0.5
-    guard.admit(ann, ADDRESS, "infer", "m")
+        admit(guard, vip)
+    world.now += 0.5
+    admit(guard, ann)
 
 
 def test_guesses_spend_the_limit_of_their_address_and_keep_nobody_out(
-    make: Callable[..., SecurityGuard],
-    signer: Signer,
-    clock: Clock,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, _ = create_key(tmp_path / "api.json", "k", ("infer:m",))
+    key, _ = create_key(world.folder / "api.json", "k", ("infer:m",))
     monkeypatch.setattr("serving.security.guard.FAILURES", Rate(per_s=1, burst=3))
-    guard = make(api_keys=str(tmp_path / "api.json"))
+    guard = world.guard(api_keys=str(world.folder / "api.json"))
     forged = Signer(ISSUER)
     for number in range(3):
         refused(guard, forged.token("infer:m", jti=str(number)))
@@ -375,42 +351,39 @@ def test_guesses_spend_the_limit_of_their_address_and_keep_nobody_out(
             [(b"x-api-key", b"falaj_%012x_" % number + b"A" * 43)],
         ):
             with pytest.raises(TooManyRequestsError) as found:
-                guard.admit(guess, ADDRESS, "infer", "m")
+                admit(guard, guess)
             assert found.value.retry_after_s == pytest.approx(1)
-        newcomer = bearer(signer.token("infer:m", sub=f"new{number}"))
-        assert guard.admit(newcomer, ADDRESS, "infer", "m").subject == f"new{number}"
-    assert guard.admit([(b"x-api-key", key.encode())], ADDRESS, "infer", "m").subject == "k"
+        newcomer = bearer(world.signer.token("infer:m", sub=f"new{number}"))
+        assert admit(guard, newcomer).subject == f"new{number}"
+    assert admit(guard, [(b"x-api-key", key.encode())]).subject == "k"
     # Who has to renew a token hears that, and not to come again with it.
-    assert "expired" in refused(guard, signer.token("infer:m", exp=1_600_000_000))
-    clock.now += 1
+    assert "expired" in refused(guard, world.signer.token("infer:m", exp=1_600_000_000))
+    world.now += 1
     refused(guard, forged.token("infer:m", jti="later"))
 
 
 def test_what_is_remembered_is_bounded_and_ends(
-    make: Callable[..., SecurityGuard], signer: Signer, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.security.guard.MOST_KNOWN", 5)
-    guard = make()
-    tokens = [signer.token("infer:m", sub=f"s{number}") for number in range(20)]
+    guard = world.guard()
+    tokens = [world.signer.token("infer:m", sub=f"s{number}") for number in range(20)]
     for token in tokens:
-        guard.admit(bearer(token), ADDRESS, "infer", "m")
+        admit(guard, bearer(token))
     assert len(guard._known) == 5
     assert len(guard._requests) == 5
     assert not any(tokens[-1].encode() in key for key in guard._known)
 
 
 def test_a_token_is_refused_after_its_end_though_it_was_remembered(
-    make: Callable[..., SecurityGuard],
-    signer: Signer,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serving.security.tokens.LEEWAY_S", 0)
-    guard = make()
+    guard = world.guard()
     end = int(datetime.now(UTC).timestamp()) + 3
-    token = signer.token("infer:m", exp=end)
-    guard.admit(bearer(token), ADDRESS, "infer", "m")
-    guard.admit(bearer(token), ADDRESS, "infer", "m")
-    clock.now += 4
+    token = world.signer.token("infer:m", exp=end)
+    admit(guard, bearer(token))
+    admit(guard, bearer(token))
+    world.now += 4
     wait_until(lambda: datetime.now(UTC).timestamp() > end, "the token ended")
     assert "expired" in refused(guard, token)
