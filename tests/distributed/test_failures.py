@@ -64,7 +64,6 @@ def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another
     tmp_path: Path,
 ) -> None:
     with start_driver(tmp_path) as driver:
-        assert driver.stdout is not None
         assert driver.stdout.readline() == b"epoch 0\n"
         driver.kill()
     assert all_gone(tmp_path)

@@ -14,7 +14,6 @@ from tests.support.ranks.runs import CONFIG, config, train
 def test_a_training_is_measured_diagnosed_and_profiled(tmp_path: Path) -> None:
     model = train(tmp_path, config(telemetry={"watts_per_core": 10, "profile": True}))
     telemetry = model.telemetry
-    assert telemetry is not None
     assert telemetry.diagnosis is not None
     assert [rank.rank for rank in telemetry.ranks] == [0, 1]
     for rank in telemetry.ranks:

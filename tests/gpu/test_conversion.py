@@ -56,7 +56,6 @@ def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs
 def test_an_onnx_variant_runs_on_the_device(case: Case, typical: ModelInputs, name: str) -> None:
     needs_provider(GPU_PROVIDER)
     one = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
-    assert one.files is not None
     model = load_files(name, case.store.path(one.files), case.program.signature, GPU)
     assert model.settings["provider"] == GPU_PROVIDER  # read back from the session
     agrees(case, model, one.precision, typical)

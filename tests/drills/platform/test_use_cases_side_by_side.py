@@ -74,7 +74,6 @@ class Shared:
 
     def finish(self, run: UUID) -> None:
         done = wait_for_run(self.client, run, is_final, "the loop has ended", LIMIT_S)
-        assert done.state is not None
         assert done.state.is_completed(), done.state.message
 
     def own_state(self, use_case: str) -> dict[str, str]:

@@ -76,7 +76,6 @@ def test_the_program_gives_the_mapped_logit_and_keeps_the_order_in_every_runtime
     made = registered(store, dataset(store), after.read_bytes())
     config = ConversionConfig(formats=("onnx-fp32",))
     (onnx,) = built(made, dataset(store), config, store)
-    assert onnx.files is not None
     session = ort.InferenceSession(
         store.path(onnx.files) / MODEL_FILE, providers=["CPUExecutionProvider"]
     )

@@ -47,7 +47,6 @@ def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
     program = registered(store, rows, exported(network))
     built = build_one("onnx-fp32", program, rows, quick, store)
     assert built.files is None
-    assert built.failure is not None
     assert "cannot be written as ONNX opset 20: No ONNX function found" in built.failure
     assert "lgamma" in built.failure
     assert [p.name for p in (store.root / "variants").rglob("*") if p.is_file()] == ["value.json"]
@@ -69,7 +68,6 @@ def _graph(case: Case, name: str) -> onnx.GraphProto:
         made = case.onnx
     else:
         made = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
-    assert made.files is not None
     return onnx.load(case.store.path(made.files) / MODEL_FILE).graph
 
 
@@ -103,7 +101,6 @@ def test_only_matrix_products_are_quantised_with_zero_points_of_zero(case: Case)
 
 def test_onnx_runtime_multiplies_in_integers(case: Case, tmp_path: Path) -> None:
     int8 = build_one("onnx-int8", case.program, case.rows, case.config, case.store, case.onnx)
-    assert int8.files is not None
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3  # it warns that the written graph is for this machine

@@ -61,7 +61,6 @@ def test_arrays_of_another_shape_are_refused_with_a_sentence(
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_fall_back(case: Case) -> None:
-    assert case.onnx.files is not None
     folder, gpu = case.store.path(case.onnx.files), Runtime(hardware_class="gpu")
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),

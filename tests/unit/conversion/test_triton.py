@@ -25,8 +25,6 @@ def parsed(text: str) -> Any:
     """A configuration, as Triton's own schema reads it. Its package wants an older protobuf."""
     file = distribution("tritonclient").locate_file("tritonclient/grpc/model_config_pb2.py")
     spec = importlib.util.spec_from_file_location("triton_model_config", str(file))
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return text_format.Parse(text, module.ModelConfig())
@@ -41,7 +39,6 @@ def test_a_repository_holds_the_form_its_version_and_a_row_to_warm_it_up(case: C
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = {"config.pbtxt", "3/model.onnx", "warmup/categorical", "warmup/numeric"}
     assert found == {f"late-arrival/{name}" for name in names}
-    assert case.onnx.files is not None
     source = case.store.path(case.onnx.files) / "model.onnx"
     assert (folder / "late-arrival/3/model.onnx").read_bytes() == source.read_bytes()
     assert len((folder / "late-arrival/warmup/numeric").read_bytes()) == 5 * 4

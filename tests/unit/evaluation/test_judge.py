@@ -119,9 +119,7 @@ def test_a_scored_window_holds_every_row_and_its_quality(case: Case) -> None:
     rows = pd.read_parquet(case.store.path(scored.scores))
     assert rows.columns.tolist() == ["flight_id", "event_timestamp", "is_late", "score"]
     assert len(rows) == scored.num_rows
-    assert scored.metrics is not None
     assert scored.metrics.auc.value == pytest.approx(roc_auc_score(rows["is_late"], rows["score"]))
-    assert scored.excess_brier is not None
     promised = (rows["score"] * (1 - rows["score"])).mean()
     assert scored.excess_brier.value == pytest.approx(
         scored.metrics.brier.value - promised, abs=1e-6
@@ -138,7 +136,6 @@ def test_rows_without_labels_are_scored_but_not_judged(case: Case) -> None:
     assert december.excess_brier is None
     assert december.unjudged == "no label is known"
     both = score_window(case.champion, dataset, builders.month(11, 2), QUICK, case.store)
-    assert both.metrics is not None
     assert both.num_rows - both.metrics.num_rows == december.num_rows
     assert np.isfinite(pd.read_parquet(case.store.path(both.scores))["score"]).all()
 

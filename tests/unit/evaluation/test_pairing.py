@@ -60,9 +60,6 @@ def test_the_one_that_errs_less_is_below_zero_for_certain(
     better = compare_scored(good, bad, columns, store)
     worse = compare_scored(bad, good, columns, store)
     same = compare_scored(good, good, columns, store)
-    assert better is not None
-    assert worse is not None
-    assert same is not None
     assert better.error.high < 0 < worse.error.low
     assert same.error.value == same.error.low == same.error.high == 0
 
@@ -78,7 +75,6 @@ def test_numbers_are_compared_by_their_error(store: ArtifactStore, data: Validat
     good, bad = scored(store, data, 0.05), scored(store, data, 0.5)
     columns = data.snapshot.columns.model_copy(update={"task": "regression", "unit": "minutes"})
     better = compare_scored(good, bad, columns, store)
-    assert better is not None
     assert (better.error_name, better.error.high < 0) == ("RMSE", True)
 
 

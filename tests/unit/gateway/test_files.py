@@ -40,7 +40,6 @@ def test_the_servers_part_is_read_as_it_was_written(describe: Describe, tmp_path
     prepare(plan)
     server = read_security(plan.files.server_security_file)
     assert server.behind_edge
-    assert server.tls is not None
     assert server.tls.client_ca is not None
     assert server.owners == {"acme-churn": "acme"}
     assert server.api_keys == tmp_path / "serving" / "secrets" / "keys.json"

@@ -19,8 +19,6 @@ def backend() -> ModuleType:
     """The backend, loaded by its path: its folder is no package, as PEP 517 wants it."""
     path = ROOT / "infra" / "horovod" / "horovod_backend.py"
     spec = importlib.util.spec_from_file_location("horovod_backend", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -166,7 +166,6 @@ def test_links_for_people_begin_with_the_public_address_and_processes_stay_on_th
     assert "mlflow.example.org" in by_name[MLFLOW]["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
     write_endpoint(made)
     endpoint = read_endpoint(files)
-    assert endpoint
     assert (endpoint.ui_url, endpoint.mlflow_url) == (ui, mlflow)
     assert endpoint.local_mlflow_url == "http://127.0.0.1:5000"
     assert platform_address(files.home, "mlflow_url") == mlflow

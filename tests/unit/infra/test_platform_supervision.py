@@ -33,7 +33,6 @@ def test_a_child_that_ends_is_started_again_with_a_growing_delay(tmp_path: Path)
             assert f"ended with code 3; next start in {seconds} s" in platform.said()
         assert platform.child("server").restarts == 0
         first = platform.child("server").pid
-        assert first
         os.kill(first, signal.SIGKILL)
         platform.until(
             lambda s: s.services[1].restarts == 1 and s.services[1].condition == "up", "again up"
@@ -64,7 +63,6 @@ def test_temporary_files_of_a_service_go_with_it_however_it_ends(
         wait_until(left, "a temporary file")
         (first,) = left()
         pid = platform.child("worker-x").pid
-        assert pid
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: left() and not first.exists(), "that of the next start alone")
         assert len(left()) == 1
@@ -111,7 +109,6 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hung
     assert child.condition == "up"
     service.hangs = True
     yield service, child
-    assert child.process
     child.process.kill()
     child.process.wait(LIMIT_S)
 
@@ -149,7 +146,6 @@ def test_what_a_killed_guard_leaves_is_ended_before_the_next_start(tmp_path: Pat
         wait_until(lambda: len(living(mark)) == 2, "parent and child", LIMIT_S)
         before = living(mark)
         guard = platform.child("worker-x").pid
-        assert guard
         os.kill(guard, signal.SIGKILL)
         platform.until(lambda s: s.services[0].restarts == 1, "restart")
         assert not set(living(mark)) & set(before)
@@ -201,7 +197,6 @@ time.sleep(600)
         assert platform.process.wait(LIMIT_S) == 0
         state = platform.state()
     assert (tmp_path / "order").read_text() == "worker\nworkers ended\nserver\n"
-    assert state
     assert state.phase == "stopped"
     assert [run.name for run in state.cut_off] == ["some-run"]
 

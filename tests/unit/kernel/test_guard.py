@@ -49,7 +49,6 @@ def test_sigterm_ends_the_whole_tree(mark: str) -> None:
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(mark: str) -> None:
     script = f"trap '' TERM; echo ready; bash -c \"trap '' TERM; exec -a {mark} sleep 300\""
     process = subprocess.Popen(guarded("bash", "-c", script, grace_s=0.3), stdout=subprocess.PIPE)
-    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
     process.wait(10)

@@ -34,7 +34,6 @@ def filled(record: RunRecord, journal: Journal) -> Journal:
 
 def test_a_variant_leads_back_to_every_raw_file(record: RunRecord, filled: Journal) -> None:
     files = record.variants[0].files
-    assert files is not None
     chain = trace(files.sha256[:10], filled)
     assert {source.version for source in chain.sources()} == {
         t.source.sha256 for t in record.refresh.rows.landed.tables if t.source

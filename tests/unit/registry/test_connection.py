@@ -25,11 +25,6 @@ def location(tmp_path: Path) -> RegistryLocation:
     return RegistryLocation.of(Settings(home=tmp_path, feature_repo=tmp_path))
 
 
-def database(location: RegistryLocation) -> Path:
-    assert location.database_path is not None
-    return location.database_path
-
-
 @pytest.mark.slow
 def test_first_use_sends_no_usage_data_and_prints_nothing(tmp_path: Path) -> None:
     """In a process with hardly any environment: CI's and pytest's variables alone switch it off."""
@@ -58,7 +53,7 @@ assert threading.enumerate() == [threading.main_thread()]
 def test_a_database_that_was_being_made_by_a_killed_process_is_made_anew(
     location: RegistryLocation,
 ) -> None:
-    path = database(location)
+    path = location.database_path
     path.parent.mkdir(parents=True)
     for name in (".mlflow.db-new", ".mlflow.db-new-journal"):
         path.with_name(name).write_bytes(b"half a migration")
@@ -72,7 +67,7 @@ def test_a_database_that_was_being_made_by_a_killed_process_is_made_anew(
 
 
 def test_a_file_that_is_no_database_is_refused_with_a_sentence(location: RegistryLocation) -> None:
-    path = database(location)
+    path = location.database_path
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PK\3\4 this is a zip")
 
@@ -112,7 +107,7 @@ def test_what_the_database_says_becomes_an_error_of_ours(
         raise OperationalError("SELECT 1", None, sqlite3.OperationalError(said))
 
     assert type(caught.value) is kind
-    assert str(database(location)) in str(caught.value)
+    assert str(location.database_path) in str(caught.value)
 
 
 @pytest.mark.parametrize(

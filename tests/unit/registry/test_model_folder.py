@@ -65,7 +65,6 @@ def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) 
     record = read_version(filed.version)
 
     assert record.damage == ()
-    assert record.manifest is not None
     assert record.manifest.code_commit == "abc1234"
     assert record.manifest.snapshot_sha256 == filed.trained.snapshot_sha256
     assert record.manifest.columns == filed.trained.columns

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts.rollout import Action, Evidence, Finding, MetricName, Period, Shares
+from tasks.contracts.rollout import Action, Evidence, Period, Shares
 from tasks.release.comparison import compare
 from tasks.release.config import ReleaseConfig
 from tasks.release.evidence import no_labels, observe
@@ -41,12 +41,6 @@ def logged(known: Release, *parts: dict[str, Any]) -> Evidence:
     return seen(rows, known)
 
 
-def metric(found: Evidence, name: MetricName) -> Finding:
-    known = found.finding(name)
-    assert known is not None
-    return known
-
-
 def test_nothing_logged_is_no_evidence() -> None:
     found = seen(Rows(), release())
     assert found.step_requests == 0
@@ -69,7 +63,7 @@ def test_failures_of_copies_are_held_against_the_candidate() -> None:
     failing = {"number": 3000, "error": 0.02, **COPIES}
     found = logged(release(), {"number": 3000, "error": 0.001}, failing)
     assert decide(release(), found, NOW).rule == "errors"
-    assert metric(found, "errors").low > 1.1  # type: ignore[operator]
+    assert found.finding("errors").low > 1.1  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +123,7 @@ def test_copies_that_were_dropped_are_none_that_the_candidate_answered() -> None
     found = logged(release(), {"number": 600, "error": 0.1}, dropped)
     assert found.step_requests == 0
     # a copy that was not computed says nothing of its original's failure
-    assert metric(found, "errors").num == 0
+    assert found.finding("errors").num == 0
 
 
 def test_a_feed_that_breaks_both_is_not_the_candidates_fault() -> None:
@@ -175,13 +169,13 @@ def test_a_client_that_stuck_to_the_candidate_counts_in_its_first_step_alone() -
         {**bad, "ids": "bad1", "start": turn + after},
         {"number": 40, "ids": "s", "start": turn + after},
     )
-    assert metric(found, "errors").num == 1
+    assert found.finding("errors").num == 1
 
 
 def test_clients_that_meet_both_versions_count_by_their_requests() -> None:
     mixed: dict[str, Any] = {"subjects": 3, "error": 0.02, "names": "c"}
     found = logged(STICKY, {"number": 3000, **mixed}, {"number": 1000, **SPLIT_OFF, **mixed})
-    assert metric(found, "errors").num > 50
+    assert found.finding("errors").num > 50
     assert not found.harms
     assert not found.split_fault
 
@@ -231,7 +225,7 @@ def test_one_slow_batch_of_copies_is_one_slow_event() -> None:
         rows = Rows().add(4000).add(4000, track="shadow", version="2")
         in_batches(rows, "stable", 40)
         in_batches(rows, "shadow", 40, slow)
-        latency = metric(seen(rows, release()), "latency")
+        latency = seen(rows, release()).finding("latency")
         counted.append((latency.num, latency.is_harm))
     (alike, _), (once, is_harm), (always, is_found) = counted
     assert (once - alike, is_harm) == (1, False)  # the machine was elsewhere for a moment
@@ -277,8 +271,8 @@ def test_a_regression_is_compared_by_its_errors() -> None:
     rows, labels = labelled(1.0)
     config = ReleaseConfig(steps=CONFIG.steps, task="absolute_error", sticky=False)
     found = seen(rows, release(config), labels)
-    assert "absolute error" in metric(found, "task_paired").unit
-    assert metric(found, "task_paired").num == 8000
+    assert "absolute error" in found.finding("task_paired").unit
+    assert found.finding("task_paired").num == 8000
 
 
 def test_each_version_on_its_own_rows_is_compared_too() -> None:

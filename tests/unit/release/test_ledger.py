@@ -61,7 +61,6 @@ def begun(releasing: Releasing) -> Release:
 
 def decided(releasing: Releasing, decision: Decision) -> Release:
     known = releasing.ledger.open_release(MODEL)
-    assert known is not None
     return releasing.ledger.decide(known, decision, "a test", evidence(finding()))
 
 
@@ -136,12 +135,10 @@ def test_killed_at_any_move_the_next_one_finishes_it(
             releasing.settle(decided(releasing, BACK if action == "back" else PROMOTE))
     except KeyboardInterrupt:
         left = releasing.ledger.last_release(MODEL)
-        assert left is not None
         assert not left.is_moved
     traffic(releasing).killed_at = None
     releasing.finish(MODEL)
     release = releasing.ledger.last_release(MODEL)
-    assert release is not None
     assert release.is_moved
     wanted = {
         "start": ("1", "2", Shares(mirror=100)),
@@ -251,7 +248,6 @@ def test_a_cycle_decides_by_the_log_and_repairs_what_a_restart_has_lost(
     assert found.release.state == "rolled_back"
     assert traffic(releasing).at["stable"] == "1"
     entry = releasing.ledger.entries(release.release_id)[-1]
-    assert entry.evidence is not None
     assert entry.evidence.harms
 
 
@@ -347,7 +343,6 @@ def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     with pytest.raises(TracksRefusedError):
         begun(releasing)
     release = releasing.ledger.open_release(MODEL)
-    assert release is not None
     now = datetime.now(UTC)
     for minutes in (0, 9):
         with pytest.raises(TracksRefusedError):
@@ -394,7 +389,6 @@ def test_a_server_that_starts_again_begins_with_what_the_release_wants(
     releasing.settle(left)
     assert tracks_at_start(url, MODEL, "1") is None
     stays = tracks_at_start(url, MODEL, "2")  # the registry could not move the alias
-    assert stays is not None
     assert stays["stable"] == "1"
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from infra.gateway.config import GatewayConfig
+from serving.assembly import ADDRESS_FILE, Components, read_addresses, serve
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
 from tasks.kernel.errors import ConfigurationError
@@ -65,3 +67,24 @@ def test_former_names_are_still_read() -> None:
     assert not checked_config({"http": {"slot_header": False}}, "x").http.track_header
     former = checked_config({"seeing": {"logs": {"level": "ERROR"}}}, "x")
     assert former.observability.logs.level == "ERROR"
+
+
+def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    """Whoever is to end the process would end another program, whose number it is by now."""
+    file = tmp_path / ADDRESS_FILE
+    file.parent.mkdir()
+    file.write_text('{"pid": 1, "http": "http://127.0.0.1:1"}')
+    config = checked_config(
+        {"http": {"port": 0}, "admin": {"port": 0}, "grpc": {"enabled": False}}, "the test"
+    )
+    found = []
+
+    def components_of(config: ServingConfig, home: Path) -> Components:
+        found.append(read_addresses(home))
+        raise ConfigurationError("a part cannot be made")
+
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        asyncio.run(serve(config, tmp_path, components_of))
+    assert found == [None]

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts.evaluation import Metric
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.metrics import Measured, measure_rows, metric_of, why_not_judged
 from tasks.stats.bootstrap import draw_days, number_days
@@ -37,12 +36,6 @@ def measure(labels: np.ndarray, scores: np.ndarray, times: np.ndarray) -> Measur
     return measure_rows(frame(labels, scores, times), COLUMNS, "score")
 
 
-def metric(measured: Measured, name: str) -> Metric:
-    found = measured.metric(name)
-    assert found is not None
-    return found
-
-
 @given(st.integers(1, 60), st.integers(1, 30), st.integers(0, 5))
 def test_every_replicate_holds_as_many_days_as_there_are(
     num_days: int, block_days: int, seed: int
@@ -68,7 +61,7 @@ def test_intervals_are_wider_where_rows_of_a_day_resemble_each_other() -> None:
     widths = []
     for noise in (0.0, 1.5):
         labels, scores, times = rows_by_day(3, 60, noise)
-        brier = metric(measure(labels, scores, times), "brier")
+        brier = measure(labels, scores, times).metric("brier")
         widths.append(brier.high - brier.low)
     assert widths[1] > 2 * widths[0]
 
@@ -78,7 +71,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     covered = 0
     for seed in range(50):
         labels, scores, times = rows_by_day(seed, 60, 0.7, day_rows=20)
-        auc = metric(measure(labels, scores, times), "auc")
+        auc = measure(labels, scores, times).metric("auc")
         covered += auc.low <= truth <= auc.high
     assert 42 <= covered <= 50
 
@@ -92,7 +85,7 @@ def test_the_interval_holds_its_estimate_even_where_resampling_biases_it() -> No
     labels, scores, times = rows_by_day(5, 30, 0.0)
     perfect = measure(labels, scores, times)
     for name in ("auc", "pr_auc", "brier", "log_loss", "calibration_error", "excess_brier"):
-        found = metric(perfect, name)
+        found = perfect.metric(name)
         assert found.low <= found.value <= found.high, name
 
 
@@ -117,7 +110,7 @@ def test_a_paired_difference_is_known_better_than_either_model() -> None:
     labels, scores, times = rows_by_day(8, 40, 1.0)
     noisy = np.clip(scores + np.random.default_rng(0).normal(0, 0.1, len(scores)), 0.001, 0.999)
     one, other = (measure(labels, s, times) for s in (scores, noisy))
-    difference, auc = one.minus(other, "noisy").auc_difference, metric(one, "auc")
+    difference, auc = one.minus(other, "noisy").auc_difference, one.metric("auc")
     assert difference.low > 0
     assert difference.high - difference.low < (auc.high - auc.low) / 2
 
@@ -158,5 +151,5 @@ def test_two_models_are_compared_by_every_error_on_the_same_draws() -> None:
     assert difference.auc_difference.value == pytest.approx(0, abs=1e-9)
     for name in ("brier", "log_loss", "calibration_error"):
         found = getattr(difference, f"{name}_difference")
-        assert found.value == pytest.approx(metric(ours, name).value - metric(theirs, name).value)
+        assert found.value == pytest.approx(ours.metric(name).value - theirs.metric(name).value)
         assert found.low < found.value < found.high < 0

@@ -87,7 +87,6 @@ class LeasesOfOneHost(RuleBasedStateMachine):
     def no_device_is_held_by_two_and_all_have_what_they_asked_for(self) -> None:
         cores, gpus = list[int](), list[str]()
         for own in self.holders:
-            assert own.claim.grant is not None
             assert len(own.claim.grant.cores) == own.claim.request.cores
             assert len(own.claim.grant.gpus) == own.claim.request.gpus
             cores += own.claim.grant.cores

@@ -99,8 +99,6 @@ def test_slices_are_given_by_profile_and_whole_gpus_never_for_slices() -> None:
     )
     sliced = place(LeaseRequest(gpus=1, mig_profile="2g.35gb"), devices, Taken())
     whole = place(LeaseRequest(gpus=1), devices, Taken())
-    assert sliced is not None
-    assert whole is not None
     assert (sliced.gpus, whole.gpus) == (("MIG-2",), ("GPU-0",))
     assert place(LeaseRequest(gpus=2), devices, Taken()) is None
 

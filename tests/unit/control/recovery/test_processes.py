@@ -22,7 +22,6 @@ def process_of(run: str, program: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, RUN_VARIABLE: run}
     with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout
             process.stdout.readline()
             yield process
         finally:

@@ -50,13 +50,11 @@ def test_recalibrations_have_a_budget_of_their_own_and_the_cool_down_of_both() -
     assert why_not_now(Action.RECALIBRATE, NOW, trained, config) is None
     assert why_not_now(Action.RETRAIN, NOW, mapped, config) is None
     over = why_not_now(Action.RECALIBRATE, NOW, mapped, config)
-    assert over is not None
     assert "1 recalibrations in the last seven days, allowed 1" in over.reason
     just_now = replace(spent(1), action=Action.RECALIBRATE)
     assert why_not_now(Action.RETRAIN, NOW, [just_now], config) is None
     for earlier in (just_now, spent(1)):
         held = why_not_now(Action.RECALIBRATE, NOW, [earlier], config)
-        assert held is not None
         assert held.outcome is Outcome.COOL_DOWN
     long = replace(spent(20, seconds=7200), action=Action.RECALIBRATE)
     assert why_not_now(Action.RETRAIN, NOW, [long], config) is not None

@@ -62,7 +62,6 @@ def test_fahrenheit_that_becomes_celsius_is_a_fault_in_any_season(
 ) -> None:
     lead_in, now = season(first_day - 30, 30), to_celsius(season(first_day, 30))
     guess = examined(tmp_path, season(0, 180), lead_in, now).guess
-    assert guess is not None
     assert "Fahrenheit to Celsius" in guess.names
     faults, remarks = judge_guesses({"x": guess}, ["x"])
     assert faults == [f"x: {guess.told}"]
@@ -76,7 +75,6 @@ def test_every_known_change_of_unit_is_found_in_steady_values(
     rng = np.random.default_rng(0)
     before, lead_in, now = (rng.gamma(36, 3, days * DAY_ROWS) for days in (90, 30, 30))
     guess = examined(tmp_path, before, lead_in, now * change.scale + change.offset).guess
-    assert guess is not None
     assert change.name in guess.names
 
 
@@ -91,7 +89,6 @@ def test_a_count_that_grows_by_the_share_of_a_mile_is_no_fault(tmp_path: Path) -
     rng = np.random.default_rng(0)
     before, lead_in, now = (rng.gamma(40, 0.225, days * DAY_ROWS) for days in (90, 30, 30))
     guess = examined(tmp_path, before, lead_in, now * 1.609344).guess
-    assert guess is not None
     faults, remarks = judge_guesses({"ratings": guess}, ["distance"])
     assert faults == []
     assert len(remarks) == 1

@@ -124,7 +124,5 @@ def test_the_change_is_current_minus_reference() -> None:
         for r2, skill in ((0.95, 0.6), (0.90, 0.4))
     )
     seen = performance_change(before, now)
-    assert seen is not None
     assert seen.quality.value == pytest.approx(-0.05)
-    assert seen.beyond is not None
     assert seen.beyond.value == pytest.approx(-0.2)

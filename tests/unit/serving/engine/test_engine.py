@@ -81,10 +81,7 @@ async def test_sequences_of_one_length_are_computed_together() -> None:
 async def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_to_come() -> None:
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, requests=3, rows=10, batch_rows=1) as desk:
-        behaviour = shelf.behaviours["1", "cpu"]
-        behaviour.gate.clear()
-        first = desk.ask()
-        await until(lambda: behaviour.sizes == [1])
+        behaviour = await held(desk, shelf)
         waiting = [desk.ask() for _ in range(3)]
         refused = desk.ask()
         await asyncio.sleep(0)
@@ -94,7 +91,7 @@ async def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_
         assert "3 requests with 3 rows wait for m (stable)" in str(error)
         behaviour.gate.set()
         await desk.settled()
-        assert all(version_of(desk.answer(call)) == "1" for call in (first, *waiting))
+        assert all(version_of(desk.answer(call)) == "1" for call in waiting)
 
 
 async def test_mirrored_calls_leave_most_of_the_room_to_those_that_somebody_waits_for() -> None:

@@ -160,7 +160,6 @@ def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) ->
     file = tmp_path / "serving" / "security.yaml"
     file.write_text("tls: {certificate: secrets/tls/server.pem, key: secrets/tls/server.key}\n")
     found = secured(SecuritySection(), tmp_path, "0.0.0.0")
-    assert found is not None
     assert found.tls is not None
     assert found.grpc is None
     file.write_text("anonymous: ['infer:*']\n")

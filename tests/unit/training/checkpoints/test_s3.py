@@ -79,7 +79,6 @@ def test_states_come_back_old_ones_are_pruned_and_a_finished_run_leaves_nothing(
     manifests = [key for key in keys(s3, prefix) if key.endswith(MANIFEST_NAME)]
     assert [key[:11] for key in manifests] == ["state-00002", "state-00003"]
     newest = store.newest()
-    assert newest
     assert_equal(store.load(newest), large)
     store.clear()
     assert keys(s3, prefix) == []

@@ -51,7 +51,6 @@ def saved(folder: Path) -> list[tuple[int, int]]:
 
 def newest_state(folder: Path) -> State:
     ref = store_in(folder).newest()
-    assert ref
     return store_in(folder).load(ref)
 
 

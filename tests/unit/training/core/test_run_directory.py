@@ -58,7 +58,6 @@ def test_a_second_driver_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     )
     command = [sys.executable, "-c", holder, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         with (
             pytest.raises(TransientError, match="is already training"),

@@ -35,7 +35,6 @@ def started(
         [sys.executable, "-S", agent.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         try:
-            assert process.stdin is not None
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
             yield process
@@ -49,8 +48,6 @@ def await_no_rank(folder: Path) -> None:
 
 def test_what_follows_the_order_reaches_the_rank_and_its_end_ends_it(tmp_path: Path) -> None:
     with started(tmp_path, ECHO) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(b"hello\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"hello\n"
@@ -64,7 +61,6 @@ def test_the_rank_has_the_given_environment_and_little_else(
     monkeypatch.setenv("FALAJ_PASSWORD", "secret")
     program = "import os; print(sorted(os.environ), os.getcwd())"
     with started(tmp_path, program) as process:
-        assert process.stdout is not None
         printed = process.stdout.readline().decode()
     assert "'RANK_VALUE'" in printed
     assert "FALAJ_PASSWORD" not in printed
@@ -79,7 +75,6 @@ def test_silence_ends_the_rank(tmp_path: Path) -> None:
 
 def test_kill_9_of_the_agent_ends_the_rank(tmp_path: Path) -> None:
     with started(tmp_path, SLEEPER) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         os.kill(process.pid, signal.SIGKILL)
     await_no_rank(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,12 @@ class HeldEngine(InlineEngine):
 
 class Noting:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.told: list[tuple[str, ...]] = []
 
     def served(self, batch: object) -> None: ...
 
     def refused(self, call: Call, error: ServingError) -> None:
-        self.told.append((call.model, error.reason))
+        self.told.append((call.model, call.track, error.reason))
 
 
 class StrictGuard:
@@ -88,6 +88,7 @@ class Client:
     def __init__(self, engine: Any, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]):
         self.engine = engine
         self.reader, self.writer = streams
+        self.address = self.writer.get_extra_info("peername")
 
     def send(self, *parts: bytes) -> None:
         self.writer.write(b"".join(parts))
@@ -117,28 +118,18 @@ class Client:
         return await self.reader.read() == b""
 
 
-Connect = Callable[[], Awaitable[Client]]
-
-
 @asynccontextmanager
-async def listening(front: Front, tls: Sequence[Any] = (None, None)) -> AsyncIterator[Connect]:
-    """Run a listener; what is given makes connections to it. `tls`: its and its client's."""
+async def listening(front: Front, tls: Sequence[Any] = (None, None)) -> AsyncIterator[Client]:
+    """Run a listener; gives a connection to it. `tls`: its and its client's."""
     listener, sock = public_listener(front, tls[0]), bound_socket("127.0.0.1", 0, "the test")
     serving = asyncio.ensure_future(listener.serve(sock))
-    clients: list[Client] = []
-
-    async def connect() -> Client:
-        port = sock.getsockname()[1]
-        streams = await asyncio.open_connection("localhost", port, ssl=tls[1])
-        clients.append(Client(front.engine, streams))
-        return clients[-1]
-
+    port = sock.getsockname()[1]
+    client = Client(front.engine, await asyncio.open_connection("localhost", port, ssl=tls[1]))
     try:
         async with asyncio.timeout(60):
-            yield connect
+            yield client
     finally:
-        for client in clients:
-            client.writer.close()
+        client.writer.close()
         listener.stop()
         await serving
 
@@ -149,7 +140,7 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def told_of(front: Front) -> list[tuple[str, str]]:
+def told_of(front: Front) -> list[tuple[str, ...]]:
     (noting,) = front.observers
     assert isinstance(noting, Noting)
     return noting.told
@@ -163,8 +154,7 @@ async def test_a_call_says_what_the_request_said() -> None:
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     headers = ["X-Request-Id: r-1", "x-falaj-timeout-ms: 2000", f"traceparent: {trace}"]
     path = "/v2/models/sums/versions/1/infer?x=1"
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
+    async with listening(front_of(HeldEngine())) as client:
         client.send(raw(request(2), *headers, "x-falaj-slot: stable", path=path))
         call = await client.held()
         assert (call.model, call.version, call.track, call.num_rows) == ("sums", "1", "stable", 2)
@@ -183,8 +173,8 @@ async def test_a_call_says_what_the_request_said() -> None:
 async def test_a_call_whose_client_has_gone_says_so_and_its_answer_goes_nowhere() -> None:
     engine = HeldEngine()
     front = front_of(engine)
-    async with listening(front) as connect:
-        leaver, other = await connect(), await connect()
+    async with listening(front) as leaver:
+        other = Client(engine, await asyncio.open_connection(*leaver.address))
         leaver.send(raw(request()) * 2)
         call = await leaver.held()
         assert not call.is_gone
@@ -194,13 +184,13 @@ async def test_a_call_whose_client_has_gone_says_so_and_its_answer_goes_nowhere(
         assert not engine.held  # the one behind it was never started
         other.send(raw(request()))
         assert (await other.answered())[0] == 200
+        other.writer.close()
     assert front.buffered == 0
 
 
 async def test_a_pipelined_request_starts_when_the_one_before_it_is_answered() -> None:
     second = raw(request(3))
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
+    async with listening(front_of(HeldEngine())) as client:
         client.send(raw(request(2)), PAGE, second[:50])
         await client.held()
         client.send(second[50:], b"nonsense\r\n\r\n")
@@ -218,8 +208,7 @@ async def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> 
     guard = StrictGuard()
     front = front_of(HeldEngine(), guard)
     me = "X-Who: me"
-    async with listening(front) as connect:
-        client = await connect()
+    async with listening(front) as client:
         client.send(raw(request()), raw(request(), "X-Who: broken"))
         assert await client.statuses(2) == [403, 500]
         client.send(raw(request(), "X-Who: often"))
@@ -234,15 +223,14 @@ async def test_refusals_before_the_engine_keep_the_connection_and_are_told() -> 
         client.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await client.statuses(1) == [403]
     assert (guard.asked[0], guard.asked[-1]) == (("infer", "sums"), ("admin", None))
-    reasons = " ".join(reason for _, reason in told_of(front))
+    reasons = " ".join(reason for *_, reason in told_of(front))
     assert reasons == "forbidden internal rate_limited bad_request bad_request unsupported_body"
 
 
 async def test_a_call_that_would_wait_too_long_is_refused_before_its_body_is_looked_at() -> None:
     engine = HeldEngine()
     front = front_of(engine)
-    async with listening(front) as connect:
-        client = await connect()
+    async with listening(front) as client:
         engine.refuses = OverloadedError("busy", 1.2)
         client.send(raw(b"no JSON at all"))
         status, headers, body = await client.read()
@@ -250,15 +238,14 @@ async def test_a_call_that_would_wait_too_long_is_refused_before_its_body_is_loo
         engine.refuses = None
         client.send(raw(request()))
         assert (await client.answered())[0] == 200
-    assert told_of(front) == [("sums", "overloaded")]
+    assert told_of(front) == [("sums", "stable", "overloaded")]
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
 async def test_a_stranger_that_waits_to_be_told_to_go_on_is_refused_before_its_body_is_sent(
     size: int,
 ) -> None:
-    async with listening(front_of(HeldEngine(), StrictGuard())) as connect:
-        client = await connect()
+    async with listening(front_of(HeldEngine(), StrictGuard())) as client:
         client.send(raw(b"x" * size, "Expect: 100-continue")[:-size])
         assert await client.statuses(1) == [403]
         assert await client.has_ended()
@@ -267,8 +254,7 @@ async def test_a_stranger_that_waits_to_be_told_to_go_on_is_refused_before_its_b
 async def test_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.protocol.http.connection.MAX_BUFFERED_BYTES", 5000)
     front = front_of(HeldEngine())
-    async with listening(front) as connect:
-        client = await connect()
+    async with listening(front) as client:
         client.send(raw(b"x" * 10_000)[:-1000])
         status, headers, _ = await client.read()
         assert (status, headers["retry-after"]) == (503, "1")
@@ -279,8 +265,7 @@ async def test_a_fault_of_ours_is_a_500_and_the_server_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = HeldEngine()
-    async with listening(front_of(engine)) as connect:
-        client = await connect()
+    async with listening(front_of(engine)) as client:
         engine.broken = True
         client.send(raw(request()))
         assert (await client.read())[0] == 500
@@ -348,8 +333,7 @@ CHUNKED = (
 
 @pytest.mark.parametrize("line", [b"a: b\r\n", b"a" * 1000])
 async def test_headers_behind_a_body_are_bounded(line: bytes) -> None:
-    async with listening(front_of(HeldEngine())) as connect:
-        client = await connect()
+    async with listening(front_of(HeldEngine())) as client:
         client.send(CHUNKED, b"\r\n4\r\nbody\r\n0\r\n")
         with suppress(ConnectionError):
             for _ in range(100_000 // len(line)):
@@ -361,33 +345,29 @@ async def test_headers_behind_a_body_are_bounded(line: bytes) -> None:
 @pytest.mark.parametrize("track", ["candidate", "shadow"])
 async def test_a_request_that_cannot_be_read_is_told_of_its_own_track(track: str) -> None:
     """Releases hold a refusal against the version that the request was for."""
-    told: list[tuple[str, str]] = []
-
-    class ByTrack(Noting):
-        def refused(self, call: Call, error: ServingError) -> None:
-            told.append((call.track, error.reason))
-
     engine = HeldEngine()
     engine.tracks["candidate"] = engine.tracks["shadow"] = "2"
     front = front_of(engine)
-    front.observers = (ByTrack(),)
     asked = request()
     asked["inputs"].pop()
-    async with listening(front) as connect:
-        client = await connect()
+    async with listening(front) as client:
         client.send(raw(asked, f"x-falaj-slot: {track}"))
         assert await client.statuses(1) == [400]
-    assert told == [(track, "bad_request")]
+    assert told_of(front) == [("sums", track, "bad_request")]
 
 
-async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[RenewingTls, ssl.SSLContext]:
+    """A listener's, and that of a client who trusts it."""
     authority = ensure_authority(tmp_path, "authority")
     pair = ensure_certificate(tmp_path, "server", authority, ("localhost",), "server")
     server = RenewingTls(TlsConfig(certificate=pair.certificate, key=pair.key))
-    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    return server, ssl.create_default_context(cafile=str(authority.certificate))
+
+
+async def test_over_tls_the_same_is_answered_and_refused(tls: Sequence[Any]) -> None:
     front = front_of(HeldEngine(), max_body_bytes=90_000)
-    async with listening(front, (server, trusting)) as connect:
-        client = await connect()
+    async with listening(front, tls) as client:
         client.send(raw(request(2)), raw(request(3)))
         for rows in (2, 3):
             assert (await client.answered())[2]["outputs"][0]["shape"] == [rows]
@@ -397,24 +377,19 @@ async def test_over_tls_the_same_is_answered_and_refused(tmp_path: Path) -> None
 
 
 async def test_a_fault_of_looking_at_tls_files_ends_no_listener_and_looks_are_rare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tls: Sequence[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority = ensure_authority(tmp_path, "authority")
-    pair = ensure_certificate(tmp_path, "server", authority, ("localhost",), "server")
-    server = RenewingTls(TlsConfig(certificate=pair.certificate, key=pair.key))
-    trusting = ssl.create_default_context(cafile=str(authority.certificate))
     looks: list[int] = []
 
     def look() -> bool:
         looks.append(1)
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(server, "look", look)
+    monkeypatch.setattr(tls[0], "look", look)
     monkeypatch.setattr(listener, "SWEEP_S", 0.01)
     monkeypatch.setattr(listener, "LOOK_S", 0.15)
-    async with listening(front_of(HeldEngine()), (server, trusting)) as connect:
+    async with listening(front_of(HeldEngine()), tls) as client:
         await asyncio.sleep(0.4)
         assert 1 <= len(looks) < 10  # sweeps are 40
-        client = await connect()
         client.send(raw(b"{}"))
         assert await client.statuses(1) == [400]
