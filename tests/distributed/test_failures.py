@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tasks.contracts.training import EpochMetrics
@@ -44,45 +43,27 @@ def test_a_killed_rank_is_transient_and_the_next_attempt_resumes(tmp_path: Path)
     assert [metrics.epoch for metrics in model.epochs] == list(range(CONFIG.max_epochs))
 
 
-def all_gone(folder: Path) -> bool:
-    wait_until(
-        lambda: not pids_whose_command_holds(str(folder)), "no process is left", GONE_WITHIN_S
-    )
-    return True
-
-
-def start_driver(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ranks.runs", str(folder)],
-        cwd=PROJECT_ROOT,
-        stdout=subprocess.PIPE,
-    )
-
-
 @pytest.mark.slow
 def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another_world_size(
     tmp_path: Path,
 ) -> None:
-    with start_driver(tmp_path) as driver:
+    line = [sys.executable, "-m", "tests.support.ranks.runs", str(tmp_path)]
+    with subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.PIPE) as driver:
         assert driver.stdout.readline() == b"epoch 0\n"
         driver.kill()
-    assert all_gone(tmp_path)
+    nobody = "no process is left", GONE_WITHIN_S
+    wait_until(lambda: not pids_whose_command_holds(str(tmp_path)), *nobody)
     model = train(tmp_path, config(**on_ranks(1)))
     assert_no_kept_epoch_is_repeated(log_of(model, tmp_path))
     assert len(losses(model.epochs)) == CONFIG.max_epochs
 
 
-def snapshot_of(rows: pd.DataFrame, folder: Path) -> Path:
-    path = folder / "snapshot.parquet"
-    rows.to_parquet(path, row_group_size=256, index=False)
-    return path
-
-
 def test_the_error_of_one_rank_is_a_sentence_that_names_it(tmp_path: Path) -> None:
     rows = frame(NUM_ROWS).astype({COLUMNS.label: "float64"})
     rows.loc[40, COLUMNS.label] = 7.0
+    rows.to_parquet(tmp_path / "snapshot.parquet", row_group_size=256, index=False)
     with pytest.raises(DataContractError) as caught:
-        run_ranks(tmp_path, CONFIG, snapshot_of(rows, tmp_path))
+        run_ranks(tmp_path, CONFIG, tmp_path / "snapshot.parquet")
     assert re.match(r"rank [01]: DataContractError: 1 of \d+ rows have a label", str(caught.value))
     assert "flight_id is 40" in str(caught.value)
     assert "Traceback" in caught.value.__notes__[0]

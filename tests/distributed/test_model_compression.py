@@ -10,14 +10,13 @@ import pytest
 
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import CompressionParent, RegisteredProgram
-from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint, TrainedModel
+from tasks.contracts.training import DistillationTargets, EpochMetrics, TrainedModel
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.compression.plan import StudentPlan, plan_student
-from tasks.training.config import TrainingConfig
+from tasks.training.compression.plan import plan_student
 from tasks.training.launch.launcher import OnEpoch, launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.ranks.runs import (
@@ -25,7 +24,6 @@ from tests.support.ranks.runs import (
     assert_no_kept_epoch_is_repeated,
     config,
     log_of,
-    losses,
     on_ranks,
     pid_of_rank,
     start_of,
@@ -35,7 +33,6 @@ from tests.support.ranks.runs import (
 pytestmark = pytest.mark.slow
 
 ONE_RANK = on_ranks(1)
-SMALL = config(**ONE_RANK, hidden_sizes=(4,), max_epochs=3)
 
 
 @pytest.fixture(scope="module")
@@ -64,47 +61,24 @@ def answers(folder: Path, parent: CompressionParent) -> ScoredWindow:
     return score_window(parent.program, rows, splits().train, EvaluationConfig(), store)
 
 
-def trained(
-    folder: Path,
-    settings: TrainingConfig,
-    distillation: DistillationTargets | None,
-    start: StartingPoint | None = None,
-    on_epoch: OnEpoch | None = None,
-) -> TrainedModel:
-    store = ArtifactStore(folder / "store")
-    rows = dataset(store, frame(NUM_ROWS))
-    work = folder / "work"
-    return launch_training(rows, splits(), settings, store, work, on_epoch, start, distillation)
-
-
-def planned(folder: Path, parent: CompressionParent, **asked: object) -> StudentPlan:
-    compression = CompressionConfig.model_validate(asked)
-    return plan_student(parent, compression, config(**ONE_RANK), ArtifactStore(folder / "store"))
-
-
-def test_a_taught_training_is_the_same_on_two_ranks_as_on_one(
-    folder: Path, answers: ScoredWindow
-) -> None:
-    distillation = DistillationTargets(scores=answers, weight=0.5, temperature=2.0)
-    one = trained(folder, SMALL, distillation)
-    two = trained(folder, config(**on_ranks(2), hidden_sizes=(4,), max_epochs=3), distillation)
-    assert (one.num_ranks, two.num_ranks) == (1, 2)
-    for ours, theirs in zip(losses(one.epochs), losses(two.epochs), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3)
-
-
 def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(
     folder: Path, parent: CompressionParent, answers: ScoredWindow
 ) -> None:
-    plan = planned(folder, parent, method="pruning-distillation", pruned_share=0.5, max_epochs=6)
+    asked = CompressionConfig(method="pruning-distillation", pruned_share=0.5, max_epochs=6)
+    store = ArtifactStore(folder / "store")
+    plan = plan_student(parent, asked, config(**ONE_RANK), store)
     distillation = DistillationTargets(scores=answers, weight=0.5, temperature=2.0)
 
     def kill(metrics: EpochMetrics) -> None:
         if metrics.epoch == 1:
             os.kill(pid_of_rank(0, folder), signal.SIGKILL)
 
+    def train_on(on_epoch: OnEpoch | None = None) -> TrainedModel:
+        rows, then = dataset(store, frame(NUM_ROWS)), (on_epoch, plan.initial, distillation)
+        return launch_training(rows, splits(), plan.config, store, folder / "work", *then)
+
     with pytest.raises(TransientError, match="rank 0 was killed"):
-        trained(folder, plan.config, distillation, plan.initial, kill)
-    model = trained(folder, plan.config, distillation, plan.initial)
+        train_on(kill)
+    model = train_on()
     assert_no_kept_epoch_is_repeated(log_of(model, folder))
     assert [metrics.epoch for metrics in model.epochs] == list(range(6))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.control.leases.placement import Grant
+from tasks.control.leases.repository import applied, processes_of_lease
 from tasks.kernel.guard import descendants
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.core.objective import histogram_auc, score_histograms
@@ -147,3 +151,46 @@ def test_no_secret_reaches_a_rank_and_everything_listens_on_loopback_only(
         assert b"FALAJ_" not in text
     assert "127.0.0.1" in two_ranks.listening
     assert two_ranks.listening <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.slow
+def test_a_training_is_measured_diagnosed_and_profiled(tmp_path: Path) -> None:
+    model = train(tmp_path, config(telemetry={"watts_per_core": 10, "profile": True}))
+    telemetry = model.telemetry
+    assert telemetry.diagnosis is not None
+    assert [rank.rank for rank in telemetry.ranks] == [0, 1]
+    for rank in telemetry.ranks:
+        assert rank.num_steps > CONFIG.max_epochs
+        assert rank.rows_per_s is not None
+        assert rank.busy_cores_mean is not None
+        assert rank.wire_bytes > 0
+        assert rank.disk_read_bytes is not None
+    store = ArtifactStore(tmp_path / "store")
+    kept = {artifact.uri.rpartition("/")[2]: store.path(artifact) for artifact in model.kept}
+    assert set(kept) == {"trace-00000.json.gz", "trace-00001.json.gz", "horovod-timeline.json"}
+    assert "NEGOTIATE_ALLREDUCE" in kept["horovod-timeline.json"].read_text()
+    trace = json.loads(gzip.decompress(kept["trace-00000.json.gz"].read_bytes()))
+    assert any(event.get("name") == "aten::addmm" for event in trace["traceEvents"])
+
+
+LEASE = "test-of-leased-cores"
+LAST = max(os.sched_getaffinity(0))
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_training_stay_on_the_leased_cores(tmp_path: Path) -> None:
+    seen: dict[int, set[int]] = {}
+
+    def look(_: EpochMetrics) -> None:
+        for pid in processes_of_lease(LEASE):
+            try:
+                seen[pid] = os.sched_getaffinity(pid)
+            except ProcessLookupError:  # it has just ended
+                continue
+
+    with applied(Grant(cores=(LAST,)), LEASE):
+        model = train(tmp_path, config(max_epochs=2, patience=2), on_epoch=look)
+    assert len(seen) >= 4, "two ranks and their guards"
+    assert set(map(frozenset, seen.values())) == {frozenset({LAST})}
+    assert model.num_ranks == 2
+    assert processes_of_lease(LEASE) == []

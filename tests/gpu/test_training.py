@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,23 @@ import torch
 
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore
+from tasks.training.data.source import RowSource
+from tasks.training.data.store import RowStore
+from tests.support.data.builders import YEAR, frame
+from tests.support.ranks.rank_programs import run_on_ranks
 from tests.support.ranks.runs import config, losses, on_ranks, train
+from tests.support.ranks.strategy_cases import CASES, plain_run
+from tests.support.training.reading_ranks import (
+    PLAN,
+    SHUFFLE,
+    assert_equal,
+    preprocessing,
+    write,
+)
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine shows no CUDA device"),
 ]
 ON_CPU = on_ranks(1)
@@ -60,3 +74,33 @@ def test_a_device_tells_what_it_took_and_its_program_runs_on_the_cpu(tmp_path: P
     assert model.telemetry.energy.joules
     program = torch.export.load(ArtifactStore(tmp_path / "store").path(model.program)).module()
     assert program(torch.zeros(3, 3, dtype=torch.int32), torch.zeros(3, 5)).device.type == "cpu"
+
+
+def test_batches_for_a_gpu_are_in_page_locked_memory_and_hold_the_same_rows(
+    tmp_path: Path,
+) -> None:
+    store = RowStore(tmp_path, write(tmp_path, frame(901)), YEAR, range(0, 5, 2), lambda: None)
+    plain = RowSource(store, preprocessing(), SHUFFLE, PLAN)
+    pinned = RowSource(store, preprocessing(), SHUFFLE, PLAN, num_threads=1, pinned=True)
+    for ours, theirs in zip(pinned.batches(0), plain.batches(0), strict=True):
+        assert all(part.is_pinned() for part in (*ours.inputs, ours.labels))
+        assert_equal(ours, theirs)
+
+
+EXACT = ("horovod", "ddp", "fsdp")
+NAMES = (*EXACT, *(f"{name}, {precision}" for name in EXACT for precision in ("bf16", "fp16")))
+
+
+def test_every_strategy_has_the_losses_of_one_plain_process_on_cpu(tmp_path: Path) -> None:
+    """With one device its exchange is NCCL's all the same; sixteen bits are run on two."""
+    size = min(2, torch.cuda.device_count())
+    run_on_ranks("tests.support.ranks.strategy_ranks", tmp_path, size, "cuda", *NAMES)
+    for rank in range(size):
+        seen = json.loads((tmp_path / f"seen-{rank}-of-{size}.json").read_text())
+        for name in NAMES:
+            case = CASES[name]
+            if size in case.sizes:
+                tolerance = max(case.loss_tolerance, 1e-3)
+                np.testing.assert_allclose(
+                    seen[name]["curve"], plain_run(case).curve, rtol=tolerance
+                )

@@ -30,11 +30,6 @@ def built(store: ArtifactStore, key: str) -> Model:
     return store.build_once("models", key, Model, build)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path)
-
-
 def reused(store: ArtifactStore, stage: Callable[[], object]) -> bool:
     stages = Stages("flights", RoutingConfig(mode="in process"), store)
     stages.run("training", cast(Flow[..., Any], stage))

@@ -16,6 +16,8 @@ HEAVY = {
     "tasks.validation.runner": "prefect",
     "tasks.conversion.convert": "prefect",
     "tasks.training.search.trial": "prefect optuna",
+    "tasks.validation.suites": "great_expectations prefect",
+    "infra.platform.services": "prefect",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -95,9 +95,15 @@ def fields(*keys: str, is_whole: bool = True) -> tuple[dict[str, set[str]], bool
 
 
 @contextmanager
-def open_log(home: Path, **changes: Any) -> Iterator[PredictionLog]:
+def open_log(
+    home: Path,
+    known: Callable[[], Any] = fields,
+    answering: Callable[..., Any] = lambda model, track: None,
+    **changes: Any,
+) -> Iterator[PredictionLog]:
     """A log that writes below a state folder, until the block ends."""
-    log = PredictionLog(PredictionLogConfig(**changes), home, signature_of, fields)
+    config = PredictionLogConfig(**changes)
+    log = PredictionLog(config, home, signature_of, known, answering)
     log.start()
     try:
         yield log

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
@@ -33,6 +33,7 @@ from tasks.conversion.kinds.text_embedding import (
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tests.support.control.builders import reference
 from tests.support.conversion.text_cases import NAMES, TextCase
 
 CONFIG = ConversionConfig(batch_sizes=(1, 4))
@@ -49,11 +50,8 @@ def signature(*shape: str | int, output: tuple[int, ...] = (), **more: Any) -> S
 
 
 def program(taken: Signature) -> RegisteredProgram:
-    version = ModelVersionRef(
-        name="theirs", version=1, run_id="0" * 32, program_sha256="1" * 64, snapshot_sha256="2" * 64
-    )
     file = Artifact(uri="programs/theirs", sha256="1" * 64, num_bytes=1)
-    return RegisteredProgram(version=version, program=file, family="tensors", signature=taken)
+    return RegisteredProgram(version=reference(1), program=file, family="tensors", signature=taken)
 
 
 def prepared(store: ArtifactStore, **columns: Any) -> PreparedRows:

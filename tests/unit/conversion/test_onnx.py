@@ -22,12 +22,6 @@ from tests.support.conversion.programs import (
     exported,
     registered,
 )
-from tests.support.data.builders import dataset
-
-
-@pytest.fixture
-def rows(store: ArtifactStore) -> ValidatedDataset:
-    return dataset(store)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 1024])

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import computes_bf16
@@ -21,11 +20,6 @@ from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import Elementwise, build_one, built, exported, registered
 from tests.support.data.builders import dataset
-
-
-@pytest.fixture
-def rows(store: ArtifactStore) -> ValidatedDataset:
-    return dataset(store)
 
 
 def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -> None:
@@ -80,13 +74,6 @@ def test_openvino_and_nncf_report_nothing_and_leave_logging_alone(case: Case) ->
     subprocess.run(command, check=True, timeout=120, cwd=PROJECT_ROOT)
 
 
-def _built(case: Case, name: str) -> BuiltVariant:
-    given = case.onnx, case.openvino
-    one = build_one(name, case.program, case.rows, case.config, case.store, *given)
-    assert one.failure is None
-    return one
-
-
 needs_bf16 = pytest.mark.skipif(not computes_bf16(), reason="this processor computes no bfloat16")
 
 
@@ -94,7 +81,9 @@ needs_bf16 = pytest.mark.skipif(not computes_bf16(), reason="this processor comp
 def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     case: Case, typical: ModelInputs
 ) -> None:
-    model = case.load(_built(case, "openvino-bf16"))
+    given = case.onnx, case.openvino
+    one = build_one("openvino-bf16", case.program, case.rows, case.config, case.store, *given)
+    model = case.load(one)
     assert model.settings["precision"] == "bf16"
     gap = np.abs(model(typical) - case.load_source()(typical)).max()
     assert 1e-5 < gap < TABULAR.bounds["bf16"].max_gap

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tasks.contracts.release import BuiltVariant, ModelVariant
+from tasks.contracts.release import ModelVariant
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import check_sample
@@ -57,10 +57,6 @@ def _onnx_provenance(values: dict[str, str]) -> Change:
     return change
 
 
-def _no_onnx_provenance(folder: Path) -> None:
-    _onnx_provenance({"author": "somebody"})(folder)
-
-
 def _no_openvino_provenance(folder: Path) -> None:
     ov = without_reporting("openvino")
     model = read_ir(folder)
@@ -75,7 +71,10 @@ def _no_openvino_provenance(folder: Path) -> None:
 @proves(Promise.CONVERSION, "a file that does not say what it is made from is not loaded")
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("onnx-fp32", _no_onnx_provenance), ("openvino-fp32", _no_openvino_provenance)],
+    [
+        ("onnx-fp32", _onnx_provenance({"author": "somebody"})),
+        ("openvino-fp32", _no_openvino_provenance),
+    ],
 )
 def test_a_variant_that_lost_its_provenance_is_refused(
     case: Case, name: str, change: Change
@@ -92,28 +91,20 @@ def test_a_variant_that_lost_its_provenance_is_refused(
 
 @pytest.mark.parametrize("field", ["program_sha256", "snapshot_sha256", "schema_digest", "target"])
 def test_provenance_of_something_else_is_refused(case: Case, field: str) -> None:
-    other = changed(
-        case.store, case.onnx, _onnx_provenance(_prefixed({**case.onnx.provenance, field: "x"}))
-    )
+    stamps = {**case.onnx.provenance, field: "x"}
+    change = _onnx_provenance({f"falaj.{name}": value for name, value in stamps.items()})
+    other = changed(case.store, case.onnx, change)
     with pytest.raises(ArtifactError, match=f"have the {field} 'x', expected"):
         load_variant(other, case.program, Runtime(), case.store)
-    told = case.onnx.model_copy(update={"provenance": {**case.onnx.provenance, field: "x"}})
+    told = case.onnx.model_copy(update={"provenance": stamps})
     with pytest.raises(ArtifactError, match=f"have the {field} .*, expected 'x'"):
         load_variant(told, case.program, Runtime(), case.store)
-
-
-def _prefixed(values: dict[str, str]) -> dict[str, str]:
-    return {f"falaj.{name}": value for name, value in values.items()}
-
-
-def _folder(case: Case, variant: BuiltVariant) -> Path:
-    return case.store.path(variant.files)
 
 
 def test_a_file_that_changed_after_it_was_recorded_is_refused(case: Case, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    content = bytearray((_folder(case, case.onnx) / MODEL_FILE).read_bytes())
+    content = bytearray((case.store.path(case.onnx.files) / MODEL_FILE).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / MODEL_FILE).write_bytes(content)
     with pytest.raises(ArtifactError, match=f"have SHA-256 {digest_of(folder)[:12]}, expected"):

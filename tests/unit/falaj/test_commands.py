@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ from falaj import session
 from falaj.__main__ import COMMANDS, main
 from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
-from tasks.features.access.audit import AuditTrail
 from tasks.features.checks.parity import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
@@ -94,9 +92,7 @@ def report(differing: int) -> ParityReport:
         num_entities=3,
         num_values=27,
         num_differing=differing,
-        num_null=0,
-        num_stale=0,
-        num_overtaken=0,
+        **dict.fromkeys(("num_null", "num_stale", "num_overtaken"), 0),
     )
     return ParityReport(
         feature_service="service",
@@ -133,7 +129,7 @@ def test_where_online_differs_from_offline_the_command_and_the_loop_fail(
         pipeline.check_online(config)
 
 
-def test_a_trail_that_was_removed_or_lost_a_line_is_refused(
+def test_a_trail_that_was_removed_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--home", str(tmp_path), "audit"]
@@ -143,15 +139,3 @@ def test_a_trail_that_was_removed_or_lost_a_line_is_refused(
     (tmp_path / "feast" / "applied.json").write_text("{}")
     assert main(arguments) == 2
     assert f"the audit trail in {tmp_path / 'audit'} is gone" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "feast")
-    trail = AuditTrail(tmp_path / "audit")
-    for view in ("one", "two"):
-        trail.append("push", outcome="ok", subject={"view": view})
-    (file,) = trail.folder.glob("features-*.jsonl")
-    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    trail.append("push", outcome="ok", subject={"view": "three"})
-    assert main(["--home", str(tmp_path), "audit"]) == 2
-    said = capsys.readouterr()
-    assert ": one" in said.out
-    assert ": three" in said.out
-    assert "line 2 does not follow the line before it" in said.err

@@ -19,9 +19,29 @@ from infra.gateway.rendering import policies, rendered
 from serving.security.config import read_security
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.services.signing import AUDIENCE, Signer
 
 Describe = Callable[..., GatewayPlan]
 EXAMPLES = PROJECT_ROOT / "infra" / "gateway" / "examples"
+MODELS = {"flight-delay": {}, "acme-churn": {}}
+ISSUER = "https://issuer.test"
+
+
+@pytest.fixture
+def describe(tmp_path: Path) -> Describe:
+    """Write edge.yaml and security.yaml, and read the plan."""
+
+    def described(security: dict[str, Any] | None = None, **edge: Any) -> GatewayPlan:
+        (tmp_path / "edge").mkdir(exist_ok=True)
+        (tmp_path / "serving").mkdir(exist_ok=True)
+        (tmp_path / "serving" / "keys.json").write_text(Signer(ISSUER).keys())
+        known = {"issuer": ISSUER, "audience": AUDIENCE, "keys": "keys.json"}
+        (tmp_path / "edge" / "edge.yaml").write_text(yaml.safe_dump({"models": MODELS} | edge))
+        content = {"issuers": [known]} | (security or {})
+        (tmp_path / "serving" / "security.yaml").write_text(yaml.safe_dump(content))
+        return read_plan(tmp_path)
+
+    return described
 
 
 def test_all_files_are_the_owners_alone(describe: Describe) -> None:

@@ -7,8 +7,6 @@ import os
 import re
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -43,7 +41,7 @@ from infra.platform.services import (
     write_endpoint,
 )
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import PROJECT_ROOT, platform_address
+from tasks.kernel.settings import platform_address
 
 PASSWORD = "admin:a-secret-that-nobody-may-see"
 WORD = ("admin", "word")
@@ -205,11 +203,6 @@ def test_a_command_finds_the_platform_only_while_its_one_supervisor_lives(
         ):
             pass
     assert not is_running(files.home)
-
-
-def test_finding_the_platform_does_not_import_prefect() -> None:
-    program = "import sys; sys.modules['prefect'] = None; import infra.platform.services"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=PROJECT_ROOT)
 
 
 async def asked(home: Path, path: str, headers: dict[str, bytes] | None = None) -> httpx.Response:

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import logging
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -152,36 +153,44 @@ def can_write(file: Path) -> bool:
         return True
 
 
+@asynccontextmanager
+async def database(file: Path) -> AsyncIterator[tuple[Any, Any]]:
+    """Prefect's configuration and engine of a new database with one table."""
+    module: Any = import_module("prefect.server.database.configurations")
+    configuration = module.AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{file}")
+    engine = await configuration.engine()
+    async with engine.begin() as connection:
+        await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
+    yield configuration, engine
+    await engine.dispose()
+
+
+async def read_and_write(configuration: Any, engine: Any) -> None:
+    session = await configuration.session(engine)
+    async with session, configuration.begin_transaction(session):
+        await session.execute(sa.text("SELECT count(*) FROM t"))
+        await session.execute(sa.text("INSERT INTO t VALUES (1) RETURNING a"))
+
+
 def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
     mended: None, tmp_path: Path
 ) -> None:
     file = tmp_path / "x.db"
-    module: Any = import_module("prefect.server.database.configurations")
-
-    async def write(configuration: Any, engine: Any) -> None:
-        session = await configuration.session(engine)
-        async with session, configuration.begin_transaction(session):
-            await session.execute(sa.text("SELECT count(*) FROM t"))
-            await session.execute(sa.text("INSERT INTO t VALUES (1) RETURNING a"))
 
     async def cancel_everywhere() -> int:
-        configuration = module.AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{file}")
-        engine = await configuration.engine()
-        async with engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
-        num_steps = 0
-        while True:
-            task = asyncio.create_task(write(configuration, engine))
-            for _ in range(num_steps):
-                await asyncio.sleep(0)
-            if task.done():
-                await engine.dispose()
-                return num_steps
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            wait_until(lambda: can_write(file), f"unlocked after {num_steps} steps", 10, 0.001)
-            num_steps += 1
+        async with database(file) as made:
+            num_steps = 0
+            while True:
+                task = asyncio.create_task(read_and_write(*made))
+                for _ in range(num_steps):
+                    await asyncio.sleep(0)
+                if task.done():
+                    return num_steps
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+                wait_until(lambda: can_write(file), f"unlocked after {num_steps} steps", 10, 0.001)
+                num_steps += 1
 
     gc.disable()  # which would end the lock some time
     try:
@@ -193,27 +202,12 @@ def test_no_cancellation_of_a_transaction_leaves_the_database_locked(
 def test_a_transaction_that_reads_first_waits_for_the_writer_before_it(
     mended: None, tmp_path: Path
 ) -> None:
-    module: Any = import_module("prefect.server.database.configurations")
-
     async def write_together() -> int:
-        configuration = module.AioSqliteConfiguration(
-            connection_url=f"sqlite+aiosqlite:///{tmp_path / 'x.db'}"
-        )
-        engine = await configuration.engine()
-        async with engine.begin() as connection:
-            await connection.execute(sa.text("CREATE TABLE t (a INTEGER)"))
-
-        async def add() -> None:
-            session = await configuration.session(engine)
-            async with session, configuration.begin_transaction(session):
-                await session.execute(sa.text("SELECT count(*) FROM t"))
-                await session.execute(sa.text("INSERT INTO t VALUES (1)"))
-
-        await asyncio.gather(*(add() for _ in range(4)))
-        async with engine.connect() as connection:
-            count = (await connection.execute(sa.text("SELECT count(*) FROM t"))).scalar_one()
-        await engine.dispose()
-        return int(count)
+        async with database(tmp_path / "x.db") as made:
+            await asyncio.gather(*(read_and_write(*made) for _ in range(4)))
+            async with made[1].connect() as connection:
+                count = await connection.execute(sa.text("SELECT count(*) FROM t"))
+            return int(count.scalar_one())
 
     assert asyncio.run(write_together()) == 4
 

@@ -278,31 +278,38 @@ def test_pip_and_uv_are_told_the_same_places() -> None:
 # Horovod's wheel
 
 
-class FakeBuild(Commands):
-    """Stands in for the backend: writes a wheel into the folder it is given, or fails."""
+class Recorder(Commands):
+    """Commands that are not run: keeps what was asked, and fails or answers as told."""
 
-    calls = 0
-    fails = False
+    asked: list[list[str]]
 
     def run(self, what: str, command: Sequence[str | Path]) -> str:
-        FakeBuild.calls += 1
-        if FakeBuild.fails:
-            raise SetupError("horovod build failed")
-        assert Path(self.environment["TMPDIR"]) == command[-1]
-        with zipfile.ZipFile(Path(command[-1]) / WHEEL, "w") as archive:
-            archive.writestr("horovod/__init__.py", "x = 1\n" * 1000)
+        Recorder.asked.append([str(word) for word in command])
+        return self.answer(what)
+
+    def answer(self, what: str) -> str:
         return ""
 
 
+def build(commands: Recorder, what: str) -> str:
+    """As the backend does: a wheel in the folder that it is given."""
+    folder = Path(commands.environment["TMPDIR"])
+    assert str(folder) == Recorder.asked[-1][-1]
+    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
+        archive.writestr("horovod/__init__.py", "x = 1\n" * 1000)
+    return ""
+
+
 def obtain(checkout: Checkout, key: str) -> Path:
-    commands = FakeBuild(checkout.root, {}, checkout.root, held_locks=())
+    commands = Recorder(checkout.root, {}, checkout.root, held_locks=())
     return horovod_wheel(checkout, commands, key, Compiler("g++", "12"), Step())
 
 
 def test_a_wheel_is_built_once_for_equal_parts_and_again_where_it_is_broken(
     checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeBuild, "calls", 0)
+    monkeypatch.setattr(Recorder, "asked", [], raising=False)
+    monkeypatch.setattr(Recorder, "answer", build)
     key = wheel_key(checkout, "2.13.0+cpu", Compiler("g++", "12"))
     others = {
         wheel_key(checkout, "2.13.0+cu130", Compiler("g++", "12")),
@@ -315,7 +322,7 @@ def test_a_wheel_is_built_once_for_equal_parts_and_again_where_it_is_broken(
     wheel = obtain(checkout, key)
     assert wheel.parent == tmp_path / "cache" / "falaj" / "wheels" / key
     assert obtain(checkout, key) == wheel
-    assert FakeBuild.calls == 1
+    assert len(Recorder.asked) == 1
     whole = wheel.read_bytes()
     for broken in (whole[:-30], whole[:100] + b"\xff" + whole[101:]):
         wheel.write_bytes(broken)
@@ -323,8 +330,8 @@ def test_a_wheel_is_built_once_for_equal_parts_and_again_where_it_is_broken(
         assert kept_wheel(wheel.parent) is None
         assert kept_wheel(obtain(checkout, key).parent) == wheel
         assert sorted(path.name for path in wheel.parent.iterdir()) == [WHEEL, "lock"]
-    assert FakeBuild.calls == 3
-    monkeypatch.setattr(FakeBuild, "fails", True)
+    assert len(Recorder.asked) == 3
+    monkeypatch.setattr(Recorder, "answer", failing(SetupError("horovod build failed")))
     with pytest.raises(SetupError):
         obtain(checkout, "other")
     assert [path.name for path in (wheel.parents[1] / "other").iterdir()] == ["lock"]
@@ -333,26 +340,14 @@ def test_a_wheel_is_built_once_for_equal_parts_and_again_where_it_is_broken(
 # Steps
 
 
-class Recorder(Commands):
-    """Commands that are not run: keeps what was asked, and fails or answers as told."""
-
-    asked: list[list[str]]
-    answer: Callable[[], str]
-
-    def run(self, what: str, command: Sequence[str | Path]) -> str:
-        Recorder.asked.append([str(word) for word in command])
-        return Recorder.answer()
-
-
 @pytest.fixture
 def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installer:
     monkeypatch.setattr(Recorder, "asked", [], raising=False)
-    monkeypatch.setattr(Recorder, "answer", str, raising=False)
     return Installer(Path("python"), Recorder(tmp_path, {}, tmp_path, ()), ("/srv/wheels",))
 
 
-def failing(error: Exception) -> Callable[[], str]:
-    def answer() -> str:
+def failing(error: Exception) -> Callable[..., str]:
+    def answer(*_: object) -> str:
         raise error
 
     return answer
@@ -410,6 +405,6 @@ def test_failures_that_a_person_can_cure_say_how(
         install_weights(checkout, installer)
     with pytest.raises(SetupError, match=r"run `make lock`\. No solution found"):
         installer.check()
-    monkeypatch.setattr(Recorder, "answer", lambda: "[X] PyTorch\n[ ] Gloo\n")
+    monkeypatch.setattr(Recorder, "answer", lambda *_: "[X] PyTorch\n[ ] Gloo\n")
     with pytest.raises(SetupError, match=r"cannot use Gloo.*Delete /cache/key to have it built"):
         setup.check_horovod(checkout, installer.commands, Path("/cache/key/horovod.whl"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from serving.interfaces import Call, ServedBatch
+from serving.interfaces import Call
 from tasks.kernel.errors import DataContractError
 from tasks.predictions.labels import JoinTally, import_labels, labelled_rows
 from tasks.predictions.reading import LogQuery
@@ -110,12 +111,7 @@ def test_labels_of_entities_meet_the_nearest_moment(tmp_path: Path, rows: pd.Dat
     keys = {"origin": ["JFK", "JFK", "LGA", None], "flight": [1, 2, 1, 1]}
     asked = Call(MODEL, {}, 4, "x", entities=keys, arrived=plain.finished)
     with open_log(tmp_path) as log:
-        log.served(
-            ServedBatch(
-                (asked,), plain.inputs, plain.outputs, plain.served, plain.started,
-                plain.finished, NOW.timestamp(),
-            )
-        )  # fmt: skip
+        log.served(replace(plain, calls=(asked,)))
     offset = timedelta(days=3650)
     moments = [NOW - offset + timedelta(minutes=m) for m in (-3, 1, 40)]
     taken = give(

@@ -4,39 +4,13 @@ from typing import Any
 
 import pytest
 
-from tasks.contracts.training import EpochMetrics, StudyRecord, TrialRecord
 from tasks.registry.candidate import end_study, record_trials
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow
 from tasks.registry.mlflow_registry import Registry
+from tests.support.reporting.studies import study, trial
 
 CONFIG = RegistryConfig(model_name="delay", experiment="flights")
-
-
-def trial(number: int, state: str = "complete", **changes: Any) -> TrialRecord:
-    epochs = tuple(
-        EpochMetrics(
-            epoch=epoch,
-            train_loss=0.5,
-            validation_loss=0.5,
-            validation_auc=0.6 + 0.01 * epoch + 0.001 * number,
-            learning_rate=0.01,
-            seconds=1.0,
-            rows_per_s=100.0,
-        )
-        for epoch in range(3)
-    )
-    return TrialRecord.model_validate(
-        {
-            "number": number,
-            "state": state,
-            "point": {"dropout": 0.25, "hidden_sizes": "[64, 32]", "strategy.name": '"ddp"'},
-            "auc": epochs[-1].validation_auc,
-            "epochs": epochs,
-            "seconds": 3.0,
-            **changes,
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +20,16 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> RegistryLocation:
     return RegistryLocation(f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts")
 
 
-def runs(location: RegistryLocation, study: str) -> dict[str, Any]:
+def runs(location: RegistryLocation, name: str) -> dict[str, Any]:
     client = load_mlflow().MlflowClient(location.uri)
     experiment = client.get_experiment_by_name(CONFIG.experiment)
-    found = client.search_runs([experiment.experiment_id], f"tags.search_study = '{study}'")
+    found = client.search_runs([experiment.experiment_id], f"tags.search_study = '{name}'")
     return {run.data.tags["search_trial"]: run for run in found}
 
 
 def test_each_trial_is_one_run_under_that_of_the_study(location: RegistryLocation) -> None:
     trials = [
-        trial(0),
+        trial(0, point={"hidden_sizes": "[64, 32]", "strategy.name": '"ddp"'}),
         trial(1, "pruned", reason="rule median after epoch 3 of 8"),
         trial(2, "failed", auc=None, epochs=(), reason="the loss is nan", seconds=0.0),
         trial(3, seconds=0.0),
@@ -76,7 +50,7 @@ def test_each_trial_is_one_run_under_that_of_the_study(location: RegistryLocatio
     assert found["2"].data.tags["reason"] == "the loss is nan"
     assert found["0"].data.params["hidden_sizes"] == "[64, 32]"
     history = client.get_metric_history(found["1"].info.run_id, "epoch_validation_auc")
-    assert sorted(m.step for m in history) == [0, 1, 2]
+    assert sorted(m.step for m in history) == [0, 1]
 
 
 def test_a_run_that_was_cut_off_is_written_anew(location: RegistryLocation) -> None:
@@ -91,19 +65,7 @@ def test_a_run_that_was_cut_off_is_written_anew(location: RegistryLocation) -> N
 
 
 def test_the_study_ends_with_its_best_trial(location: RegistryLocation) -> None:
-    record = StudyRecord(
-        study="s-4",
-        use_case="flights",
-        fields=(),
-        trials=(trial(0), trial(1), trial(2, "pruned")),
-        best=1,
-        importance={},
-        sampler="tpe",
-        pruner="median",
-        storage="sqlite",
-        max_epochs=8,
-        ended_because="num_trials=3 trials are done",
-    )
+    record = study(trial(0), trial(1, auc=0.71), trial(2, "pruned"), study="s-4")
     for _ in range(2):
         end_study(record, CONFIG, location)
     whole = runs(location, "s-4")["whole"]

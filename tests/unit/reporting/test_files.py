@@ -19,6 +19,7 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.reporting import page as files_module
 from tasks.reporting.page import announcement, checks, stored_artifacts, write_report
+from tests.support.registry.evidence import edited
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
 
@@ -87,10 +88,7 @@ def _run(command: str, store: ArtifactStore) -> str:
 def test_a_column_name_cannot_smuggle_a_command_into_the_page(store: ArtifactStore) -> None:
     record = run_record(store)
     evil = "x'; touch gone; echo '"
-    columns = record.dataset.snapshot.columns.model_copy(update={"label": evil})
-    snapshot = record.dataset.snapshot.model_copy(update={"columns": columns})
-    dataset = record.dataset.model_copy(update={"snapshot": snapshot})
-    changed = record.model_copy(update={"dataset": dataset})
+    changed = edited(record, "dataset.snapshot.columns.label", evil)
     for check in checks(changed, stored_artifacts(changed, store)):
         assert len(shlex.split(check.command)) <= 3, check.command
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
-from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
+from tests.support.registry.evidence import edited
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import run_record, window
 
@@ -45,14 +45,8 @@ def monitoring(views: int = 6, features: int = 12) -> FeatureMonitoring:
     )  # fmt: skip
 
 
-def with_monitoring(record: RunRecord, seen: FeatureMonitoring) -> RunRecord:
-    return record.model_copy(
-        update={"refresh": record.refresh.model_copy(update={"monitoring": seen})}
-    )
-
-
 def test_the_page_shows_views_values_and_alerts(store: ArtifactStore) -> None:
-    text, page = rendered(with_monitoring(run_record(store), monitoring()), store)
+    text, page = rendered(edited(run_record(store), "refresh.monitoring", monitoring()), store)
 
     assert 'id="features"' in text
     assert 'href="#features"' in text
@@ -62,5 +56,7 @@ def test_the_page_shows_views_values_and_alerts(store: ArtifactStore) -> None:
 
 def test_a_run_without_monitoring_or_with_an_empty_one_can_be_shown(store: ArtifactStore) -> None:
     assert "#features" not in rendered(run_record(store), store)[0]
-    _, page = rendered(with_monitoring(run_record(store), monitoring(views=0, features=0)), store)
+    _, page = rendered(
+        edited(run_record(store), "refresh.monitoring", monitoring(views=0, features=0)), store
+    )
     assert "No view has a history." in page.words

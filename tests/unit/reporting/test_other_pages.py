@@ -16,6 +16,7 @@ from tasks.contracts.training import ModelCompression, StudyRecord
 from tasks.reporting import search
 from tasks.reporting.drawing import as_data_url
 from tasks.reporting.page import describe_compression, write_compression
+from tests.support.control.builders import reference
 from tests.support.data.builders import splits
 from tests.support.registry.builders import comparison, metric_set
 from tests.support.reporting.studies import study, trial
@@ -78,9 +79,7 @@ def test_a_search_over_a_regression_is_told_in_r2() -> None:
 
 
 def ref(number: int) -> ModelVersionRef:
-    return ModelVersionRef(
-        name="late", version=number, run_id="r", program_sha256="1" * 64, snapshot_sha256="2" * 64
-    )
+    return reference(number).model_copy(update={"name": "late"})
 
 
 def result(

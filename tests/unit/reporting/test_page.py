@@ -7,11 +7,11 @@ import re
 import pytest
 
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.release import Approval, GateResult
-from tasks.contracts.run import RunRecord
+from tasks.contracts.release import Approval
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import facts
 from tasks.reporting.pictures import draw
+from tests.support.registry.evidence import edited
 from tests.support.reporting.pages import DATA_DOCS, rendered
 from tests.support.reporting.run_records import (
     EVIL,
@@ -72,32 +72,19 @@ def test_names_out_of_the_data_stay_text_and_nothing_is_nan(store: ArtifactStore
 
 
 def test_a_record_with_as_little_as_the_contract_allows_makes_a_page(store: ArtifactStore) -> None:
-    record = run_record(store)
-    refresh = record.refresh
-    bare = record.model_copy(
-        update={
-            "refresh": refresh.model_copy(
-                update={
-                    "rows": refresh.rows.model_copy(
-                        update={
-                            "landed": refresh.rows.landed.model_copy(update={"tables": ()}),
-                            "validations": (),
-                        }
-                    ),
-                    "validations": (),
-                    "views": (),
-                }
-            ),
-            "model": record.model.model_copy(update={"epochs": (), "config": {}}),
-            "variants": (),
-            "stages": (),
-            "host": {},
-            "promotion": record.promotion.model_copy(update={"gates": (), "promoted": False}),
-            "drift": record.drift.model_copy(
-                update={"features": (), "evidence": (), "reference_performance": None}
-            ),
-        }
-    )
+    bare = run_record(store)
+    for path in (
+        "refresh.rows.landed.tables", "refresh.rows.validations", "refresh.validations",
+        "refresh.views", "model.epochs", "variants", "stages", "promotion.gates",
+        "drift.features", "drift.evidence",
+    ):  # fmt: skip
+        bare = edited(bare, path, ())
+    for path, value in (
+        *(("model.config", {}), ("host", {})),
+        *(("promotion.promoted", False), ("drift.reference_performance", None)),
+    ):
+        bare = edited(bare, path, value)
+
     _, page = rendered(bare, store)
     for words in ("No table was landed", "No view was materialized", "No gate was evaluated",
                   "No feature was compared", "No variant was built"):  # fmt: skip
@@ -106,7 +93,9 @@ def test_a_record_with_as_little_as_the_contract_allows_makes_a_page(store: Arti
 
 def test_a_page_of_another_outcome_says_so(store: ArtifactStore) -> None:
     record = run_record(store)
-    gates = tuple(g.model_copy(update={"passed": n > 1}) for n, g in enumerate(gates_of(record)))
+    gates = tuple(
+        g.model_copy(update={"passed": n > 1}) for n, g in enumerate(record.promotion.gates)
+    )
     known = {"state": "rejected", "asked": YEAR.start, "deadline": YEAR.end, "approver": "Amal"}
     rejected = Approval.model_validate({**known, "comment": "", "answered": YEAR.start})
     for changes, tone, words in (
@@ -118,14 +107,9 @@ def test_a_page_of_another_outcome_says_so(store: ArtifactStore) -> None:
         ({"promoted": False, "approval": rejected}, "care", "was rejected by Amal"),
     ):
         decision = record.promotion.model_copy(update=changes)
-        changed = record.model_copy(update={"promotion": decision})
-        result = facts.promotion_result(changed)
+        result = facts.promotion_result(edited(record, "promotion", decision))
         assert result.tone == tone
         assert words in f"{result.headline} {result.detail}"
-
-
-def gates_of(record: RunRecord) -> tuple[GateResult, ...]:
-    return record.promotion.gates
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tasks.contracts.run import RunRecord
 from tasks.contracts.telemetry import (
     DeviceTelemetry,
     Diagnosis,
@@ -13,6 +12,7 @@ from tasks.contracts.telemetry import (
 )
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.facts import describe_cost, money
+from tests.support.registry.evidence import edited
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 from tests.support.training.timed_ranks import HOST, rank
@@ -28,11 +28,6 @@ def telemetry(**changes: object) -> TrainingTelemetry:
         energy=EnergyUse(joules=None, known_by="this host shows no RAPL counters"),
     )
     return told.model_copy(update=changes)
-
-
-def with_telemetry(record: RunRecord, told: TrainingTelemetry | None) -> RunRecord:
-    model = record.model.model_copy(update={"telemetry": told})
-    return record.model_copy(update={"model": model})
 
 
 def test_time_energy_and_cost_are_told_and_what_is_not_known_with_its_reason() -> None:
@@ -66,7 +61,7 @@ def test_the_page_shows_ranks_devices_and_the_diagnosis(store: ArtifactStore) ->
         devices=(device,),
         applied=("launch.ranks is 1 instead of auto",),
     )
-    text, page = rendered(with_telemetry(run_record(store), told), store)
+    text, page = rendered(edited(run_record(store), "model.telemetry", told), store)
     for words in (
         "What training took", "1 on one", "12.3 ms", "3.20 GB", "Ranks wait for rows.",
         "Set reading.mode.", "Input-bound: half of a step.", "a device", "40.0 GB",
@@ -79,8 +74,8 @@ def test_the_page_shows_ranks_devices_and_the_diagnosis(store: ArtifactStore) ->
 
 def test_telemetry_of_nothing_can_be_shown_and_names_stay_names(store: ArtifactStore) -> None:
     assert "training-cost" not in rendered(run_record(store), store)[0]
-    _, page = rendered(with_telemetry(run_record(store), telemetry(ranks=())), store)
+    _, page = rendered(edited(run_record(store), "model.telemetry", telemetry(ranks=())), store)
     assert "No rank was measured." in page.words
     told = telemetry(ranks=(rank(0, host=EVIL),), diagnosis=Diagnosis(summary=EVIL))
-    text, _ = rendered(with_telemetry(run_record(store), told), store)
+    text, _ = rendered(edited(run_record(store), "model.telemetry", told), store)
     assert EVIL not in text

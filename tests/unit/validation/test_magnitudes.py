@@ -52,14 +52,16 @@ def test_growth_within_reason_and_what_the_baseline_has_are_no_fault(
     assert validated(shop, multiplied(factor, since)).tables
 
 
-def test_a_column_may_be_declared_to_have_any_magnitude(shop: Shop) -> None:
-    declared = "suite: feature_habits, unbounded: [price_of_an_item]"
-    shop.replace("use_case.yaml", "suite: feature_habits", declared)
-    assert validated(shop, multiplied(1e6, "2024-06")).tables
-
-
-def test_a_sparse_baseline_vouches_for_nothing(shop: Shop) -> None:
-    shop.replace(
-        "use_case.yaml", "  baseline: {start: 2024-01-01", "  baseline: {start: 2024-03-25"
-    )
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("suite: feature_habits", "suite: feature_habits, unbounded: [price_of_an_item]"),
+        ("  baseline: {start: 2024-01-01", "  baseline: {start: 2024-03-25"),
+    ],
+    ids=["declared", "a sparse baseline vouches for nothing"],
+)
+def test_any_magnitude_passes_where_it_is_declared_or_nothing_is_known(
+    shop: Shop, old: str, new: str
+) -> None:
+    shop.replace("use_case.yaml", old, new)
     assert validated(shop, multiplied(1e6, "2024-06")).tables

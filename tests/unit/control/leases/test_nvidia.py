@@ -29,53 +29,37 @@ class Device:
     bus: str = "00000000:3B:00.0"
 
 
-class Recorded:
+def recorded(*devices: Device, refuses: Exception | None = None) -> Any:
     """NVML's functions over recorded devices; all else (errors, constants) is the library's."""
 
-    def __init__(self, *devices: Device, refuses: Exception | None = None) -> None:
-        self._devices = devices
-        self._refuses = refuses
+    def start() -> None:
+        if refuses:
+            raise refuses
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(pynvml, name)
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if self._refuses:
-            raise self._refuses
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self._devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Device:  # noqa: N802
-        return self._devices[index]
-
-    def nvmlDeviceGetName(self, device: Device) -> str:  # noqa: N802
-        return device.name
-
-    def nvmlDeviceGetUUID(self, device: Device) -> str:  # noqa: N802
-        return device.uuid
-
-    def nvmlDeviceGetMemoryInfo(self, device: Device) -> Any:  # noqa: N802
-        return SimpleNamespace(total=device.memory)
-
-    def nvmlDeviceGetPciInfo(self, device: Device) -> Any:  # noqa: N802
-        return SimpleNamespace(busId=device.bus)
-
-    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:  # noqa: N802
+    def mig_mode(device: Device) -> list[int]:
         if device.is_cut is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [int(device.is_cut), int(device.is_cut)]
+        return [int(device.is_cut)] * 2
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, _: Device) -> int:  # noqa: N802
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, index: int) -> Any:  # noqa: N802
+    def slice_at(device: Device, index: int) -> Any:
         if index not in device.slices:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return device.slices[index]
+
+    functions = {
+        "nvmlInit": start,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(devices),
+        "nvmlDeviceGetHandleByIndex": devices.__getitem__,
+        "nvmlDeviceGetName": lambda device: device.name,
+        "nvmlDeviceGetUUID": lambda device: device.uuid,
+        "nvmlDeviceGetMemoryInfo": lambda device: SimpleNamespace(total=device.memory),
+        "nvmlDeviceGetPciInfo": lambda device: SimpleNamespace(busId=device.bus),
+        "nvmlDeviceGetMigMode": mig_mode,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": slice_at,
+    }
+    return SimpleNamespace(**(vars(pynvml) | functions))
 
 
 def slice_of(number: int, profile: str) -> Device:
@@ -83,14 +67,14 @@ def slice_of(number: int, profile: str) -> Device:
 
 
 def look(*devices: Device, environment: Mapping[str, str] | None = None) -> Found:
-    return find_gpus(environment or {}, Recorded(*devices))
+    return find_gpus(environment or {}, recorded(*devices))
 
 
 def test_gpus_are_named_by_uuid_with_the_memory_node_they_hang_on(tmp_path: Path) -> None:
     node = tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node"
     node.parent.mkdir(parents=True)
     node.write_text("1\n")
-    (found,) = find_gpus({}, Recorded(Device("GPU-a")), sysfs=tmp_path).usable
+    (found,) = find_gpus({}, recorded(Device("GPU-a")), sysfs=tmp_path).usable
     assert (found.uuid, found.name, found.node) == ("GPU-a", "NVIDIA H200", 1)
     assert found.memory_bytes == 141 * GIB
 
@@ -139,7 +123,7 @@ def test_counting_devices_of_two_models_is_refused() -> None:
 
 def test_a_host_without_a_driver_has_no_gpu_and_a_broken_one_is_said() -> None:
     for code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
-        assert find_gpus({}, Recorded(refuses=pynvml.NVMLError(code))) == Found()
+        assert find_gpus({}, recorded(refuses=pynvml.NVMLError(code))) == Found()
     mismatch = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    (unusable,) = find_gpus({}, Recorded(refuses=mismatch)).unusable
+    (unusable,) = find_gpus({}, recorded(refuses=mismatch)).unusable
     assert "NVML refuses to start" in unusable

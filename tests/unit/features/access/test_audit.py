@@ -41,10 +41,6 @@ def with_lines(trail: AuditTrail, count: int) -> list[bytes]:
     return the_file(trail).read_bytes().splitlines(keepends=True)
 
 
-def rewrite(trail: AuditTrail, lines: list[bytes]) -> None:
-    the_file(trail).write_bytes(b"".join(lines))
-
-
 def changed(line: bytes) -> bytes:
     return line.replace(b'"number":', b'"number":7')
 
@@ -66,7 +62,8 @@ def changed(line: bytes) -> bytes:
 def test_tampering_is_noticed_at_once_and_after_later_acts_too(
     trail: AuditTrail, tampered: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    rewrite(trail, tampered(with_lines(trail, 5)))
+    lines = tampered(with_lines(trail, 5))
+    the_file(trail).write_bytes(b"".join(lines))
     assert trail.verify().faults
     with_lines(trail, 3)
     assert trail.verify().faults

@@ -147,42 +147,37 @@ def test_a_registry_over_the_network_must_not_reload_inside_a_request(
         read(server)
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("postgresql+psycopg://u:secret@db.example/feast", "sslmode unset"),
-        ("postgresql://u:secret@db.example/feast?sslmode=disable", "sslmode disable"),
-        ("postgresql+psycopg://u:secret@/feast?host=db.example", "on db.example"),
-        ("postgresql+psycopg://u:secret@localhost.evil.example/feast", "localhost.evil.example"),
-    ],
-)
-def test_postgres_must_be_encrypted_unless_it_is_on_this_machine(
-    server: Path, url: str, said: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=said) as raised:
-        read(server, {**ENVIRONMENT, "FALAJ_REGISTRY_URL": url})
-    assert "secret" not in str(raised.value)
+POSTGRES = [
+    ("postgresql+psycopg://u:secret@db.example/feast", "sslmode unset"),
+    ("postgresql://u:secret@db.example/feast?sslmode=disable", "sslmode disable"),
+    ("postgresql+psycopg://u:secret@/feast?host=db.example", "on db.example"),
+    ("postgresql+psycopg://u:secret@localhost.evil.example/feast", "localhost.evil.example"),
+]
+REDISES = [
+    ("cache.example:6379,password=secret", "without ssl=true"),
+    ("cache.example:6379,ssl=True,password=secret", "without ssl=true"),
+    ("cache.example:6379,ssl=true", "without a password"),
+    ("cache.example:6379,ssl=true,ssl_cert_reqs=none,password=secret", "not check the cert"),
+    ("127.0.0.1:6379,cache.example:6379,password=secret", "Redis on cache.example"),
+    ("127.0.0.1:6379,pasword=secret", "unknown option pasword"),
+    ("127.0.0.1:6379,password=sec,ret", "must hold no comma"),
+    ("127.0.0.1", "host:port"),
+    ("[::1]:6379", "knows no IPv6"),
+]
 
 
 @pytest.mark.parametrize(
-    ("redis", "said"),
+    ("variable", "value", "said"),
     [
-        ("cache.example:6379,password=secret", "without ssl=true"),
-        ("cache.example:6379,ssl=True,password=secret", "without ssl=true"),
-        ("cache.example:6379,ssl=true", "without a password"),
-        ("cache.example:6379,ssl=true,ssl_cert_reqs=none,password=secret", "not check the cert"),
-        ("127.0.0.1:6379,cache.example:6379,password=secret", "Redis on cache.example"),
-        ("127.0.0.1:6379,pasword=secret", "unknown option pasword"),
-        ("127.0.0.1:6379,password=sec,ret", "must hold no comma"),
-        ("127.0.0.1", "host:port"),
-        ("[::1]:6379", "knows no IPv6"),
+        *(("FALAJ_REGISTRY_URL", *each) for each in POSTGRES),
+        *(("FALAJ_REDIS", *each) for each in REDISES),
     ],
 )
-def test_redis_must_be_encrypted_and_closed_unless_it_is_on_this_machine(
-    server: Path, redis: str, said: str
+def test_servers_must_be_encrypted_and_closed_unless_they_are_on_this_machine(
+    server: Path, variable: str, value: str, said: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=said) as raised:
-        read(server, {**ENVIRONMENT, "FALAJ_REDIS": redis})
+        read(server, {**ENVIRONMENT, variable: value})
     assert "secret" not in str(raised.value)
 
 

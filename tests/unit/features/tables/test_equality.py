@@ -13,12 +13,6 @@ from feast.value_type import ValueType
 from tasks.features.checks.parity import equal_values
 
 
-def compare(online: Any, offline: list[Any], kind: ValueType, type_: Any = None) -> list[bool]:
-    equal, _ = equal_values(online, pa.chunked_array([pa.array(offline, type_)]), kind)
-    found: list[bool] = equal.tolist()
-    return found
-
-
 def test_floats_are_equal_when_their_bits_are_and_nan_is_null() -> None:
     online = np.array([1.1, np.nan, np.nan, 0.0, 1.1], np.float32)
     offline = [1.1, None, float("nan"), -0.0, 1.1000001]
@@ -53,4 +47,5 @@ def test_floats_are_equal_when_their_bits_are_and_nan_is_null() -> None:
 def test_other_values_are_compared_as_what_they_stand_for(
     kind: ValueType, online: Any, offline: Any, same: bool
 ) -> None:
-    assert compare([online], [offline], kind) == [same]
+    equal, _ = equal_values([online], pa.chunked_array([pa.array([offline])]), kind)
+    assert equal.tolist() == [same]

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.config import FeatureConfig
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import DataContractError, WindowError
 from tasks.kernel.settings import ArtifactStore
@@ -24,10 +23,6 @@ def land(
 ) -> dict[str, int]:
     landed = land_raw_rows(days(first, count), repository.config, repository.path, store)
     return {table.name: table.num_rows for table in landed.tables}
-
-
-def nothing_was_landed(store: ArtifactStore) -> bool:
-    return not list(store.root.glob("landed/*"))
 
 
 def test_a_window_lands_its_rows_and_tables_without_history_whole(
@@ -61,7 +56,7 @@ def test_a_value_of_the_wrong_type_is_named_with_an_example(
     said = rf"{column} has 2 value\(s\) that are no {wanted}, such as '{value}'"
     with pytest.raises(DataContractError, match=said):
         land(repository, store)
-    assert nothing_was_landed(store)
+    assert not list(store.root.glob("landed/*"))
 
 
 def test_times_stored_without_a_zone_are_refused(
@@ -85,15 +80,6 @@ def test_a_window_of_a_mistyped_year_is_refused_before_anything_is_touched(
     assert not store.root.exists()
 
 
-def in_zone(repository: SmallRepository, zone: str) -> FeatureConfig:
-    """The configuration with a zone for the times of `weather` that have none."""
-    tables = [
-        {**table.model_dump(), **({"time_zone": zone} if table.name == "weather" else {})}
-        for table in repository.config.raw_tables
-    ]
-    return FeatureConfig(**{**repository.config.model_dump(), "raw_tables": tables})
-
-
 def test_times_without_a_zone_get_the_one_that_is_declared(
     repository: SmallRepository, store: ArtifactStore
 ) -> None:
@@ -101,7 +87,12 @@ def test_times_without_a_zone_get_the_one_that_is_declared(
     moments = pd.to_datetime(weather["time_hour"])
     local = moments.dt.tz_convert("America/New_York").dt.tz_localize(None)
     repository.write("weather", weather.assign(time_hour=local.astype(str)))
-    config = in_zone(repository, "America/New_York")
+    zone = {"time_zone": "America/New_York"}
+    raw = tuple(
+        table.model_copy(update=zone) if table.name == "weather" else table
+        for table in repository.config.raw_tables
+    )
+    config = repository.config.model_copy(update={"raw_tables": raw})
     landed = land_raw_rows(days(0, 3), config, repository.path, store)
     table = next(t for t in landed.tables if t.name == "weather")
     seen = pd.read_parquet(store.path(table.artifact))["time_hour"].dt.tz_convert("UTC")

@@ -64,9 +64,8 @@ def weather_alone(
     [(ALL_OF_THE_PAST, 1, "temp differs in"), (LATE_ROWS, 2, "on one side only")],
 )
 def test_a_lookback_that_is_too_short_for_its_query_is_refused_with_what_was_seen(
-    repository: SmallRepository, tmp_path: Path, sql: str, lookback_hours: int, seen: str
+    repository: SmallRepository, store: ArtifactStore, sql: str, lookback_hours: int, seen: str
 ) -> None:
-    store = ArtifactStore(tmp_path)
     config = weather_alone(repository, sql, lookback_hours)
     with pytest.raises(
         ConfigurationError, match=f"weather: lookback_hours: {lookback_hours}.*{seen}"
@@ -77,12 +76,10 @@ def test_a_lookback_that_is_too_short_for_its_query_is_refused_with_what_was_see
 
 @pytest.mark.parametrize(("sql", "lookback_hours"), [(ALL_OF_THE_PAST, 72), (LATE_ROWS, 3)])
 def test_a_lookback_that_holds_all_that_is_read_passes(
-    repository: SmallRepository, tmp_path: Path, sql: str, lookback_hours: int
+    repository: SmallRepository, store: ArtifactStore, sql: str, lookback_hours: int
 ) -> None:
     config = weather_alone(repository, sql, lookback_hours)
-    assert (
-        built(repository, ArtifactStore(tmp_path), days(0, 3), config=config).tables[0].num_rows > 0
-    )
+    assert built(repository, store, days(0, 3), config=config).tables[0].num_rows > 0
 
 
 @pytest.mark.parametrize(
@@ -90,9 +87,8 @@ def test_a_lookback_that_holds_all_that_is_read_passes(
     [(MEAN_OF_ALL_TIME, {}), (STATIC_MEAN, {"static": True}), (NEXT_HOUR, {})],
 )
 def test_a_feature_that_knows_later_rows_is_refused_with_what_was_seen(
-    repository: SmallRepository, tmp_path: Path, sql: str, changes: dict[str, object]
+    repository: SmallRepository, store: ArtifactStore, sql: str, changes: dict[str, object]
 ) -> None:
-    store = ArtifactStore(tmp_path)
     config = weather_alone(repository, sql, 100, **changes)
     with pytest.raises(
         ConfigurationError, match=r"dated after the moment.* (temp differs|on one side)"
@@ -102,12 +98,10 @@ def test_a_feature_that_knows_later_rows_is_refused_with_what_was_seen(
 
 
 def test_rows_that_are_known_ahead_are_declared(
-    repository: SmallRepository, tmp_path: Path
+    repository: SmallRepository, store: ArtifactStore
 ) -> None:
     config = weather_alone(repository, NEXT_HOUR, 0, known_ahead_hours=1)
-    assert (
-        built(repository, ArtifactStore(tmp_path), days(0, 3), config=config).tables[0].num_rows > 0
-    )
+    assert built(repository, store, days(0, 3), config=config).tables[0].num_rows > 0
 
 
 def test_entities_that_heed_only_one_end_of_their_window_are_refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -46,9 +45,9 @@ def ranked(
 
 @pytest.mark.parametrize("made_from", ["label", "text"])
 def test_the_label_among_the_inputs_is_refused_before_training(
-    tmp_path: Path, config: FeatureConfig, made_from: str
+    store: ArtifactStore, config: FeatureConfig, made_from: str
 ) -> None:
-    rows, store = frame(), ArtifactStore(tmp_path)
+    rows = frame()
     name = "temp" if made_from == "label" else "dest"
     copied = 3 - 2 * rows["is_late"]
     rows[name] = copied.astype(np.float32) if name == "temp" else copied.map({1: "L", 3: "E"})
@@ -60,12 +59,11 @@ def test_the_label_among_the_inputs_is_refused_before_training(
 
 
 def test_the_number_to_predict_in_another_unit_is_refused(
-    tmp_path: Path, config: FeatureConfig
+    store: ArtifactStore, config: FeatureConfig
 ) -> None:
     columns = COLUMNS.model_copy(update={"task": "regression", "label": "delay"})
     rows = frame()
     rows["delay"] = np.random.default_rng(1).lognormal(2, 1.5, len(rows))
-    store = ArtifactStore(tmp_path)
     honest = ranked(store, rows, config, columns)
     assert all(feature.score < 0.1 for feature in honest.features)
     rows["temp"] = (32 + 1.8 * rows["delay"]).astype(np.float32)
@@ -73,8 +71,10 @@ def test_the_number_to_predict_in_another_unit_is_refused(
         ranked(store, rows, config, columns)
 
 
-def test_honest_inputs_are_ranked_by_what_they_tell(tmp_path: Path, config: FeatureConfig) -> None:
-    ranking = ranked(ArtifactStore(tmp_path), frame(), config)
+def test_honest_inputs_are_ranked_by_what_they_tell(
+    store: ArtifactStore, config: FeatureConfig
+) -> None:
+    ranking = ranked(store, frame(), config)
     assert ranking.features[0].name == "late_rate_24h"
     assert 0.6 < ranking.features[0].score < 0.8
     assert ranking.features[0].earlier_score == pytest.approx(0.5, abs=0.05)  # every row anew
@@ -82,7 +82,7 @@ def test_honest_inputs_are_ranked_by_what_they_tell(tmp_path: Path, config: Feat
 
 @pytest.mark.parametrize("leaks", [True, False])
 def test_a_column_of_the_entity_frame_is_looked_at_one_row_earlier_too(
-    tmp_path: Path, config: FeatureConfig, leaks: bool
+    store: ArtifactStore, config: FeatureConfig, leaks: bool
 ) -> None:
     """Leaking: 97 of 100 labels. Honest: a level of each carrier, which stays as it is."""
     rows, rng = frame(), np.random.default_rng(3)
@@ -93,7 +93,7 @@ def test_a_column_of_the_entity_frame_is_looked_at_one_row_earlier_too(
         rows["is_late"] = (rng.random(len(rows)) < 0.1 + 0.8 * copied).astype(np.int8)
     rows["temp"] = copied.astype(np.float32)
 
-    best = {f.name: f for f in ranked(ArtifactStore(tmp_path), rows, config).features}["temp"]
+    best = {f.name: f for f in ranked(store, rows, config).features}["temp"]
 
     assert best.score > 0.85
     assert (best.earlier_score < 0.6) is leaks
@@ -101,10 +101,10 @@ def test_a_column_of_the_entity_frame_is_looked_at_one_row_earlier_too(
 
 @pytest.mark.parametrize(("leaks", "low", "high"), [(True, 0.45, 0.6), (False, 0.8, 1.0)])
 def test_what_became_known_with_the_label_tells_nothing_one_row_earlier(
-    tmp_path: Path, config: FeatureConfig, leaks: bool, low: float, high: float
+    store: ArtifactStore, config: FeatureConfig, leaks: bool, low: float, high: float
 ) -> None:
     """Leaking: nine of ten labels. Honest: a level of the carrier that moves slowly."""
-    store, rows, rng = ArtifactStore(tmp_path), frame(), np.random.default_rng(2)
+    rows, rng = frame(), np.random.default_rng(2)
     level = np.sin(np.arange(len(rows)) / 200)
     if not leaks:
         rows["is_late"] = (rng.random(len(rows)) < 0.5 + 0.5 * level).astype(np.int8)

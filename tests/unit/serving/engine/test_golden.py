@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from serving.engine.golden import answer_golden_rows, gap, golden_batch
-from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.targets.interface import Runtime
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
+from tests.support.control.builders import reference
 
 SIGNATURE = Signature(
     inputs=(
@@ -60,14 +61,11 @@ def exported(folder: Path, network: nn.Module) -> tuple[Path, RegisteredProgram]
     path.write_bytes(content.getvalue())
     sha256 = digest_of(path)
     program = RegisteredProgram(
-        version=ModelVersionRef(
-            name="classes", version=1, run_id="0" * 32, program_sha256=sha256,
-            snapshot_sha256="0" * 64,
-        ),
+        version=reference(1).model_copy(update={"program_sha256": sha256}),
         program=Artifact(uri="x", sha256=sha256, num_bytes=1),
         family="tensors",
         signature=SIGNATURE,
-    )  # fmt: skip
+    )
     return path, program
 
 

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from serving.config import ServedModel
-from serving.engine.versions import Backend
 from serving.errors import OverloadedError
 from tests.support.serving.standins import Desk, Shelf, held, serving
 
@@ -21,10 +20,6 @@ def waiting_behind(desk: Desk, most: int = 100) -> int:
         desk.ask()
         waiting += 1
     return waiting
-
-
-def first_backend(desk: Desk) -> Backend:
-    return desk.engine.served("m").queues["stable"].version.backends[0]
 
 
 @pytest.mark.parametrize(("goal_ms", "most"), [(50, 5), (200, 11), (1, 5)])
@@ -51,7 +46,7 @@ async def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_tak
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, batch_rows=100, requests=99) as desk:
         await held(desk, shelf)
-        first_backend(desk).times.note(200, 60_000)
+        desk.engine.served("m").versions["1"].backends[0].times.note(200, 60_000)
         assert waiting_behind(desk, 99) == 99
         shelf.behaviours["1", "cpu"].gate.set()
         await desk.settled()

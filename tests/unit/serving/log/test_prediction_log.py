@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import BackendError, DeadlineError, OverloadedError
-from serving.interfaces import Call, Served, ServedBatch
+from serving.interfaces import Call, Served
 from serving.log.columns import STATES
 from serving.log.prediction_log import PredictionLog
 from tasks.contracts.data import category_code
@@ -94,17 +95,8 @@ def test_entity_requests_log_keys_ages_and_states(tmp_path: Path) -> None:
 
     asked = Call(MODEL, {}, 2, "by-entity", entities={"origin": ["JFK", None]}, features=Answer())
     plain = batch_of(FRAME.head(3), ["plain"], rows_each=1)
-    mixed = ServedBatch(
-        (asked, call(1, "plain")),
-        plain.inputs,
-        plain.outputs,
-        plain.served,
-        1.0,
-        2.0,
-        NOW.timestamp(),
-    )
     with open_log(tmp_path) as log:
-        log.served(mixed)
+        log.served(replace(plain, calls=(asked, call(1, "plain"))))
     found = rows_of(tmp_path)
     assert found["e:origin"].tolist()[0] == "JFK"
     assert found["e:origin"].isna().tolist() == [False, True, True]
@@ -146,16 +138,11 @@ def test_a_refused_call_lets_its_arrays_go_before_it_is_written(tmp_path: Path) 
 
 def test_failures_name_the_version_that_was_to_answer(tmp_path: Path) -> None:
     stable = {"stable": "7"}
-    config = PredictionLogConfig()
-    log = PredictionLog(
-        config, tmp_path, signature_of, fields, lambda model, track: stable.get(track)
-    )
-    log.start()
-    for number in range(20):  # more than refusals may be
-        log.refused(call(1, f"r{number}"), BackendError("it fell"))
-    log.refused(call(1, "named", version="3"), DeadlineError("too late"))
-    log.refused(call(1, "shadow", track="shadow"), BackendError("it fell"))
-    log.stop()
+    with open_log(tmp_path, answering=lambda model, track: stable.get(track)) as log:
+        for number in range(20):  # more than refusals may be
+            log.refused(call(1, f"r{number}"), BackendError("it fell"))
+        log.refused(call(1, "named", version="3"), DeadlineError("too late"))
+        log.refused(call(1, "shadow", track="shadow"), BackendError("it fell"))
     found = rows_of(tmp_path, answered=False).set_index("request_id")["version"]
     assert len(found) == 22
     assert found["r0"] == found["r19"] == "7"
@@ -170,15 +157,10 @@ def test_hidden_fields_are_nowhere_in_the_files(tmp_path: Path, name: str) -> No
     features = type("F", (), {"view_names": (), "age_s": (), "state": ()})()
     entity = Call(MODEL, {}, 20, "e", entities={"tailnum": ["N12345"] * 20}, features=features)
     plain = batch_of(rows, [f"r{n}" for n in range(20)], subject="carol@example.org")
-    by_entity = ServedBatch(
-        (entity,), plain.inputs, plain.outputs, plain.served, 1.0, 2.0, NOW.timestamp()
-    )
-    config = PredictionLogConfig(**{name: ("subject", "carrier", "tailnum")})
-    log = PredictionLog(config, tmp_path, signature_of, partial(fields, "tailnum"))
-    log.start()
-    log.served(plain)
-    log.served(by_entity)
-    log.stop()
+    hidden = {name: ("subject", "carrier", "tailnum")}
+    with open_log(tmp_path, partial(fields, "tailnum"), **hidden) as log:
+        log.served(plain)
+        log.served(replace(plain, calls=(entity,)))
     assert log.counters()["logged_rows"] == 40
     for part in log_root(tmp_path).rglob("*.parquet"):
         content = part.read_bytes()
@@ -216,21 +198,18 @@ def test_a_misspelt_field_to_hide_ends_the_start_once_all_are_known(tmp_path: Pa
 
 def test_a_hidden_key_is_no_misspelt_name_while_keys_cannot_be_read(tmp_path: Path) -> None:
     known = partial(fields, is_whole=False)
-    config = PredictionLogConfig(masked=("tailnum",))
-    log = PredictionLog(config, tmp_path, signature_of, lambda: known())
-    log.start()
-    log.served(batch_of(FRAME.head(2), ["a", "b"]))
-    known = partial(fields, "tailnum")
-    log.served(batch_of(FRAME.head(3), ["c", "d", "e"]))
-    log.stop()
+    with open_log(tmp_path, lambda: known(), masked=("tailnum",)) as log:
+        log.served(batch_of(FRAME.head(2), ["a", "b"]))
+        known = partial(fields, "tailnum")
+        log.served(batch_of(FRAME.head(3), ["c", "d", "e"]))
     counters = log.counters()
     assert (counters["dropped_rows"]["unchecked"], counters["logged_rows"]) == (2, 3)
 
 
 def test_a_batch_that_cannot_be_logged_costs_only_itself(tmp_path: Path) -> None:
     good = batch_of(FRAME.head(2), ["a", "b"])
-    lacks = ServedBatch(good.calls, {}, good.outputs, good.served, 1.0, 2.0, NOW.timestamp())
-    empty = ServedBatch(good.calls, {}, {}, good.served, 1.0, 2.0, NOW.timestamp())
+    lacks = replace(good, inputs={})
+    empty = replace(lacks, outputs={})
     with open_log(tmp_path) as log:
         for batch in (good, lacks, empty, good):
             log.served(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,18 +50,19 @@ def collector() -> Iterator[Collector]:
         yield Collector(f"{url}/v1/traces", received)
 
 
-def traced(config: TraceConfig) -> Tracing:
+@contextmanager
+def traced(config: TraceConfig) -> Iterator[Tracing]:
     tracing = Tracing(config)
     tracing.start()
-    return tracing
+    yield tracing
+    tracing.stop()
 
 
 def test_a_callers_trace_goes_on_from_arrival_to_backend(collector: Collector) -> None:
-    tracing = traced(TraceConfig(endpoint=collector.url, ratio=0))
-    asked = call(0.01, num_rows=3, trace=TRACE)
-    asked.features = SimpleNamespace(began=asked.arrived, ended=asked.arrived + 0.004)
-    tracing.served(batch(asked, call(0.01)))
-    tracing.stop()
+    with traced(TraceConfig(endpoint=collector.url, ratio=0)) as tracing:
+        asked = call(0.01, num_rows=3, trace=TRACE)
+        asked.features = SimpleNamespace(began=asked.arrived, ended=asked.arrived + 0.004)
+        tracing.served(batch(asked, call(0.01)))
     spans = collector.spans()
     assert set(spans) == {f"infer {MODEL}", "features", "queue", "compute"}
     own = spans[f"infer {MODEL}"]
@@ -80,24 +82,21 @@ def test_a_callers_trace_goes_on_from_arrival_to_backend(collector: Collector) -
 
 
 def test_a_caller_that_does_not_sample_is_followed(collector: Collector) -> None:
-    tracing = traced(TraceConfig(endpoint=collector.url, ratio=1.0))
-    tracing.served(batch(call(trace=TRACE[:-2] + "00")))
-    tracing.stop()
+    with traced(TraceConfig(endpoint=collector.url, ratio=1.0)) as tracing:
+        tracing.served(batch(call(trace=TRACE[:-2] + "00")))
     assert not collector.received
 
 
 @pytest.mark.parametrize("text", ["nonsense", TRACE.upper(), "ff" + TRACE[2:], "x" * 4000])
 def test_what_is_no_traceparent_begins_a_trace(collector: Collector, text: str) -> None:
-    tracing = traced(TraceConfig(endpoint=collector.url, ratio=1.0))
-    tracing.served(batch(call(trace=text)))
-    tracing.stop()
+    with traced(TraceConfig(endpoint=collector.url, ratio=1.0)) as tracing:
+        tracing.served(batch(call(trace=text)))
     assert len(collector.received) == 3
 
 
 def test_a_refused_call_is_an_error_with_its_reason(collector: Collector) -> None:
-    tracing = traced(TraceConfig(endpoint=collector.url))
-    tracing.refused(call(trace=TRACE), OverloadedError("entity 'N14228' waits"))
-    tracing.stop()
+    with traced(TraceConfig(endpoint=collector.url)) as tracing:
+        tracing.refused(call(trace=TRACE), OverloadedError("entity 'N14228' waits"))
     (span,) = collector.received
     assert span.status.code == 2
     assert span.status.message == "overloaded"
@@ -106,10 +105,9 @@ def test_a_refused_call_is_an_error_with_its_reason(collector: Collector) -> Non
 
 def test_the_ratio_decides_for_calls_without_a_trace(tmp_path: Path) -> None:
     file = tmp_path / "traces" / "spans.jsonl"
-    tracing = traced(TraceConfig(file=file, ratio=0.25))
-    for _ in range(600):
-        tracing.served(batch(call()))
-    tracing.stop()
+    with traced(TraceConfig(file=file, ratio=0.25)) as tracing:
+        for _ in range(600):
+            tracing.served(batch(call()))
     spans = [json.loads(line) for line in file.read_text().splitlines()]
     assert 90 < len(spans) / 3 < 210
     assert {span["name"] for span in spans} == {f"infer {MODEL}", "queue", "compute"}
@@ -118,6 +116,5 @@ def test_the_ratio_decides_for_calls_without_a_trace(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_collector_that_is_away_ends_nothing() -> None:
-    tracing = traced(TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1))
-    tracing.served(batch(call()))
-    tracing.stop()
+    with traced(TraceConfig(endpoint="http://127.0.0.1:9/v1/traces", ratio=1)) as tracing:
+        tracing.served(batch(call()))

@@ -94,8 +94,8 @@ def test_a_regression_learns_the_teachers_prediction_as_it_learns_the_label() ->
     torch.testing.assert_close(losses, 0.75 * of_labels + 0.25 * of_answers)
 
 
-def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:
-    store, rows = ArtifactStore(tmp_path / "store"), frame(800)
+def test_answers_of_other_rows_are_refused(tmp_path: Path, store: ArtifactStore) -> None:
+    rows = frame(800)
     data = dataset(store, rows)
     source = store.path(data.snapshot.data)
     strange = targets(scored(store, rows, "1" * 64))
@@ -108,9 +108,9 @@ def test_answers_of_other_rows_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
-    tmp_path: Path, num_ranks: int
+    tmp_path: Path, store: ArtifactStore, num_ranks: int
 ) -> None:
-    store, rows = ArtifactStore(tmp_path / "store"), frame(1600)
+    rows = frame(1600)
     data = dataset(store, rows)
     answers = targets(scored(store, rows, data.snapshot.data.sha256))
     plain = job(tmp_path, rows)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -80,8 +78,7 @@ def test_a_network_without_a_hidden_layer_cannot_be_pruned_and_what_can_be_done_
         pruned_weights({"perceptron.0.weight": torch.ones(1, 2)}, 0.5)
 
 
-def test_a_start_keeps_the_preprocessing_and_names_its_parent(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path)
+def test_a_start_keeps_the_preprocessing_and_names_its_parent(store: ArtifactStore) -> None:
     made = parent(store)
     start = pruned_start(made, 0.5, store)
     assert start.version == made.program.version
@@ -94,8 +91,7 @@ def test_a_start_keeps_the_preprocessing_and_names_its_parent(tmp_path: Path) ->
     assert pruned_start(made, 0.5, store) == start
 
 
-def test_a_checkpoint_that_holds_no_network_is_a_sentence(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path)
+def test_a_checkpoint_that_holds_no_network_is_a_sentence(store: ArtifactStore) -> None:
     good = parent(store).checkpoint
     torch.save({"weights": torch.ones(1)}, store.root / good.uri.split(":")[1])
     odd = good.model_copy(update={"sha256": digest_of(store.root / good.uri.split(":")[1])})

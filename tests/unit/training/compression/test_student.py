@@ -97,9 +97,8 @@ def with_quality(model: TrainedModel, best: float) -> TrainedModel:
     [(0.80, 0.79, True), (0.79, 0.80, False), (0.8, 0.8, False)],
 )
 def test_the_better_by_the_validation_rows_is_offered_and_the_simpler_of_equals(
-    tmp_path: Path, distilled: float, control: float, is_distilled: bool
+    store: ArtifactStore, distilled: float, control: float, is_distilled: bool
 ) -> None:
-    store = ArtifactStore(tmp_path)
     rows = dataset(store)
     one, other = trained_model(store, rows, seed=1), trained_model(store, rows, seed=2)
     compression = ModelCompression(

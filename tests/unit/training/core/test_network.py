@@ -33,14 +33,10 @@ def encoded_slowly(fitted: Preprocessing, row: list[float]) -> list[float]:
     return outputs + [float(np.isnan(row[position])) for position in fitted.flagged]
 
 
-def encode(fitted: Preprocessing, numbers: Tensor) -> Tensor:
-    return torch.cat(NumberEncoding(fitted)(numbers), dim=1)
-
-
 @given(st.lists(st.floats(width=32) | st.floats(-100, 200, width=32), min_size=4, max_size=4))
 def test_the_number_encoding_agrees_with_the_papers_formula(row: list[float]) -> None:
     fitted = preprocessing()
-    encoded = encode(fitted, torch.tensor([row], dtype=torch.float32))
+    encoded = torch.cat(NumberEncoding(fitted)(torch.tensor([row], dtype=torch.float32)), dim=1)
     assert encoded.shape == (1, NumberEncoding(fitted).num_outputs)
     np.testing.assert_allclose(encoded[0], encoded_slowly(fitted, row), atol=1e-5)
     assert ((encoded >= 0) & (encoded <= 1)).all()
@@ -86,10 +82,6 @@ def test_category_dropout_hides_categories_in_training_only() -> None:
         assert network.train()(positions, numeric).unique().numel() > 1
 
 
-def loaded(content: bytes) -> torch.nn.Module:
-    return torch.export.load(io.BytesIO(content)).module()
-
-
 @pytest.mark.parametrize(
     "fitted",
     [
@@ -106,7 +98,7 @@ def loaded(content: bytes) -> torch.nn.Module:
 )
 def test_the_exported_program_answers_like_the_network_for_any_batch(fitted: Preprocessing) -> None:
     network = network_of(fitted)
-    program = loaded(export_program(network, fitted))
+    program = torch.export.load(io.BytesIO(export_program(network, fitted))).module()
     for rows in (1, 2, 7, 1024):
         codes, numeric = raw_rows_of(fitted, rows)
         expected = ScoringProgram(network, fitted)(codes, numeric)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,15 +10,6 @@ from tasks.training.elastic.commits import CheckedSteps, Commits, Regroup
 from tasks.training.elastic.link import FromRank, Pulse
 from tasks.training.strategies.base import State
 from tests.support.training.thread_ranks import ThreadCommunicator, on_threads
-
-
-class FakeLink:
-    def __init__(self) -> None:
-        self.regroup_asked = self.leave_asked = False
-        self.sent: list[FromRank] = []
-
-    def send(self, message: FromRank) -> None:
-        self.sent.append(message)
 
 
 class FakeSession:
@@ -71,7 +64,9 @@ def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
     """Steps done, steps committed and checkpoints of each rank, where rank 1 is asked after 7."""
 
     def program(ranks: ThreadCommunicator) -> tuple[int, int, int]:
-        link, session, commits = FakeLink(), FakeSession(), Commits()
+        sent: list[FromRank] = []
+        link = SimpleNamespace(regroup_asked=False, leave_asked=False, send=sent.append)
+        session, commits = FakeSession(), Commits()
         point = CheckedSteps(link, ranks, session, commits)  # type: ignore[arg-type]
         try:
             while True:
@@ -80,7 +75,7 @@ def steps_until_regroup(size: int, leave: bool) -> list[tuple[int, int, int]]:
                     link.leave_asked, link.regroup_asked = leave, not leave
                 point()
         except Regroup:
-            pulses = [message for message in link.sent if isinstance(message, Pulse)]
+            pulses = [message for message in sent if isinstance(message, Pulse)]
             assert pulses[-1].commit == commits.number
             return session.step, commits.state()["step"], len(session.checkpoints)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,23 @@ from tasks.training.launch.launcher import plan_ranks
 from tasks.training.launch.worker import cores_near_gpu, cores_of_rank
 
 
-def config(**changes: object) -> TrainingConfig:
-    return TrainingConfig.model_validate(changes)
-
-
 @pytest.mark.parametrize(
-    ("changes", "ranks"),
+    ("changes", "num_cores", "ranks", "threads"),
     [
-        ({}, 1),
-        ({"launch": {"ranks": 3}}, 3),
-        ({"device": "cuda"}, 1),
+        ({}, 1, 1, 1),
+        ({}, 8, 1, 8),
+        ({"launch": {"ranks": 3}}, 2, 3, 1),
+        ({"launch": {"ranks": 3}}, 8, 3, 2),
+        ({"launch": {"ranks": 16}}, 8, 16, 1),
+        ({"launch": {"threads_per_rank": 5}}, 8, 1, 5),
+        ({"device": "cuda"}, 64, 1, 64),
     ],
 )
-@pytest.mark.parametrize("num_cores", [1, 2, 64])
-def test_the_same_configuration_has_the_same_ranks_on_every_host(
-    changes: dict[str, object], ranks: int, num_cores: int
+def test_ranks_are_as_configured_on_every_host_and_share_its_cores(
+    changes: dict[str, object], num_cores: int, ranks: int, threads: int
 ) -> None:
-    assert plan_ranks(config(**changes), num_cores)[0] == ranks
-
-
-def test_threads_are_the_cores_divided_unless_they_are_given() -> None:
-    assert plan_ranks(config(), 8)[1] == 8
-    assert plan_ranks(config(launch={"ranks": 3}), 8)[1] == 2
-    assert plan_ranks(config(launch={"ranks": 16}), 8)[1] == 1
-    assert plan_ranks(config(launch={"threads_per_rank": 5}), 8)[1] == 5
+    config = TrainingConfig.model_validate(changes)
+    assert plan_ranks(config, num_cores)[:2] == (ranks, threads)
 
 
 GPU = "0000:3b:00.0"
@@ -55,14 +47,6 @@ def sysfs(tmp_path: Path) -> Path:
         write(path, f"{core % 8},{core % 8 + 8}")
     write(tmp_path / f"bus/pci/devices/{GPU}/numa_node", "1")
     return tmp_path
-
-
-Nodes = Sequence[Sequence[Sequence[int]]]
-
-
-def shares(nodes: Nodes, local_size: int, threads: int) -> list[frozenset[int]]:
-    found = [cores_of_rank(nodes, rank, local_size, threads) for rank in range(local_size)]
-    return [share for share in found if share is not None]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +70,8 @@ def test_ranks_get_cores_of_their_own(
     sysfs: Path, allowed: int, local_size: int, threads: int, expected: list[set[int]]
 ) -> None:
     nodes = list(physical_cores_by_node(set(range(allowed)), sysfs).values())
-    assert shares(nodes, local_size, threads) == expected
+    shares = [cores_of_rank(nodes, rank, local_size, threads) for rank in range(local_size)]
+    assert [share for share in shares if share is not None] == expected
 
 
 def test_the_memory_node_of_a_gpu_and_its_cores_are_found(sysfs: Path) -> None:

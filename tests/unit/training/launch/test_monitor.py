@@ -21,115 +21,76 @@ from tests.support.training.timed_ranks import write_clock
 from tests.support.training.trials import epoch
 
 
-class FakeRanks:
-    """Ranks that only end when a test says so."""
-
-    def __init__(self) -> None:
-        self.exit_codes: dict[int, int] = {}
-        self.num_stops = 0
-
-    def stop(self) -> None:
-        self.num_stops += 1
-
-
-class Clock:
-    """A clock that a test sets."""
+class Watched:
+    """A monitor of two ranks, whose clock moves and whose ranks end when a test says so."""
 
     now = 1000.0
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "time", self)
+        self.run, self.epochs = RunDirectory(folder), list[int]()
+        self.exit_codes: dict[int, int] = {}
+        self.num_stops = 0
+        config = TrainingConfig(progress_timeout_s=60, time_limit_s=600)
+        job = TrainingJob(
+            snapshot_path=folder / "none", columns=COLUMNS, splits=splits(), config=config
+        )
+        self.monitor = RunMonitor(self.run, job, lambda metrics: self.epochs.append(metrics.epoch))
 
     def monotonic(self) -> float:
         return self.now
 
+    def stop(self) -> None:
+        self.num_stops += 1
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def ranks() -> FakeRanks:
-    return FakeRanks()
+    def look(self, later_s: float, **clock: object) -> None:
+        """After some time, in which both ranks may have written where they are."""
+        self.now += later_s
+        for rank in (0, 1) if clock else ():
+            write_clock(self.run.path, rank, doing="training", **clock)
+        self.monitor.check_ranks(cast(RankGroup, self))
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(tmp_path)
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(tmp_path, monkeypatch)
 
 
-def monitor_of(run: RunDirectory, seen: list[int] | None = None) -> RunMonitor:
-    config = TrainingConfig(progress_timeout_s=60, time_limit_s=600)
-    job = TrainingJob(
-        snapshot_path=run.path / "none", columns=COLUMNS, splits=splits(), config=config
-    )
-    epochs = [] if seen is None else seen
-    return RunMonitor(run, job, lambda metrics: epochs.append(metrics.epoch))
-
-
-def looked(monitor: RunMonitor, ranks: FakeRanks) -> None:
-    monitor.check_ranks(cast(RankGroup, ranks))
-
-
-def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(
-    run: RunDirectory, ranks: FakeRanks, clock: Clock
-) -> None:
-    monitor = monitor_of(run)
+def test_silence_of_all_ranks_ends_the_run_and_tells_where_each_was(watched: Watched) -> None:
     for step in range(3):
-        clock.now += 50
-        for rank in (0, 1):
-            write_clock(run.path, rank, doing="training", epoch=2, step=step)
-        looked(monitor, ranks)
-    clock.now += 61
+        watched.look(50, epoch=2, step=step)
     with pytest.raises(
         TransientError,
         match=r"no rank has made progress for 61 s .*rank 0: training, epoch 2, step 2; rank 1: ",
     ):
-        looked(monitor, ranks)
+        watched.look(61)
 
 
-def test_the_ranks_left_behind_by_a_failed_one_are_stopped_after_a_while(
-    run: RunDirectory, ranks: FakeRanks, clock: Clock
-) -> None:
-    monitor = monitor_of(run)
-    ranks.exit_codes = {1: 1}
-    looked(monitor, ranks)
-    clock.now += SETTLE_S - 0.1
-    looked(monitor, ranks)
-    assert ranks.num_stops == 0
-    clock.now += 0.2
-    looked(monitor, ranks)
-    assert ranks.num_stops == 1
+def test_the_ranks_left_behind_by_a_failed_one_are_stopped_after_a_while(watched: Watched) -> None:
+    watched.exit_codes = {1: 1}
+    for later_s, num_stops in ((0, 0), (SETTLE_S - 0.1, 0), (0.2, 1)):
+        watched.look(later_s)
+        assert watched.num_stops == num_stops
 
 
-def test_an_attempt_that_takes_too_long_says_how_far_it_came(
-    run: RunDirectory, ranks: FakeRanks, clock: Clock
-) -> None:
-    seen: list[int] = []
-    monitor = monitor_of(run, seen)
-    run.rewrite_epochs([epoch(0), epoch(1)])
+def test_an_attempt_that_takes_too_long_says_how_far_it_came(watched: Watched) -> None:
+    watched.run.rewrite_epochs([epoch(0), epoch(1)])
     for step in range(13):
-        clock.now += 46
-        for rank in (0, 1):
-            write_clock(run.path, rank, doing="training", epoch=1, step=step)
-        looked(monitor, ranks)
-    clock.now += 5
+        watched.look(46, epoch=1, step=step)
     with pytest.raises(TrainingError, match=r"time_limit_s=600; it has done 2 epoch\(s\)"):
-        looked(monitor, ranks)
-    assert seen == [0, 1]
+        watched.look(5)
+    assert watched.epochs == [0, 1]
 
 
 def test_the_rank_furthest_behind_tells_how_long_it_will_take(
-    run: RunDirectory, ranks: FakeRanks, clock: Clock, caplog: pytest.LogCaptureFixture
+    watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monitor = monitor_of(run)
     with caplog.at_level("INFO"):
         for step in range(0, 50, 10):
-            clock.now += 10
             for rank, ahead in enumerate((5, 0)):
                 where = {"epoch": 0, "step": step + ahead, "num_steps_to_do": 100}
-                write_clock(run.path, rank, rows_per_s=500.0, **where)
-            looked(monitor, ranks)
+                write_clock(watched.run.path, rank, rows_per_s=500.0, **where)
+            watched.look(10)
     assert "epoch 1 of 8, step 40 of 100, 1000 rows/s, about 12.7 min left" in caplog.text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from serving.security.guard import OpenGuard
 from serving.security.tls import RenewingTls
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import raw, request
+from tests.support.serving.standins import until
 
 pytestmark = pytest.mark.anyio
 SERVED = Served("sums", "1", "onnx-fp32", "stable", "cpu", "openvino-int8")
@@ -132,12 +133,6 @@ async def listening(front: Front, tls: Sequence[Any] = (None, None)) -> AsyncIte
         client.writer.close()
         listener.stop()
         await serving
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 def told_of(front: Front) -> list[tuple[str, ...]]:

@@ -1,7 +1,8 @@
-"""Columns as model inputs: the same numbers that training made of the same rows."""
+"""Columns as model inputs, as training made them; what a version was trained with."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import BadRequestError
-from serving.features.recipe import build_inputs
+from serving.features.recipe import build_inputs, registry_origins
 from tasks.contracts.data import DatasetSchema
+from tasks.kernel.errors import RegistryError
+from tasks.kernel.settings import Settings
+from tasks.registry.mlflow_registry import Registry
+from tasks.registry.model_folder import MANIFEST_FILE
+from tests.support.data.builders import COLUMNS
+from tests.support.registry.builders import World, draw_nothing
 
 SCHEMA = DatasetSchema(
     row_id="id",
@@ -58,3 +65,22 @@ def test_inputs_are_those_that_training_makes_of_the_same_rows(rows: list[dict[s
 def test_what_is_no_number_is_refused_by_name(bad: Any) -> None:
     with pytest.raises(BadRequestError, match=r"column size holds .*, expected a number"):
         build_inputs(SCHEMA, {"size": [1.0, bad]}, 2)
+
+
+def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", draw_nothing)
+    world = World.at(tmp_path)
+    ref, _ = world.register()
+    origins = registry_origins(Settings(home=tmp_path, feature_repo=tmp_path))
+    origin = origins(ref.name, str(ref.version))
+    assert origin.feature_service == "flight_delay_v1"
+    assert origin.feature_views == {"carrier_stats": "0" * 32}
+    assert origin.columns == COLUMNS
+    with pytest.raises(RegistryError, match="version 9 is not in the registry"):
+        origins(ref.name, "9")
+    registered = Registry(world.location).version(ref.name, ref.version)
+    (registered.folder / MANIFEST_FILE).write_text("{}")
+    with pytest.raises(RegistryError, match="has SHA-256"):
+        origins(ref.name, str(ref.version))
