@@ -10,7 +10,7 @@ from pyarrow.fs import S3FileSystem
 
 from tests.support.services.servers import s3_server
 from tests.support.suite.promises import Promise, proves
-from tests.support.training.writer_kills import kill_and_look
+from tests.support.training.checkpoint_writer import kill_and_look
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 

@@ -63,7 +63,7 @@ def engines(settings: Settings) -> list[int]:
 @proves(Promise.INTERRUPT, "the lost trial is taken up")
 def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
     with get_client(sync_client=True) as client:
-        deploy(client, trial_flow, "flows.training.trial_flow", "pool", POOL)
+        deploy(client, trial_flow, "pool", POOL)
     data = dataset(settings.store, frame(NUM_ROWS))
     config = use_case(work_pool="pool", num_trials=3, parallel_trials=2, pruner="none")
     killed: list[int] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from falaj.__main__ import main
+from infra.orchestration.embedded import free_port
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import TransientError
@@ -18,7 +19,6 @@ from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.control import builders
 from tests.support.control.builders import FREE, MODEL, USE_CASE
 from tests.support.control.controller import Controller
-from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
 PROCESS_LIMIT_S = 240

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect import Flow, flow, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect import flow, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterIdempotencyKey,
@@ -33,7 +30,9 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.process import ProcessName
 from tasks.kernel.settings import Settings
 from tests.support.control import builders
-from tests.support.control.builders import FREE, MODEL, metric
+from tests.support.control.builders import FREE, MODEL
+from tests.support.data.builders import metric
+from tests.support.platform.deployed import deploy
 from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.slow
@@ -51,30 +50,11 @@ def config() -> PipelineConfig:
 @pytest.fixture(scope="module")
 def deployment(prefect_api: PrefectApi, config: PipelineConfig) -> Iterator[UUID]:
     """The loop, deployed to a pool without a worker: what is started there stays scheduled."""
+    parameters = {"config": config.model_dump(mode="json")}
     with prefect_api.in_process():
         with get_client(sync_client=True) as client:
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-            flow_id = client.create_flow(pipeline_flow)
-        parameters = {"config": config.model_dump(mode="json")}
-        yield asyncio.run(_deploy(flow_id, parameters, DEPLOYMENT, pipeline_flow))
+            yield deploy(client, pipeline_flow, DEPLOYMENT, POOL, parameters=parameters)
         send_what_is_left()
-
-
-async def _deploy(
-    flow_id: UUID,
-    parameters: dict[str, object],
-    name: str = DEPLOYMENT,
-    deployed: Flow[..., Any] = pipeline_flow,
-) -> UUID:
-    async with get_client() as client:
-        return await client.create_deployment(
-            flow_id,
-            name,
-            work_pool_name=POOL,
-            entrypoint=f"{deployed.fn.__module__}.{deployed.fn.__name__}",
-            pull_steps=[],
-            parameters=parameters,
-        )
 
 
 @pytest.fixture
@@ -137,10 +117,9 @@ def test_wrong_scores_start_a_recalibration_where_one_is_deployed_and_else_a_ret
     (run,) = runs_of(ledger)
     assert run.deployment_id == deployment
 
-    with get_client(sync_client=True) as client:
-        flow_id = client.create_flow(recalibration_flow)
     parameters = {"window": None, "config": config.model_dump(mode="json")}
-    deployed = asyncio.run(_deploy(flow_id, parameters, "cpu-controlled", recalibration_flow))
+    with get_client(sync_client=True) as client:
+        deployed = deploy(client, recalibration_flow, "cpu-controlled", POOL, parameters=parameters)
     seen = builders.shifted(1, version=5)
     result = ledger.store_result("other", config.name, seen, FREE)
     (made,) = decision_flow(result.result_id).decisions

@@ -6,19 +6,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterKey,
-    FlowRunFilter,
-    FlowRunFilterId,
-)
 
 from tasks.control.config import LeaseRequest, StageLease
 from tasks.control.leases.devices import HostDevices
@@ -27,25 +19,15 @@ from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.control.leases.task import leased, training_request
 from tasks.kernel.settings import Settings
 from tests.support.host.processes import wait_until
-from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.prefect_platform import shown
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("on_prefect")]
 
 ALL = LeaseRequest(cores=len(os.sched_getaffinity(0)))
 
 
-@pytest.fixture
-def home(
-    prefect_api: PrefectApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Settings]:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    with prefect_api.in_process():
-        yield Settings.from_environment()
-
-
-def facts(home: Settings) -> list[Claim]:
-    return LeaseRepository(home.leases_path).claims()
+def facts(settings: Settings) -> list[Claim]:
+    return LeaseRepository(settings.leases_path).claims()
 
 
 @flow(name="leased-work")
@@ -59,14 +41,14 @@ def leased_work(policy: StageLease) -> dict[str, str]:
         return {"grant": str(lease.grant), "threads": threads}
 
 
-def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(home: Settings) -> None:
-    other = acquire(LeaseRepository(home.leases_path), LeaseRequest(cores=1), "somebody else")
+def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(settings: Settings) -> None:
+    other = acquire(LeaseRepository(settings.leases_path), LeaseRequest(cores=1), "somebody else")
     seen: list[Claim] = []
 
     def look_and_release() -> None:
         try:
-            wait_until(lambda: len(facts(home)) == 2, "the flow in line", 120)
-            seen.extend(facts(home))
+            wait_until(lambda: len(facts(settings)) == 2, "the flow in line", 120)
+            seen.extend(facts(settings))
         finally:
             other.release()
 
@@ -80,26 +62,23 @@ def test_a_flow_waits_in_sight_and_holds_under_its_runs_name(home: Settings) -> 
     name, _, run_id = waiting.holder.removesuffix(")").partition(" (")
     with get_client(sync_client=True) as client:
         assert client.read_flow_run(UUID(run_id)).name == name
-        shown = client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["devices"])),
-            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)])),
-        )
-    assert {str(each.data).split()[0] for each in shown} == {"Waits", "Holds"}
-    assert facts(home) == []
+    seen_there = shown("devices", UUID(run_id))
+    assert {str(each.data).split()[0] for each in seen_there} == {"Waits", "Holds"}
+    assert facts(settings) == []
 
 
 def cores() -> str:
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 
-def test_a_policy_may_say_that_no_lease_is_needed(home: Settings) -> None:
+def test_a_policy_may_say_that_no_lease_is_needed(settings: Settings) -> None:
     @flow(name="needs-no-lease")
     def free() -> bool:
         with leased(ALL, StageLease(enabled=False)) as lease:
             return lease is None
 
     assert free()
-    assert not home.leases_path.exists()
+    assert not settings.leases_path.exists()
 
 
 def test_a_training_asks_for_all_it_may_use_unless_configured() -> None:

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 from prefect import task
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, WorkPoolCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.states import Cancelled, Crashed, Running, Scheduled
 
 import infra.platform.api as api_module
@@ -38,6 +38,7 @@ from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
 from tests.support.platform.routed_flows import (
     LoopConfig,
+    deploy_routed,
     first_flow,
     journal,
     loop_flow,
@@ -63,10 +64,7 @@ def deployed(prefect_api: PrefectApi) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
-        entry = "tests.support.platform.routed_flows."
-        deploy(client, loop_flow, f"{entry}loop_flow", loop_flow.name, COORDINATOR_POOL)
-        deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
-        deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
+        deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
         yield
 
 
@@ -148,13 +146,9 @@ def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_host
         client.delete_flow_run(run)  # type: ignore[arg-type]
 
 
-def deployed_run(
-    client: SyncPrefectClient, labels: dict[str, str], num_begun: int, pool: str = COORDINATOR_POOL
-) -> UUID:
+def deployed_run(client: SyncPrefectClient, labels: dict[str, str], num_begun: int) -> UUID:
     """A run of a deployment that was cut off after it had begun so often."""
-    deployment = client.create_deployment(
-        flow_id=client.create_flow(loop_flow), name=f"lost-{uuid4()}", work_pool_name=pool
-    )
+    deployment = deploy(client, loop_flow, f"lost-{uuid4()}", COORDINATOR_POOL)
     run = client.create_flow_run_from_deployment(deployment)
     client.update_flow_run_labels(run.id, {**labels})
     for _ in range(num_begun):
@@ -218,10 +212,7 @@ def test_a_run_that_no_worker_can_take_is_reported(
     client: SyncPrefectClient, prefect_api: PrefectApi
 ) -> None:
     pool = f"empty-{uuid4()}"
-    client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-    deployment = client.create_deployment(
-        flow_id=client.create_flow(loop_flow), name="waiting", work_pool_name=pool
-    )
+    deployment = deploy(client, loop_flow, "waiting", pool)
     due = datetime.now(UTC) - timedelta(minutes=6)
     run = client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=due))
     api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)

@@ -14,14 +14,13 @@ from prefect.client.schemas.objects import FlowRun
 from tasks.control.config import RoutingConfig, StageRouting
 from tasks.control.routing.task import read_plain
 from tests.support.host.processes import pids_whose_command_holds, wait_until
-from tests.support.platform.deployed import deploy, is_final, wait_for_run
+from tests.support.platform.deployed import is_final, wait_for_run
 from tests.support.platform.routed_flows import (
     LoopConfig,
     LoopResult,
-    first_flow,
+    deploy_routed,
     journal,
     loop_flow,
-    second_flow,
     start,
 )
 from tests.support.services.prefect_platform import PrefectApi
@@ -37,10 +36,7 @@ def workers(prefect_api: PrefectApi) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(prefect_api.in_process())
         client = stack.enter_context(get_client(sync_client=True))
-        entry = "tests.support.platform.routed_flows."
-        deploy(client, loop_flow, f"{entry}loop_flow", loop_flow.name, COORDINATOR_POOL)
-        deploy(client, first_flow, f"{entry}first_flow", "cpu", STAGE_POOL)
-        deploy(client, second_flow, f"{entry}second_flow", "cpu", STAGE_POOL)
+        deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
         stack.enter_context(prefect_api.worker(COORDINATOR_POOL))
         stack.enter_context(prefect_api.worker(STAGE_POOL))
         yield

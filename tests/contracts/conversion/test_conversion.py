@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import DataSplits, ValidatedDataset
@@ -21,16 +17,10 @@ from tasks.conversion.task import build_variants, judge_variants
 from tasks.kernel.settings import Settings
 from tests.support.conversion.programs import SmallNetwork, exported, registered
 from tests.support.data.builders import dataset, splits
+from tests.support.services.prefect_platform import shown
 from tests.support.suite.promises import Promise, proves
 
 CONFIG = ConversionConfig(batch_sizes=(1, 8))
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
-        yield Settings.from_environment()
 
 
 @pytest.fixture
@@ -56,16 +46,6 @@ def convert(
     return judge_variants(program, built, source, CONFIG)
 
 
-def _table(key: str) -> list[dict[str, str]]:
-    with get_client(sync_client=True) as client:
-        found = client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
-        )
-    newest = max(found, key=lambda artifact: str(artifact.created))  # other tests wrote before
-    rows: list[dict[str, str]] = json.loads(str(newest.data))
-    return rows
-
-
 @proves(Promise.CONVERSION, "measured once; damage is found and mended")
 @pytest.mark.usefixtures("on_prefect")
 def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
@@ -78,7 +58,7 @@ def test_a_second_run_measures_nothing_again_and_a_damaged_file_is_rebuilt(
     assert sum("Speed as a multiple" in line for line in told) == 3
     assert [variant.name for variant in first] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     assert all(settings.store.holds(v.files) for v in first if v.files)
-    table = _table("model-variants")
+    table = json.loads(str(shown("model-variants")[-1].data))
     assert [row["decision"] for row in table] == [
         "accepted" if v.accepted else "dropped" for v in first
     ]

@@ -19,7 +19,7 @@ from tasks.features.access.store import apply_definitions, open_store
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import GATES, Installation
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 1)
@@ -29,8 +29,7 @@ SOON = datetime.now(UTC) + timedelta(hours=1)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """One day, applied and materialized on behalf of a flow run."""
-    repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=1)
-    installation = Installation(tmp_path_factory.mktemp("state") / "home", repository)
+    installation = Installation.at(tmp_path_factory.mktemp("one"), num_days=1)
     with on_behalf_of("0f8b5f0e"):
         installation.materialize(installation.refresh(WINDOW), WINDOW)
     return installation
@@ -89,11 +88,11 @@ def test_a_read_that_fails_is_told_as_one(made: Installation) -> None:
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     """A store with a view that can be pushed to; nothing is online."""
-    repository = SmallRepository(tmp_path_factory.mktemp("gates"), num_days=1)
-    (repository.path / "gates.py").write_text(GATES)
-    installation = Installation(tmp_path_factory.mktemp("gates-state") / "home", repository)
-    store = open_store(installation.home, repository.path)
-    apply_definitions(store, installation.home, repository.path)
+    installation = Installation.at(tmp_path_factory.mktemp("gates"), num_days=1)
+    repo = installation.repository.path
+    (repo / "gates.py").write_text(GATES)
+    store = open_store(installation.home, repo)
+    apply_definitions(store, installation.home, repo)
     return store
 
 

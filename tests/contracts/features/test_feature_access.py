@@ -14,15 +14,15 @@ import pytest
 import requests
 
 from falaj.features import feature_server
+from infra.orchestration.embedded import free_port
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tests.support.data.installation import GATES, Installation
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.services.oidc import Issuer, issuer, new_key
-from tests.support.services.servers import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 2)
@@ -71,11 +71,10 @@ def identity() -> Iterator[Issuer]:
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """Two days online and published; one view can be pushed to, one has no permission."""
-    repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=2)
-    (repository.path / "more.py").write_text(GATES + SECRET)
-    file = repository.path / "permissions.py"
+    made = Installation.at(tmp_path_factory.mktemp("two"), num_days=2)
+    (made.repository.path / "more.py").write_text(GATES + SECRET)
+    file = made.repository.path / "permissions.py"
     file.write_text(file.read_text().replace('"weather",', '"weather",\n    "gate_weather",'))
-    made = Installation(tmp_path_factory.mktemp("state") / "home", repository)
     tables = made.refresh(WINDOW)
     made.materialize(tables, WINDOW)
     made.publish(tables)

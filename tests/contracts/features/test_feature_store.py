@@ -21,29 +21,15 @@ from tests.support.suite.promises import Promise, proves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
-    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=10)
-
-
-@pytest.fixture(scope="module")
-def shared(
-    repository: SmallRepository, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Installation, FeatureTables]:
-    """Ten refreshed days that tests only read."""
-    installation = Installation(tmp_path_factory.mktemp("home"), repository)
-    return installation, installation.refresh(days(0, 10))
-
-
 @pytest.fixture
-def fresh(repository: SmallRepository, tmp_path: Path) -> Installation:
-    return Installation(tmp_path / "home", repository)
+def fresh(ten_days: tuple[Installation, FeatureTables], tmp_path: Path) -> Installation:
+    return Installation(tmp_path / "home", ten_days[0].repository)
 
 
 def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
-    shared: tuple[Installation, FeatureTables],
+    ten_days: tuple[Installation, FeatureTables],
 ) -> None:
-    installation, tables = shared
+    installation, tables = ten_days
     snapshot = installation.snapshot(tables, days(2, 8))
     rows = installation.rows(snapshot)
     flights = installation.repository.read("flights")
@@ -61,10 +47,10 @@ def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
 
 @proves(Promise.NO_FUTURE, "features before the moment are unchanged")
 def test_outcomes_after_a_moment_change_no_feature_before_it(
-    shared: tuple[Installation, FeatureTables], tmp_path: Path
+    ten_days: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
     """The future is spoilt: whatever landed or was observed after T now says something else."""
-    installation, tables = shared
+    installation, tables = ten_days
     moment = days(0, 7).end
     spoilt = SmallRepository(tmp_path, num_days=10)
     flights = spoilt.read("flights")
@@ -102,9 +88,9 @@ def test_outcomes_after_a_moment_change_no_feature_before_it(
 
 @proves(Promise.NO_FUTURE, "shifted times show in the features")
 def test_a_feature_changes_when_its_event_times_are_shifted(
-    shared: tuple[Installation, FeatureTables], tmp_path: Path
+    ten_days: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
-    installation, tables = shared
+    installation, tables = ten_days
     shifted = SmallRepository(tmp_path, num_days=10)
     use_case = shifted.path / "use_case.yaml"
     described = yaml.safe_load(use_case.read_text())
@@ -140,9 +126,9 @@ def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
 
 
 def test_a_window_that_was_not_refreshed_is_refused(
-    shared: tuple[Installation, FeatureTables],
+    ten_days: tuple[Installation, FeatureTables],
 ) -> None:
-    installation, tables = shared
+    installation, tables = ten_days
     with pytest.raises(
         DataContractError, match=r"not covered .* run `python -m falaj features refresh 2013-01-11"
     ):

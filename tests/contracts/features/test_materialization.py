@@ -26,23 +26,10 @@ from tasks.features.tables.ledger import (
 )
 from tasks.kernel.errors import FeatureStoreError, WindowError
 from tests.support.data.installation import Installation
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
-    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
-
-
-@pytest.fixture(scope="module")
-def refreshed(
-    repository: SmallRepository, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Installation, FeatureTables]:
-    installation = Installation(tmp_path_factory.mktemp("home"), repository)
-    return installation, installation.refresh(days(0, 3))
 
 
 def run(
@@ -63,10 +50,10 @@ def run(
 
 
 def beside(
-    refreshed: tuple[Installation, FeatureTables], folder: Path
+    three_days: tuple[Installation, FeatureTables], folder: Path
 ) -> tuple[Installation, FeatureTables]:
     """Another state folder with the same artifacts, of which nothing is online."""
-    source, tables = refreshed
+    source, tables = three_days
     installation = Installation(folder / "home", source.repository)
     installation.home.mkdir()
     (installation.home / "artifacts").symlink_to(source.home / "artifacts")
@@ -95,7 +82,7 @@ def test_rows_that_arrive_late_are_written_within_the_overlap(
 
     It came with a window that was never materialized, so without an overlap it arrives too.
     """
-    installation = Installation(tmp_path / "home", SmallRepository(tmp_path, num_days=3))
+    installation = Installation.at(tmp_path, num_days=3)
     weather = installation.repository.read("weather")
     times = pd.to_datetime(weather["time_hour"], utc=True)
     installation.repository.write("weather", weather[times < days(1, 1).start])
@@ -113,21 +100,21 @@ def test_rows_that_arrive_late_are_written_within_the_overlap(
 
 @proves(Promise.BAD_DATE, "a sentence; nothing touched")
 def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
-    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+    three_days: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
-    installation = Installation(tmp_path / "home", refreshed[0].repository)
+    installation = Installation(tmp_path / "home", three_days[0].repository)
     start = days(0, 1).start
     for end in (start, start - timedelta(days=1)):
         unchecked = TimeWindow.model_construct(start=start, end=end)
         with pytest.raises(WindowError, match="empty or reversed"):
-            run(installation, refreshed[1], unchecked)
+            run(installation, three_days[1], unchecked)
     assert not installation.home.exists()
 
 
 def test_the_watermark_stays_where_entities_are_missing_after_the_write(
-    refreshed: tuple[Installation, FeatureTables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_days: tuple[Installation, FeatureTables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installation, tables = beside(refreshed, tmp_path)
+    installation, tables = beside(three_days, tmp_path)
     monkeypatch.setattr(NewerWinsSqliteOnlineStore, "count_entities", lambda *_: 1)
     with pytest.raises(FeatureStoreError, match=r"1 are online, expected .* watermark was not"):
         run(installation, tables, days(0, 3))
@@ -135,9 +122,9 @@ def test_the_watermark_stays_where_entities_are_missing_after_the_write(
 
 
 def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
-    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+    three_days: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> None:
-    installation, tables = refreshed
+    installation, tables = three_days
     repo = installation.repository.path
     late, early = days(0, 3).end, days(0, 1).end
     for watermark in (late, early):
@@ -151,10 +138,10 @@ def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
 
 @pytest.fixture
 def online(
-    refreshed: tuple[Installation, FeatureTables], tmp_path: Path
+    three_days: tuple[Installation, FeatureTables], tmp_path: Path
 ) -> tuple[Installation, FeatureTables]:
     """Three days online, in a folder of its own."""
-    installation, tables = beside(refreshed, tmp_path)
+    installation, tables = beside(three_days, tmp_path)
     installation.materialize(tables, days(0, 3))
     return installation, tables
 
@@ -197,11 +184,11 @@ def test_a_lost_ledger_does_not_move_the_watermark_back(
     ],
 )
 def test_a_damaged_ledger_counts_as_absent(
-    refreshed: tuple[Installation, FeatureTables],
+    three_days: tuple[Installation, FeatureTables],
     tmp_path: Path,
     damage: Callable[[bytes], bytes],
 ) -> None:
-    installation, tables = refreshed
+    installation, tables = three_days
     repo = installation.repository.path
     view = MaterializedView(name="weather", watermark=days(0, 3).end, num_entities=3)
     write_ledger(tables, repo, (view,), tmp_path, token=5)
@@ -218,8 +205,9 @@ def test_a_damaged_ledger_counts_as_absent(
 
 @pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
 def test_a_store_is_found_marked_whatever_its_folder_is_called(
-    repository: SmallRepository, tmp_path: Path, name: str
+    three_days: tuple[Installation, FeatureTables], tmp_path: Path, name: str
 ) -> None:
+    repository = three_days[0].repository
     home = tmp_path / name
     (home / "feast").mkdir(parents=True)
     write_token(home, repository.path, 7)

@@ -17,20 +17,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
-from tests.support.data.feature_views import repo_config
-from tests.support.services.servers import RedisServer, redis_server
+from tests.support.data.feature_views import online_store, repo_config
+from tests.support.services.servers import RedisServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 ENTITY = Entity(name="k", join_keys=["k"], value_type=ValueType.INT64)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as running:
-        yield running
 
 
 class Shop:
@@ -85,15 +79,13 @@ class Shop:
 @pytest.fixture(params=["sqlite", "redis"])
 def shop(request: pytest.FixtureRequest, server: RedisServer, tmp_path: Path) -> Iterator[Shop]:
     if request.param == "sqlite":
-        kind = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
-        made = Shop(tmp_path, {"type": kind, "path": str(tmp_path / "online.db")})
+        made = Shop(tmp_path, online_store("sqlite", str(tmp_path / "online.db")))
         yield made
         made.store._get_provider().online_store._get_conn(made.store.config).close()
         return
     with server.connect() as client:
         client.flushall()
-    kind = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
-    made = Shop(tmp_path, {"type": kind, "connection_string": server.connection_string})
+    made = Shop(tmp_path, online_store("redis", server.connection_string))
     yield made
     made.store._get_provider().online_store._get_client(made.store.config.online_store).close()
 

@@ -6,7 +6,7 @@ import copy
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -48,47 +48,31 @@ from tasks.kernel.errors import (
     StaleFeaturesError,
     TransientError,
 )
-from tests.support.data.feature_views import repo_config
+from tests.support.data.feature_views import online_store, repo_config
 from tests.support.services.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 SERVE = OnlineConfig(policy=ViewPolicy(stale="serve"), timeout_s=5)
-FULL = {
-    "float": 1.1,
-    "double": 2.2,
-    "int": -3,
-    "long": 2**40,
-    "text": "naïve",
-    "raw": b"\x00\xff",
-    "flag": True,
-    "moment": datetime(2012, 5, 1, 3, 4, 5, tzinfo=UTC),
-    "uuid": uuid.UUID(int=7),
-    "json": '{"a": [1, null]}',
-    "mapping": {"a": "b"},
-    "floats": [1.5, 2.5],
-    "texts": ["x", ""],
-    "longs": {3, 4},
-}
-
-
 NOON = datetime(2013, 3, 1, 12, tzinfo=UTC)
-TYPES: dict[str, FeastType] = {
-    "float": Float32,
-    "double": Float64,
-    "int": Int32,
-    "long": Int64,
-    "text": String,
-    "raw": Bytes,
-    "flag": Bool,
-    "moment": UnixTimestamp,
-    "uuid": Uuid,
-    "json": Json,
-    "mapping": Map,
-    "floats": Array(Float32),
-    "texts": Array(String),
-    "longs": Set(Int64),
+EVERY: dict[str, tuple[FeastType, Any]] = {
+    "float": (Float32, 1.1),
+    "double": (Float64, 2.2),
+    "int": (Int32, -3),
+    "long": (Int64, 2**40),
+    "text": (String, "naïve"),
+    "raw": (Bytes, b"\x00\xff"),
+    "flag": (Bool, True),
+    "moment": (UnixTimestamp, datetime(2012, 5, 1, 3, 4, 5, tzinfo=UTC)),
+    "uuid": (Uuid, uuid.UUID(int=7)),
+    "json": (Json, '{"a": [1, null]}'),
+    "mapping": (Map, {"a": "b"}),
+    "floats": (Array(Float32), [1.5, 2.5]),
+    "texts": (Array(String), ["x", ""]),
+    "longs": (Set(Int64), {3, 4}),
 }
+TYPES = {name: kind for name, (kind, _) in EVERY.items()}
+FULL = {name: value for name, (_, value) in EVERY.items()}
 
 
 @dataclass
@@ -109,40 +93,25 @@ class TypedStore:
         event_time: datetime = NOON,
     ) -> None:
         """Write one entity of a view through Feast's own online write."""
-        self.write_rows(view, [(key, values, event_time)])
+        definition = self.feast.get_feature_view(view)
+        kinds = {c.name: c.dtype.to_value_type() for c in definition.entity_columns}
+        types = {f.name: f.dtype.to_value_type() for f in definition.features}
+
+        def packed(value: Any, kind: ValueType) -> Any:
+            return python_values_to_proto_values([value], kind)[0]
+
+        keys = [packed(value, kinds[name]) for name, value in key.items()]
+        entity = EntityKey(join_keys=list(key), entity_values=keys)
+        cells = {name: packed(value, types[name]) for name, value in values.items()}
+        provider = self.feast._get_provider()
+        row = (entity, cells, event_time, None)
+        provider.online_write_batch(self.feast.config, definition, [row], None)
 
     def close(self) -> None:
         """Close Feast's connection to a SQLite store, so that its file can be exchanged."""
         store = self.feast._get_provider().online_store
         store._conn.close()
         store._conn = None
-
-    def write_rows(
-        self, view: str, rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any], datetime]]
-    ) -> None:
-        """Write entities of a view through Feast's own online write."""
-        definition = self.feast.get_feature_view(view)
-        kinds = {c.name: c.dtype.to_value_type() for c in definition.entity_columns}
-        types = {f.name: f.dtype.to_value_type() for f in definition.features}
-        packed = [
-            (
-                EntityKey(
-                    join_keys=list(key),
-                    entity_values=[
-                        python_values_to_proto_values([v], kinds[k])[0] for k, v in key.items()
-                    ],
-                ),
-                {
-                    name: python_values_to_proto_values([value], types[name])[0]
-                    for name, value in values.items()
-                },
-                event_time,
-                None,
-            )
-            for key, values, event_time in rows
-        ]
-        provider = self.feast._get_provider()
-        provider.online_write_batch(self.feast.config, definition, packed, None)
 
 
 def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
@@ -216,15 +185,14 @@ def online(
             server = stack.enter_context(redis_server(folder))
             described = {"type": "redis", "connection_string": server.connection_string}
         else:
-            described = sqlite_at(folder / "online.db")
+            described = online_store("sqlite", str(folder / "online.db"))
         store = typed_store(folder / "store", described)
         fill(store)
         yield Online(request.param, store, server)
 
 
-def sqlite_at(file: Path) -> dict[str, Any]:
-    kind = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
-    return {"type": kind, "path": str(file)}
+def on_sqlite(folder: Path, name: str = "store", file: str = "online.db") -> TypedStore:
+    return typed_store(folder / name, online_store("sqlite", str(folder / file)))
 
 
 def on_redis(folder: Path, server: RedisServer) -> TypedStore:
@@ -490,11 +458,11 @@ def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
 
 def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "online.db"
-    store = typed_store(tmp_path / "store", sqlite_at(file))
+    store = on_sqlite(tmp_path)
     reader = OnlineReader(store.feast, store.service, SERVE)
     fill(store)
     assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
-    other = typed_store(tmp_path / "other", sqlite_at(tmp_path / "new.db"))
+    other = on_sqlite(tmp_path, "other", "new.db")
     other.write("every", {"place": "full"}, {"text": "new"})
     other.close()
     store.close()
@@ -506,7 +474,7 @@ def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:
 
 def test_a_locked_sqlite_store_is_a_transient_error(tmp_path: Path) -> None:
     file = tmp_path / "online.db"
-    store = typed_store(tmp_path / "store", sqlite_at(file))
+    store = on_sqlite(tmp_path)
     fill(store)
     store.close()
     reader = OnlineReader(store.feast, store.service, OnlineConfig(timeout_s=0.05))
@@ -521,7 +489,7 @@ def test_a_locked_sqlite_store_is_a_transient_error(tmp_path: Path) -> None:
 
 def test_a_sqlite_store_without_the_view_or_no_store_at_all_is_named(tmp_path: Path) -> None:
     file = tmp_path / "online.db"
-    store = typed_store(tmp_path / "store", sqlite_at(file))
+    store = on_sqlite(tmp_path)
     with sqlite3.connect(file) as connection:
         connection.execute('DROP TABLE "tests_single"')
     connection.close()

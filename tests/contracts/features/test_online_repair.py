@@ -13,7 +13,7 @@ from tasks.features.access.audit import AuditTrail
 from tasks.features.access.store import open_store
 from tasks.features.checks.parity import check_parity
 from tests.support.data.installation import Installation
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WINDOW = days(0, 2)
@@ -22,7 +22,7 @@ WINDOW = days(0, 2)
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     folder = tmp_path_factory.mktemp("installation")
-    installation = Installation(folder / "home", SmallRepository(folder, num_days=2))
+    installation = Installation.at(folder, num_days=2)
     tables = installation.refresh(WINDOW)
     installation.materialize(tables, WINDOW)
     installation.publish(tables)

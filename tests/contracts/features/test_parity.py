@@ -18,7 +18,7 @@ from tasks.features.checks.parity import ParityReport, check_parity
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
@@ -30,7 +30,7 @@ Refreshed = tuple[Installation, FeatureTables]
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Refreshed:
     """Six days in the tables, four of them online; to be copied, not used."""
     folder = tmp_path_factory.mktemp("pristine")
-    installation = Installation(folder / "home", SmallRepository(folder, num_days=6))
+    installation = Installation.at(folder, num_days=6)
     tables = installation.refresh(days(0, 6))
     installation.materialize(tables, days(0, 4))
     return installation, tables

@@ -21,7 +21,7 @@ from tasks.features.tables.build import features_folder
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
 from tests.support.suite.promises import Promise, proves
 
@@ -37,11 +37,6 @@ def without_pins(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> SmallRepository:
-    return SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
-
-
-@pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with servers(tmp_path_factory.mktemp("servers")) as started:
         yield started
@@ -53,7 +48,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "clus
 @pytest.fixture(params=["server", *OTHERS])
 def installation(
     request: pytest.FixtureRequest,
-    repository: SmallRepository,
+    three_days: tuple[Installation, FeatureTables],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Installation:
@@ -63,7 +58,7 @@ def installation(
         started: Servers = request.getfixturevalue("running")
         choose_server(monkeypatch, started, started.new_database())
     monkeypatch.setenv("FALAJ_PROFILE", request.param)
-    return Installation(tmp_path / "home", repository)
+    return Installation(tmp_path / "home", three_days[0].repository)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterKey,
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
@@ -23,7 +20,6 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import Artifact, TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from flows.config import read_pipeline_config
 from tasks.contracts.base import TimeWindow
@@ -34,7 +30,6 @@ from tasks.contracts.data import (
     ValidatedRows,
     ValidationResult,
 )
-from tasks.features.snapshot import build_training_set
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, Settings
@@ -44,7 +39,8 @@ from tasks.validation.suites import Suite, read_suite, read_suites
 from tasks.validation.task import (
     validate_landed_rows,
 )
-from tests.support.data.repository import SmallRepository, built, days
+from tests.support.data.installation import Installation
+from tests.support.data.repository import days
 from tests.support.data.tables import (
     REPO,
     WEEK,
@@ -57,20 +53,12 @@ from tests.support.data.tables import (
 )
 from tests.support.data.use_cases import TRAFFIC
 from tests.support.host.processes import wait_until
+from tests.support.services.prefect_platform import shown
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 RAW_TABLES = ("flights", "weather", "planes", "airports")
-
-
-@pytest.fixture
-def settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_prefect: None
-) -> Iterator[Settings]:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
-        yield Settings.from_environment()
 
 
 @task
@@ -82,14 +70,6 @@ def build_on(rows: ValidatedRows) -> int:
 def rows_flow(landed: LandedRows, suites: dict[str, Suite]) -> tuple[ValidatedRows, int]:
     rows = validate_landed_rows(landed, suites)
     return rows, build_on(rows)
-
-
-def shown(key: str) -> list[Artifact]:
-    """Every artifact that was ever shown under a key."""
-    with get_client(sync_client=True) as client:
-        return client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
-        )
 
 
 def table_of(artifact: Artifact) -> list[dict[str, Any]]:
@@ -109,6 +89,7 @@ def task_runs() -> list[TaskRun]:
         return client.read_task_runs(flow_run_filter=only)
 
 
+@pytest.mark.usefixtures("on_prefect")
 def test_real_rows_pass_the_gate_and_are_judged_once(settings: Settings) -> None:
     landed = LandedRows(
         window=WEEK, tables=tuple(real_table(settings.store, name) for name in RAW_TABLES)
@@ -129,6 +110,7 @@ def test_real_rows_pass_the_gate_and_are_judged_once(settings: Settings) -> None
     assert len(shown("validation-raw-flights")) == 1
 
 
+@pytest.mark.usefixtures("on_prefect")
 def test_a_changed_suite_is_judged_again_and_a_removed_result_is_made_again(
     settings: Settings,
 ) -> None:
@@ -142,6 +124,7 @@ def test_a_changed_suite_is_judged_again_and_a_removed_result_is_made_again(
     assert settings.store.holds(rows.validations[0].result)
 
 
+@pytest.mark.usefixtures("on_prefect")
 @proves(Promise.VALIDATED, "the flow ends at the refused table; nothing after it ran")
 def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings) -> None:
     landed = LandedRows(
@@ -154,7 +137,7 @@ def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings)
     wait_until(lambda: bool(task_runs()), "the server has the task run")
     [run] = task_runs()
     assert run.run_count == 1  # permanent: never retried, and nothing was built on it
-    latest = max(shown("validation-people"), key=lambda artifact: str(artifact.created))
+    latest = shown("validation-people")[-1]
     assert [row["outcome"] for row in table_of(latest)] == ["failed"]
     assert "people: refused" in str(latest.description)
     assert "age has 40 values outside 0 to 120" in str(latest.description)
@@ -186,13 +169,9 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=10)
-    home = tmp_path_factory.mktemp("home")
-    store, config, path = ArtifactStore(home / "artifacts"), repository.config, repository.path
-    tables = built(repository, store, days(0, 10))
-    snapshot = build_training_set(tables, days(1, 9), config, home, path, store)
-    return Made(store, tables, snapshot)
+def made(ten_days: tuple[Installation, FeatureTables]) -> Made:
+    installation, tables = ten_days
+    return Made(installation.store, tables, installation.snapshot(tables, days(1, 9)))
 
 
 def test_feature_tables_of_real_rows_pass(made: Made) -> None:

@@ -38,6 +38,7 @@ from tests.support.data.feature_views import (
     feasts_rows,
     make_rows,
     make_view,
+    online_store,
     repo_config,
 )
 from tests.support.host.processes import wait_until
@@ -49,19 +50,11 @@ pytestmark = [
 ]
 
 ENGINE = "tasks.features.online.vector_engine.VectorComputeEngine"
-OURS = "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore"
-OUR_REDIS = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
 KEY_TYPES = {"name": ValueType.STRING, "number": ValueType.INT64}
 ANY_TYPE = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, min_size=1, max_size=8)
 ANY_KEYS = st.lists(st.sampled_from(sorted(KEYS)), unique=True, min_size=1, max_size=2)
 DRILL = settings(suppress_health_check=list(HealthCheck))
 Hashes = dict[bytes, dict[bytes, bytes]]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as running:
-        yield running
 
 
 @pytest.fixture
@@ -71,11 +64,8 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
         yield connected
 
 
-def redis_online(
-    server: RedisServer, database: int = 0, kind: str = OUR_REDIS, **options: Any
-) -> dict[str, Any]:
-    address = f"{server.connection_string},db={database}"
-    return {"type": kind, "connection_string": address, **options}
+def redis_online(server: RedisServer, database: int = 0) -> dict[str, Any]:
+    return online_store("redis", f"{server.connection_string},db={database}")
 
 
 def hashes(client: redis.Redis) -> Hashes:
@@ -113,13 +103,6 @@ def write_to_redis(config: RepoConfig, view: FeatureView, *batches: pa.RecordBat
     return written
 
 
-def write_as_feast(config: RepoConfig, view: FeatureView, *batches: pa.RecordBatch) -> None:
-    store = RedisOnlineStore()
-    for batch in batches:
-        store.online_write_batch(config, view, feasts_rows(view, batch), None)
-    store._get_client(config.online_store).close()
-
-
 @dataclass
 class Stores:
     """Our store and Feast's, of Redis or SQLite, each in a place of its own."""
@@ -145,8 +128,8 @@ class Stores:
             store = NewerWinsRedisOnlineStore() if ours else RedisOnlineStore()
             return store, repo_config(self.folder, redis_online(self.server, number))
         store = NewerWinsSqliteOnlineStore() if ours else SqliteOnlineStore()
-        path = str(self.folder / f"{number}.db")
-        config = repo_config(self.folder, {"type": OURS if ours else "sqlite", "path": path})
+        online = online_store("sqlite", str(self.folder / f"{number}.db"))
+        config = repo_config(self.folder, online if ours else {**online, "type": "sqlite"})
         store.update(config, [], [view], [], [], False)
         self.opened.append(store)
         return store, config
@@ -308,9 +291,7 @@ def test_a_lost_server_and_a_foreign_key_get_a_sentence(
     client.set(key, "not a hash")
     with pytest.raises(FeatureStoreError, match=r"Redis refused to write.*WRONGTYPE"):
         write_to_redis(config, view, one_row(1, 10))
-    gone = repo_config(
-        tmp_path, {"type": OUR_REDIS, "connection_string": "127.0.0.1:1,socket_timeout=5"}
-    )
+    gone = repo_config(tmp_path, online_store("redis", "127.0.0.1:1,socket_timeout=5"))
     with pytest.raises(TransientError, match=r"Redis did not take all values.*refused"):
         write_to_redis(gone, view, one_row(1, 10))
 
@@ -325,12 +306,8 @@ def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
         redis_server(folders[1], "--cluster-enabled", "yes") as two,
     ):
         join_cluster(one, two)
-        online = {
-            "type": OUR_REDIS,
-            "redis_type": "redis_cluster",
-            "connection_string": one.connection_string,
-        }
-        config = repo_config(tmp_path, online)
+        online = online_store("redis", one.connection_string)
+        config = repo_config(tmp_path, {**online, "redis_type": "redis_cluster"})
         view = make_view(["name", "number"], ["text", "json"], created=False)
         rows = make_rows(1, ["name", "number"], ["text", "json"], 60, "us", None)
         batch = first_of_each(rows, view)
@@ -420,10 +397,10 @@ def test_feast_materializes_through_either_engine_to_the_same_hashes(
 ) -> None:
     write_table(tmp_path, sorted(COLUMNS))
     found = []
-    for engine, kind in (("local", "redis"), (ENGINE, OUR_REDIS)):
+    ours = redis_online(server)
+    for engine, online in (("local", {**ours, "type": "redis"}), (ENGINE, ours)):
         client.flushall()
         with caplog.at_level(logging.INFO, "tasks.features.online.vector_engine"):
-            online = redis_online(server, kind=kind)
             made = materialized(tmp_path, online, engine, sorted(COLUMNS))
         found.append(hashes(client))
     assert found[0] == found[1]

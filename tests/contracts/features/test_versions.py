@@ -41,14 +41,6 @@ ENTITIES = [{"origin": "JFK", "tailnum": "N14228"}]
 LEFT_OUT = ("carrier_stats", "origin_stats", "destination_stats", "route_stats", "plane_history")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Installation, FeatureTables]:
-    """Three refreshed days; tests change a copy of the definitions."""
-    repository = SmallRepository(tmp_path_factory.mktemp("repository"), num_days=3)
-    installation = Installation(tmp_path_factory.mktemp("home"), repository)
-    return installation, installation.refresh(days(0, 3))
-
-
 class Bench:
     """One registry on the shared tables, and definitions to change."""
 
@@ -124,8 +116,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(made: tuple[Installation, FeatureTables], tmp_path: Path) -> Bench:
-    return Bench(made, tmp_path / "home", tmp_path)
+def bench(three_days: tuple[Installation, FeatureTables], tmp_path: Path) -> Bench:
+    return Bench(three_days, tmp_path / "home", tmp_path)
 
 
 def test_applying_again_unchanged_makes_no_version(bench: Bench) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -16,7 +14,7 @@ import yaml
 
 from falaj.__main__ import main
 from tasks.kernel.files import write_atomically
-from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, run_falaj, wait_until
 from tests.support.serving.edges import INFER, Edge
 
 
@@ -116,13 +114,7 @@ def test_an_envoy_whose_parent_is_killed_goes_too(edge: Edge) -> None:
 
 
 def test_a_second_envoy_is_refused(edge: Edge) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "falaj", "--home", str(edge.home), "gateway", "run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert "already" in done.stderr
+    code, said = run_falaj("--home", str(edge.home), "gateway", "run")
+    assert code == 2
+    assert "already" in said
     assert edge.admin.is_ready()

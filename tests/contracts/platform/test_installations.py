@@ -11,7 +11,7 @@ from tasks.features.access.store import apply_definitions, open_store
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, servers
-from tests.support.data.repository import SmallRepository, days
+from tests.support.data.repository import days
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")]
 WINDOW = days(0, 1)
@@ -28,13 +28,14 @@ def installation(
     folder: Path, project: str = "flights", registry: str | None = None
 ) -> Installation:
     """A state folder and a repository of the project, its registry where it is said."""
-    repository = SmallRepository(folder, num_days=1)
-    for file in (repository.path / "feature_store.yaml", *repository.path.glob("profiles/*.yaml")):
+    made = Installation.at(folder, num_days=1)
+    repo = made.repository.path
+    for file in (repo / "feature_store.yaml", *repo.glob("profiles/*.yaml")):
         text = file.read_text().replace("project: flights", f"project: {project}")
         if registry and file.stem == "feature_store":
             text = text.replace("sqlite:///${FALAJ_HOME}/feast/registry.db", registry)
         file.write_text(text)
-    return Installation(folder / "home", repository)
+    return made
 
 
 def fill(made: Installation) -> None:

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ from feast.protos.feast.types.Value_pb2 import Value
 
 from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.version_writer import (
     FEATURES,
     NUM_KEYS,
@@ -30,6 +25,7 @@ from tests.support.data.version_writer import (
     versioned_view,
     write_version,
 )
+from tests.support.host.killed import KilledWriter, killed_writer
 from tests.support.host.processes import wait_until
 from tests.support.services.servers import redis_server
 from tests.support.suite.promises import Promise, proves
@@ -37,10 +33,10 @@ from tests.support.suite.promises import Promise, proves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 KILLS = int(os.environ.get("FALAJ_KILLS", "3"))
-KINDS = ("redis", "sqlite")
+STORES = {"redis": NewerWinsRedisOnlineStore, "sqlite": NewerWinsSqliteOnlineStore}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=STORES)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """A store that holds version 0 of the view: its kind and its address."""
     if request.param == "redis":
@@ -56,58 +52,10 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     store._get_conn(config).close()
 
 
-class Writer:
-    """A process that writes on command, in a child that can be killed."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.support.data.version_writer"],
-            cwd=PROJECT_ROOT,
-            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def hear(self, expected: str) -> int:
-        """The number in the next line, which says `expected`."""
-        assert self._process.stdout
-        word, _, number = self._process.stdout.readline().strip().partition(" ")
-        assert word == expected
-        return int(number or 0)
-
-    def begin(self, target: tuple[str, str], first: int, last: int, times: int) -> int:
-        """Start a child; return its process id."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{' '.join(target)} {first} {last} {times}\n")
-        self._process.stdin.flush()
-        return self.hear("child")
-
-    def hear_the_end(self) -> tuple[int, int]:
-        """The latest version that was written, and how the child ended."""
-        assert self._process.stdout
-        version = 0
-        for line in self._process.stdout:
-            word, number = line.split()
-            if word == "ended":
-                return version, int(number)
-            version = int(number)
-        raise AssertionError("the writer is gone")
-
-    def close(self) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-        self._process.stdout.close()
-
-
 @pytest.fixture(scope="module")
-def writer() -> Iterator[Writer]:
-    writer = Writer()
-    writer.hear("ready")
-    yield writer
-    writer.close()
+def writer() -> Iterator[KilledWriter]:
+    with killed_writer("tests.support.data.version_writer") as writer:
+        yield writer
 
 
 class Readers:
@@ -120,9 +68,7 @@ class Readers:
         self._newest: dict[int, int] = {}
         self._stop = threading.Event()
         self._config = versioned_config(kind, address)
-        self._make = {"redis": NewerWinsRedisOnlineStore, "sqlite": NewerWinsSqliteOnlineStore}[
-            kind
-        ]
+        self._make = STORES[kind]
         self._thread = threading.Thread(target=self._read)
 
     def __enter__(self) -> Readers:
@@ -171,7 +117,7 @@ def all_versions(target: tuple[str, str]) -> set[int]:
     """Values of all features of all entities."""
     kind, address = target
     config, view = versioned_config(kind, address), versioned_view()
-    store: Any = NewerWinsRedisOnlineStore() if kind == "redis" else NewerWinsSqliteOnlineStore()
+    store: Any = STORES[kind]()
     answers = store.online_read(config, view, [key(number) for number in range(NUM_KEYS)])
     close(store, config)
     assert all(values and len(values) == len(FEATURES) for _, values in answers)
@@ -181,20 +127,17 @@ def all_versions(target: tuple[str, str]) -> set[int]:
 @pytest.mark.slow
 @proves(Promise.INTERRUPT, "no reader saw half an entity; the next write completes")
 def test_readers_see_whole_entities_whenever_the_writer_is_killed(
-    target: tuple[str, str], writer: Writer
+    target: tuple[str, str], writer: KilledWriter
 ) -> None:
     draw = random.Random(os.environ.get("FALAJ_KILLS_SEED", "0"))
     first = 1
     with Readers(target) as readers:
         for _ in range(KILLS):
-            child = writer.begin(target, first, first + 10_000, 1)
-            for _ in range(draw.randrange(1, 4)):
-                version = writer.hear("wrote")
-            time.sleep(draw.uniform(0, 0.1))  # somewhere in the middle of the next one
-            os.kill(child, signal.SIGKILL)
-            later, ended = writer.hear_the_end()
-            assert ended == -signal.SIGKILL
-            first = max(version, later) + 1
+            num_whole, further_s = draw.randrange(1, 4), draw.uniform(0, 0.1)
+            reported = writer.write_and_be_killed(
+                first, *target, num_whole=num_whole, further_s=further_s
+            )
+            first = reported + 1
         wait_until(lambda: readers.num_reads > 10, "readers have read")
     assert readers.faults == []
     final = 10 * first + 100_000

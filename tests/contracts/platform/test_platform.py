@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from infra.orchestration.client import is_running, platform_environment
+from infra.orchestration.embedded import free_port
 from infra.platform.api import basic_auth
 from infra.platform.files import supervisor_pid
 from infra.platform.health import read_status
 from tests.support.host.processes import wait_until
 from tests.support.platform.commands import LIMIT_S, Platform
-from tests.support.services.servers import free_port
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from prefect.testing.utilities import prefect_test_harness
 
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore, Settings
@@ -19,6 +16,7 @@ from tasks.reporting.page import write_report
 from tasks.reporting.task import publish_report
 from tests.support.reporting.run_records import hostile_record, run_record
 from tests.support.services.browser import Page, browser, needs_browser
+from tests.support.services.prefect_platform import shown
 
 pytestmark = pytest.mark.slow
 SECTIONS = ("result", "figures", "loop", "data", "training", "judging", "conversion", "drift",
@@ -57,37 +55,17 @@ def test_the_page_opens_without_complaint_asks_for_nothing_and_fits_a_telephone(
     assert found == [0, 0, "block"]  # only tables and charts scroll
 
 
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
 @flow(name="report-under-test")
 def report_flow(record: RunRecord) -> None:
     publish_report(record)
 
 
-@pytest.mark.usefixtures("prefect_api")
-def test_the_report_and_its_pictures_show_in_the_prefect_ui(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    settings = Settings.from_environment()
+@pytest.mark.usefixtures("on_prefect")
+def test_the_report_and_its_pictures_show_in_the_prefect_ui(settings: Settings) -> None:
     report_flow(run_record(settings.store))
     assert (settings.reports / "latest" / "report.html").is_file()
-    assert "Promoted: version 3" in artifact("run-report")
+    assert "Promoted: version 3" in str(shown("run-report")[-1].data)
     for key in ("calibration", "roc", "learning-curve"):
-        head, body = artifact(f"picture-{key}").split(",")
+        head, body = str(shown(f"picture-{key}")[-1].data).split(",")
         assert head == "data:image/svg+xml;base64"
         assert ElementTree.fromstring(base64.b64decode(body)).tag.endswith("svg")
-
-
-def artifact(key: str) -> str:
-    """Data of the newest artifact with this key."""
-    with get_client(sync_client=True) as client:
-        found = client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
-        )
-    assert isinstance(found[-1].data, str)
-    return found[-1].data

@@ -20,12 +20,6 @@ from tests.support.training.searches import NUM_ROWS, search_under_test, trained
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    return Settings.from_environment()
-
-
 def test_trials_are_trained_and_drawn(on_prefect: None, settings: Settings) -> None:
     data, config = dataset(settings.store, frame(NUM_ROWS)), use_case(parallel_trials=2)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,25 +11,11 @@ from sklearn.metrics import mean_absolute_error, r2_score
 
 from tasks.contracts.evaluation import RegressionMetrics
 from tasks.contracts.run import RunRecord
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.data.use_cases import small_traffic
-from tests.support.host.processes import processes_of
+from tests.support.host.processes import processes_of, run_falaj
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def command(home: Path, repository: Path) -> tuple[int, str]:
-    words = ["--home", str(home), "--repo", str(repository), "run"]
-    done = subprocess.run(
-        [sys.executable, "-m", "falaj", *words],
-        cwd=PROJECT_ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    return done.returncode, done.stdout
 
 
 def reports(home: Path) -> Path:
@@ -47,7 +31,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def home(repository: Path) -> Path:
     home = repository.parent / "home"
-    code, said = command(home, repository)
+    code, said = run_falaj("--home", str(home), "--repo", str(repository), "run")
     assert code == 0, said
     assert "R²" in said
     page = (reports(home) / "latest" / "report.html").read_text()

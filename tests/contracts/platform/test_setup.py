@@ -69,16 +69,24 @@ def finish(checkout: Checkout) -> None:
 def make(
     checkout: Checkout, path: Path, *arguments: str, extra: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Call make from another folder, as CI would: no terminal, no input, little environment."""
-    environment = {"PATH": str(path), "HOME": str(path.parent), "CI": "true"}
+    """Call make from another folder, as CI would."""
+    environment = {"PATH": str(path), "HOME": str(path.parent), **(extra or {})}
+    return called("make", "-C", checkout.root, "--no-print-directory", *arguments, **environment)
+
+
+def called(
+    *command: str | Path, folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Call a program as CI would: no terminal, no input, little environment."""
     return subprocess.run(
-        ["make", "-C", str(checkout.root), "--no-print-directory", *arguments],
+        command,
         check=False,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        env={**environment, **(extra or {})},
-        timeout=60,
+        cwd=folder,
+        env={"CI": "true", **environment},
+        timeout=120,
     )
 
 
@@ -130,16 +138,8 @@ def ci(checkout: Checkout, tools: Path, *options: str) -> subprocess.CompletedPr
     shutil.copytree(ROOT / ".ci", checkout.root / ".ci")
     for name in ("bash", "dirname", "date", "sleep"):
         (tools / name).symlink_to(str(shutil.which(name)))
-    return subprocess.run(
-        [str(tools / "bash"), ".ci/run", *options],
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        cwd=checkout.root,
-        env={"PATH": str(tools), "CDPATH": str(checkout.root.parent), "CI": "true"},
-        timeout=120,
-    )
+    environment = {"PATH": str(tools), "CDPATH": str(checkout.root.parent)}
+    return called(tools / "bash", ".ci/run", *options, folder=checkout.root, **environment)
 
 
 def test_ci_runs_the_quick_tests_and_a_part_of_the_slow_ones(

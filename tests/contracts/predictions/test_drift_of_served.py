@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,12 +29,12 @@ from tasks.kernel.settings import Settings
 from tasks.predictions.labels import import_labels
 from tasks.registry import pictures
 from tasks.registry.candidate import register_candidate
-from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, Registry
 from tasks.registry.task import find_champion
 from tests.support.control import builders as evidence
 from tests.support.data.builders import COLUMNS, YEAR, dataset, frame, month, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
+from tests.support.platform.deployed import deploy
 from tests.support.registry import builders
 from tests.support.registry.builders import migrated
 from tests.support.services.prefect_platform import PrefectApi
@@ -86,9 +85,8 @@ def serving(
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     settings = Settings.from_environment()
-    (settings.home / "mlflow").mkdir(parents=True)
-    shutil.copyfile(migrated, settings.home / "mlflow" / "mlflow.db")
-    store, location = settings.store, RegistryLocation.of(settings)
+    world = builders.World.at(settings.home).with_database_of(migrated)
+    store, location = world.store, world.location
     rows = dataset(store, FRAME)
     config = read_pipeline_config(settings.feature_repo)
     drift = config.drift.model_copy(update={"served": ServedDrift(min_rows=300)})
@@ -152,23 +150,14 @@ def look(config: PipelineConfig) -> str | None:
     return check_served_by_volume(config)
 
 
-def deploy(config: PipelineConfig) -> UUID:
-    """The check, on a pool without a worker: what is started there stays scheduled."""
-    with get_client(sync_client=True) as client:
-        return client.create_deployment(
-            flow_id=client.create_flow(drift_check_log_flow),
-            name=f"cpu-{config.name}",
-            entrypoint="flows.drift_check.drift_check_log_flow",
-            pull_steps=[],
-            parameters={"window": None, "config": config.model_dump(mode="json")},
-        )
-
-
 def test_enough_served_rows_start_one_check(serving: Served) -> None:
     served_drift = ServedDrift(min_rows=10, volume_rows=40)
     drift = serving.config.drift.model_copy(update={"served": served_drift})
     config = serving.config.model_copy(update={"drift": drift, "name": "served-by-volume"})
-    deployment = deploy(config)
+    parameters = {"window": None, "config": config.model_dump(mode="json")}
+    with get_client(sync_client=True) as client:  # no worker: what is started stays scheduled
+        name, pool = f"cpu-{config.name}", "served-by-volume"
+        deployment = deploy(client, drift_check_log_flow, name, pool, parameters=parameters)
     newest = config.clock.newest_labelled(datetime.now(UTC))
     rows = FRAME.head(50).copy()
     rows[COLUMNS.event_time] = newest.end - pd.to_timedelta(range(50, 0, -1), unit="min")

@@ -19,6 +19,7 @@ from tasks.predictions.schema import ASIDE, model_folder
 from tasks.predictions.segments import SegmentWriter
 from tasks.predictions.upkeep import keep_up
 from tests.support.host.disks import small_disk
+from tests.support.host.processes import wait_until
 from tests.support.serving.prediction_writer import MODEL, batch
 from tests.support.serving.served_rows import open_log, rows_of
 
@@ -88,10 +89,7 @@ def test_a_full_disk_costs_no_row_that_memory_can_hold(tmp_path: Path) -> None:
         with open_log(home, flush_s=0.05, queue_rows=1000) as log:
             with disk.filled():
                 log.served(batch("r", 0))
-                deadline = time.monotonic() + 60
-                while not log.counters()["write_failures"]:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                wait_until(lambda: log.counters()["write_failures"], "a failed write", 60)
                 assert log.counters()["failing"] == 1
                 for first in range(16, 1600, 16):
                     log.served(batch("r", first))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -26,7 +25,7 @@ from tasks.registry.promotion import (
     open_question,
     promote,
 )
-from tests.support.registry.builders import CONFIG, World, comparison, draw_nothing
+from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
@@ -264,29 +263,14 @@ def test_an_answer_needs_somebody_who_gives_it(approver: str, comment: str) -> N
         assert made.approver == approver
 
 
-# On the command line
-
-
-@pytest.fixture
-def home(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state folder as the commands use it, with a candidate that waits."""
-    monkeypatch.setattr("tasks.registry.pictures.draw_pictures", draw_nothing)
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    World.at(tmp_path).with_database_of(migrated)
-    (tmp_path / "mlflow" / "artifacts").symlink_to(tmp_path / "mlflow" / "files")
-    return tmp_path
-
-
 def test_the_command_approves_through_the_gates_and_writes_the_audit(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = World.at(home)
-    ask(here, present(here))
+    ask(world, present(world))
     assert main(["models", "approve", NAME, "1", "--approver", "Ana", "--comment", "ok"]) == 0
     assert "version 1 is the champion, approved by Ana" in capsys.readouterr().out
-    assert here.champion == 1
-    trail = AuditTrail(home / "audit")
+    assert world.champion == 1
+    trail = AuditTrail(world.home / "audit")
     (line,) = trail.lines()
     assert line.content["said"] == "approve"
     assert line.content["who"]["subject"] == "Ana"

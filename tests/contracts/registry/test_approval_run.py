@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
-from prefect.flows import Flow
 from prefect.states import Scheduled
 from prefect.utilities.callables import parameter_schema
 
@@ -32,14 +28,13 @@ from flows.promotion import (
 )
 from tasks.contracts.release import PromotionDecision
 from tasks.features.access.audit import AuditTrail
-from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry.config import ApprovalConfig, PromotionConfig
-from tasks.registry.connection import RegistryLocation
 from tasks.registry.promotion import promote
-from tests.support.data import builders
+from tests.support.host.processes import wait_until
+from tests.support.platform.deployed import deploy
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.services.browser import Page, browser, needs_browser
-from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.prefect_platform import PrefectApi, shown
 
 pytestmark = pytest.mark.slow
 
@@ -83,34 +78,25 @@ class Office:
 @pytest.fixture(scope="module")
 def office(prefect_api: PrefectApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     home = tmp_path_factory.mktemp("office")
-    store = ArtifactStore(home / "artifacts")
-    location = RegistryLocation.of(Settings(home, home / "repo"))
-    world = World(location, store, builders.dataset(store, builders.frame(300)))
+    world = World.at(home)
     with pytest.MonkeyPatch.context() as patch, prefect_api.in_process():
         patch.setenv("FALAJ_HOME", str(home))
         with get_client(sync_client=True) as client:
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
             made = [
-                deploy(client, approval_flow, APPROVAL),
-                deploy(client, approval_expiry_flow, EXPIRY),
+                deploy(
+                    client,
+                    of,
+                    name.split("/")[1],
+                    POOL,
+                    parameter_openapi_schema=parameter_schema(of).model_dump(),
+                    enforce_parameter_schema=True,
+                )
+                for of, name in ((approval_flow, APPROVAL), (approval_expiry_flow, EXPIRY))
             ]
             with prefect_api.worker(POOL, FALAJ_HOME=str(home)):
                 yield Office(world, home)
             for deployment in made:  # other tests may want these names
                 client.delete_deployment(deployment)
-
-
-def deploy(client: SyncPrefectClient, of: Flow[..., object], name: str) -> UUID:
-    schema = parameter_schema(of).model_dump()
-    return client.create_deployment(
-        client.create_flow(of),
-        name.split("/")[1],
-        entrypoint=f"{of.fn.__module__}.{of.fn.__name__}",
-        work_pool_name=POOL,
-        pull_steps=[],
-        parameter_openapi_schema=schema,
-        enforce_parameter_schema=True,
-    )
 
 
 @flow(name="promotion-under-test")
@@ -128,15 +114,13 @@ def runs_about(version: int, of: str = "approval") -> list[FlowRun]:
 
 def wait_for(version: int, *states: StateType, of: str = "approval") -> FlowRun:
     """Poll until the one run about a version is in one of these states."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
+
+    def found() -> FlowRun | None:
         runs = runs_about(version, of)
         assert len(runs) <= 1, runs
-        if runs and runs[0].state is not None and runs[0].state.type in states:
-            return runs[0]
-        seen = [run.state for run in runs]
-        assert time.monotonic() < deadline, f"{of} of version {version}: {seen}, not {states}"
-        time.sleep(0.5)
+        return next((run for run in runs if run.state and run.state.type in states), None)
+
+    return wait_until(found, f"{of} of version {version} to be in {states}", LIMIT_S, 0.5)
 
 
 def resume(run: FlowRun, told: dict[str, str] | None) -> str:
@@ -178,8 +162,8 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
     assert office.world.champion == number
     assert office.state_of(number) == "approved"
     assert office.audit(number) == [("approve", "Ana Lytic")]
-    assert num_shown(done, "approval-question") == 1
-    assert num_shown(done, "promotion-gates") == 1
+    assert len(shown("approval-question", done.id)) == 1
+    assert len(shown("promotion-gates", done.id)) == 1
     cancelled = wait_for(number, StateType.CANCELLED, of="approval-expiry")
     assert cancelled.run_count == 0
     assert len(events_named("falaj.promotion.waiting", number)) == 1
@@ -222,35 +206,19 @@ def answer_in_the_first_ui(page: Page, run_url: str) -> None:
 
 def events_named(name: str, version: int) -> list[dict[str, Any]]:
     """Payloads of the events of one kind about a version; they are stored a little later."""
-    deadline = time.monotonic() + LIMIT_S
     wanted = EventFilter(
         event=EventNameFilter(name=[name]),
         resource=EventResourceFilter(id=[f"falaj.model.{NAME}"]),
     )
+    # Not `read_events`: it sends what is unset as null, which the server refuses.
+    told = {"filter": wanted.model_dump(mode="json", exclude_none=True), "limit": 50}
     with get_client(sync_client=True) as client:
-        while True:
-            # Not `read_events`: it sends what is unset as null, which the server refuses.
-            told = {"filter": wanted.model_dump(mode="json", exclude_none=True), "limit": 50}
+
+        def found() -> list[dict[str, Any]]:
             events = client.request("POST", "/events/filter", json=told).json()["events"]
-            found = [e["payload"] for e in events if e["payload"]["version"] == version]
-            if found or time.monotonic() > deadline:
-                return found
-            time.sleep(0.5)
+            return [e["payload"] for e in events if e["payload"]["version"] == version]
 
-
-def num_shown(run: FlowRun, key: str) -> int:
-    """How often a run made the artifact with this key."""
-    from prefect.client.schemas.filters import (
-        ArtifactFilter,
-        ArtifactFilterFlowRunId,
-        ArtifactFilterKey,
-    )
-
-    wanted = ArtifactFilter(
-        key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])
-    )
-    with get_client(sync_client=True) as client:
-        return len(client.read_artifacts(artifact_filter=wanted))
+        return wait_until(found, f"{name} of version {version}", LIMIT_S, 0.5)
 
 
 @pytest.mark.timeout(600)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from torch import Tensor, nn
 
 from flows.config import read_import_config
@@ -26,13 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_prefect")]
 BATCH = torch.export.Dim("batch", min=1, max=512)
 QUICK = {"batch_sizes": [1, 16], "measurement": "quick"}
 ROWS = 160
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
-        yield Settings.from_environment()
 
 
 class SmallPictures(nn.Module):

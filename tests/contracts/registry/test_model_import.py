@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from flows.config import ImportConfig, read_import_config
 from flows.conversion import model_import_flow
@@ -38,13 +36,6 @@ QUICK = {
     "minimum_gain": 1.0,
 }
 DESCRIBED = PROJECT_ROOT / "feature_repo" / "models" / "sentence-encoder.yaml"
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: str(tmp_path / "results")}):
-        yield Settings.from_environment()
 
 
 def _config(tmp_path: Path) -> ImportConfig:

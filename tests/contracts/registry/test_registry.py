@@ -11,9 +11,6 @@ from uuid import UUID
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
-from prefect.client.schemas.objects import Artifact
 from prefect.runtime import flow_run
 
 from tasks.contracts.base import ModelVersionRef
@@ -38,7 +35,7 @@ from tasks.registry.programs import (
 from tests.support.data.builders import COLUMNS
 from tests.support.registry import builders
 from tests.support.registry.builders import CONFIG, World, comparison
-from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.prefect_platform import PrefectApi, shown
 from tests.support.suite.promises import Promise, proves
 
 NAME = CONFIG.model_name
@@ -393,15 +390,8 @@ def test_evidence_that_is_gone_or_was_tampered_with_closes_the_gate(
 
 
 def test_the_tasks_find_their_registry_in_the_environment_and_show_what_they_did(
-    tmp_path: Path,
-    migrated: Path,
-    prefect_api: PrefectApi,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, prefect_api: PrefectApi
 ) -> None:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    (tmp_path / "mlflow").mkdir()
-    shutil.copyfile(migrated, tmp_path / "mlflow" / "mlflow.db")
-    world = World.at(tmp_path)
     model, report = world.model(), builders.evaluation(world.store, world.model())
 
     @flow(name="registry-tasks")
@@ -418,19 +408,13 @@ def test_the_tasks_find_their_registry_in_the_environment_and_show_what_they_did
 
     with prefect_api.in_process():
         run_id, ref, decision = release()
-        shown = artifacts_of(run_id)
+        [registered] = shown("registered-model", run_id)
+        [gates] = shown("promotion-gates", run_id)
     assert decision.promoted
     assert served(world) == ref
-    assert f"version {ref.version}" in str(shown["registered-model"].description)
-    rows = json.loads(str(shown["promotion-gates"].data))
+    assert f"version {ref.version}" in str(registered.description)
+    rows = json.loads(str(gates.data))
     assert [row["gate"] for row in rows] == [gate.name for gate in decision.gates]
-
-
-def artifacts_of(run_id: UUID) -> dict[str, Artifact]:
-    wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
-    with get_client(sync_client=True) as client:
-        found = client.read_artifacts(artifact_filter=wanted)
-    return {str(artifact.key): artifact for artifact in found}
 
 
 # Whose a model name is

@@ -69,7 +69,7 @@ def assert_one_whole_candidate(world: World) -> None:
 def test_registering_killed_at_any_step_shows_no_half_version_and_then_completes(
     world: World, processes: Any, step: str
 ) -> None:
-    killed(processes, crashes.register_and_die, world.store.root.parent, step)
+    killed(processes, crashes.register_and_die, world.home, step)
 
     for version in world.registry.versions(NAME):
         assert read_version(version).damage == ()
@@ -101,7 +101,7 @@ def test_attaching_killed_at_any_step_completes_when_it_is_called_again(
 ) -> None:
     ref, _ = world.register()
     old = world.attach(ref)
-    killed(processes, crashes.attach_and_die, world.store.root.parent, step, "newer graph")
+    killed(processes, crashes.attach_and_die, world.home, step, "newer graph")
     version = world.version(1)
     seen = read_version(version)
     if step in ("folder not renamed", "folders without list"):
@@ -122,7 +122,7 @@ def test_attaching_killed_at_any_step_completes_when_it_is_called_again(
 def test_promoting_killed_at_any_step_leaves_the_alias_and_then_completes(
     world: World, processes: Any, step: str
 ) -> None:
-    killed(processes, crashes.promote_and_die, world.store.root.parent, step)
+    killed(processes, crashes.promote_and_die, world.home, step)
     assert world.champion is None
 
     assert world.promoted().promoted

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -31,9 +30,8 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def world(world: World, tmp_path: Path, migrated: Path) -> World:
-    """Version 2 has replaced version 1, in the state folder that commands are given."""
-    world = World.at(tmp_path).with_database_of(migrated)
+def world(world: World) -> World:
+    """Version 2 has replaced version 1."""
     world.promoted(0)
     world.promoted(1, against=(comparison("champion:1", 0.004),))
     return world
@@ -108,10 +106,8 @@ def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
 
 @pytest.mark.timeout(300)
 def test_the_controller_takes_back_a_promotion_that_hurts_once(
-    prefect_api: PrefectApi, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefect_api: PrefectApi, world: World
 ) -> None:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
     ledger = Ledger(Settings.from_environment().metadata_url)
     result = ledger.store_result(NAME, "journeys", evidence.hurt(0), evidence.FREE)
     with prefect_api.in_process():
@@ -183,28 +179,11 @@ def test_a_withdrawal_that_was_cut_off_is_completed(
     assert world.champion == 1
 
 
-def test_the_command_withdraws_and_keeps_who_said_why(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    monkeypatch.setattr(
-        "tasks.registry.connection.RegistryLocation.of", lambda settings: world.location
-    )
-    words = [
-        "--home",
-        str(tmp_path),
-        "models",
-        "withdraw",
-        NAME,
-        "2",
-        "--approver",
-        "ana",
-        "--reason",
-    ]
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+def test_the_command_withdraws_and_keeps_who_said_why(world: World) -> None:
+    words = ["models", "withdraw", NAME, "2", "--approver", "ana", "--reason"]
     assert main([*words, " "]) == 2
     assert world.champion == 2
     assert main([*words, "it knows the future"]) == 0
     assert world.champion == 1
-    (line,) = (tmp_path / "audit").rglob("*.jsonl")
+    (line,) = (world.home / "audit").rglob("*.jsonl")
     assert "it knows the future" in line.read_text()

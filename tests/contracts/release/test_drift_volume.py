@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -10,7 +9,6 @@ from uuid import UUID
 import pandas as pd
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
@@ -33,6 +31,7 @@ from tasks.kernel.settings import Settings
 from tests.support.control import builders
 from tests.support.control.builders import FREE
 from tests.support.data.repository import package_folder, vouched
+from tests.support.platform.deployed import deploy
 from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,24 +64,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
 @pytest.fixture(scope="module")
 def deployment(prefect_api: PrefectApi, config: PipelineConfig) -> Iterator[UUID]:
     """The drift check, on a pool without a worker: what is started there stays scheduled."""
+    parameters = {"window": None, "config": config.model_dump(mode="json")}
     with prefect_api.in_process():
         with get_client(sync_client=True) as client:
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-            flow_id = client.create_flow(drift_check_flow)
-        yield asyncio.run(_deploy(flow_id, config))
+            name = f"cpu-{USE_CASE}"
+            yield deploy(client, drift_check_flow, name, POOL, parameters=parameters)
         send_what_is_left()
-
-
-async def _deploy(flow_id: UUID, config: PipelineConfig) -> UUID:
-    async with get_client() as client:
-        return await client.create_deployment(
-            flow_id,
-            f"cpu-{USE_CASE}",
-            work_pool_name=POOL,
-            entrypoint="flows.drift_check.drift_check_flow",
-            pull_steps=[],
-            parameters={"window": None, "config": config.model_dump(mode="json")},
-        )
 
 
 def started(deployment: UUID) -> list[FlowRun]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from prefect.client.schemas.objects import Artifact
 
 from tasks.contracts.data import FeatureMonitoring, FeatureTables
 from tasks.evaluation.monitoring.alerts import read_alerts
@@ -18,14 +13,9 @@ from tasks.validation.runner import validate_table
 from tasks.validation.task import publish_data_docs
 from tests.support.data.stations import CONFIG, KEYS, LATER, after, tables
 from tests.support.data.tables import WEEK, people, store_table, suite
+from tests.support.services.prefect_platform import shown
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_prefect: None) -> Settings:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    return Settings.from_environment()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_prefect")]
 
 
 @flow(name="monitoring-under-test")
@@ -38,13 +28,6 @@ def docs_flow() -> None:
     publish_data_docs()
 
 
-def shown(key: str) -> list[Artifact]:
-    with get_client(sync_client=True) as client:
-        return client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
-        )
-
-
 def test_a_view_that_stopped_is_shown_and_told_once(settings: Settings) -> None:
     made = tables(settings.store, lambda d: d[d["event_timestamp"] < after(26)])
 
@@ -54,8 +37,8 @@ def test_a_view_that_stopped_is_shown_and_told_once(settings: Settings) -> None:
     assert again == first.model_copy(update={"num_new_alerts": 0})
     events = read_alerts(settings.home)
     assert {event.kind for event in events} == {"freshness", "volume"}
-    assert "stations" in str(shown("feature-monitoring")[0].data)
-    assert first.alerts[0] in str(shown("feature-alerts")[0].data)
+    assert "stations" in str(shown("feature-monitoring")[-1].data)
+    assert first.alerts[0] in str(shown("feature-alerts")[-1].data)
 
 
 def test_the_data_docs_are_linked_in_the_ui(settings: Settings) -> None:
@@ -63,5 +46,5 @@ def test_the_data_docs_are_linked_in_the_ui(settings: Settings) -> None:
 
     docs_flow()
 
-    [artifact] = shown("data-docs")
+    artifact = shown("data-docs")[-1]
     assert (settings.home / "data_docs" / "current" / "index.html").as_uri() in str(artifact.data)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from prefect import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from falaj import __main__ as command
 from flows import release as release_module
@@ -27,13 +24,12 @@ from flows.release import release_by_hand_flow, release_flow
 from tasks.contracts.rollout import Action, Shares
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.registry import pictures
-from tasks.registry.connection import RegistryLocation
 from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Decision, Release
 from tasks.release.rollout import Cycle, Releasing
 from tasks.release.traffic import ServerTraffic, Traffic
-from tests.support.data import builders as data
+from tests.support.host.processes import wait_until
 from tests.support.registry import builders
 from tests.support.registry.builders import World, comparison, migrated
 from tests.support.release.builders import (
@@ -44,7 +40,7 @@ from tests.support.release.builders import (
     FakeTraffic,
     Rows,
 )
-from tests.support.services.prefect_platform import PrefectApi
+from tests.support.services.prefect_platform import PrefectApi, shown
 from tests.support.services.servers import postgres_server
 from tests.support.serving.admin_server import AdminServer, admin_server
 from tests.support.serving.served_rows import entity_batch, open_log, served
@@ -79,25 +75,12 @@ class Town:
     def serve(self, number: int, error: float = 0.0, name: str = "part-0") -> None:
         """Requests of the step that is under way, of both versions."""
         shares = self.release.periods[-1].shares
-        rows, start = Rows(seed=self.release.step), datetime.now(UTC)
-        ids = f"{self.release.step}-"
-        if shares.mirror:
-            rows.add(number, start=start, apart_s=1e-6, ids=ids)
-            rows.add(
-                number, track="shadow", version="2", error=error, start=start, apart_s=1e-6, ids=ids
-            )
-        else:
-            mine = int(number * shares.candidate / 100)
-            rows.add(number - mine, start=start, apart_s=1e-6, ids=ids)
-            rows.add(
-                mine,
-                track="candidate",
-                version="2",
-                error=error,
-                start=start,
-                apart_s=1e-6,
-                ids=f"c{ids}",
-            )
+        rows, step = Rows(seed=self.release.step), f"{self.release.step}-"
+        usual = {"start": datetime.now(UTC), "apart_s": 1e-6}
+        track, ids = ("shadow", step) if shares.mirror else ("candidate", f"c{step}")
+        mine = number if shares.mirror else int(number * shares.candidate / 100)
+        rows.add(number if shares.mirror else number - mine, ids=step, **usual)
+        rows.add(mine, track=track, version="2", error=error, ids=ids, **usual)
         rows.write(self.home, f"part-{self.release.step}-{name}")
 
     def ask(self, number: int) -> pd.DataFrame:
@@ -125,11 +108,7 @@ def town(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    settings = Settings.from_environment()
-    location = RegistryLocation.of(settings)
-    store = settings.store
-    world = World(location, store, data.dataset(store, data.frame(300)))
-    world = world.with_database_of(migrated)
+    world = World.at(tmp_path).with_database_of(migrated)
     world.promoted(0)
     world.promoted(1, against=(comparison("champion:1", 0.004),))
     config = read_pipeline_config(PROJECT_ROOT / DEFAULT_FEATURE_REPO)
@@ -181,16 +160,12 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
         assert isinstance(found, Cycle)
         assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "errors")
         assert release_flow(town.config) is None  # and is not released again by itself
-        with get_client(sync_client=True) as client:
-            keys = ArtifactFilter(key=ArtifactFilterKey(any_=["release", "release-evidence"]))
-            artifacts = client.read_artifacts(artifact_filter=keys)
-            newest = sorted(artifacts, key=lambda a: str(a.created))  # other tests' come before
-            shown = {a.key: str(a.data) for a in newest}
+        picture, evidence = (str(shown(k)[-1].data) for k in ("release", "release-evidence"))
     assert town.server.tracks["stable"] == "1"
     assert town.world.champion == 1
     assert town.release.state == "rolled_back"
-    assert "WORSE" in shown["release-evidence"]
-    assert "data:image/svg+xml;base64," in shown["release"]
+    assert "WORSE" in evidence
+    assert "data:image/svg+xml;base64," in picture
     page = (town.home / "release" / f"{MODEL}.html").read_text()
     assert "Rolled back: version 1 answers all requests" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -247,10 +222,10 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     assert "no release of flight-delay is open" in said.err
     assert town.world.champion == 1
     assert command.main(["release", "status"]) == 0
-    shown = capsys.readouterr().out
-    assert "rolled back" in shown
-    assert "roll_back (by_hand) by Badr: Badr: odd" in shown
-    assert "start (start) by Amal: before the fair" in shown
+    status = capsys.readouterr().out
+    assert "rolled back" in status
+    assert "roll_back (by_hand) by Badr: Badr: odd" in status
+    assert "start (start) by Amal: before the fair" in status
     assert command.main(["release", "start", "--approver", "Badr", "--comment", "again"]) == 2
     assert "is what serves already" in capsys.readouterr().err
     assert command.main(["release", "status", "--json"]) == 0
@@ -297,9 +272,7 @@ def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
             cwd=PROJECT_ROOT,
             env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
         ) as process:
-            deadline = time.monotonic() + LIMIT_S
-            while len(town.server.asked) < 2 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: len(town.server.asked) >= 2, "the move has begun", LIMIT_S)
             process.send_signal(signal.SIGKILL)
         town.server.hangs_s = 0.0
         assert town.server.tracks["stable"] == "2"

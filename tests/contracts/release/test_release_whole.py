@@ -166,7 +166,7 @@ def test_a_canary_survives_kills_of_envoy_and_of_the_server(whole: Whole, before
         assert {s: again[s] for s in again} == {s: who[s] for s in again}
 
         whole.kill_edge()
-        with pytest.raises(TransientError, match="hold when it"):
+        with pytest.raises(TransientError, match="shares are kept"):
             whole.evaluate_until(step="half")  # it is decided while nobody can take it
         assert (whole.release.current.name, whole.release.is_moved) == ("half", False)
         whole.start_edge()

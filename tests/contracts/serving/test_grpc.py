@@ -168,21 +168,19 @@ async def listening(guard: Any = None, **told: Any) -> AsyncIterator[tuple[Front
     await server.stop(0)
 
 
-def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
-    async def run() -> None:
-        told = {"http": {"request_timeout_s": 1.0}, "grpc": {"max_concurrent_calls": 3}}
-        async with (
-            listening(**told) as (_, address),
-            grpc.aio.insecure_channel(address) as channel,
-        ):
-            silent = [channel.stream_unary(method)() for method in (INFER, CHECK)]
-            streams = [channel.stream_stream("/grpc.health.v1.Health/Watch")()]
-            for call in [*silent, *streams]:
-                assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                assert "did not arrive" in await call.details()
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-
-    asyncio.run(run())
+@pytest.mark.anyio
+async def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
+    told = {"http": {"request_timeout_s": 1.0}, "grpc": {"max_concurrent_calls": 3}}
+    async with (
+        listening(**told) as (_, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        silent = [channel.stream_unary(method)() for method in (INFER, CHECK)]
+        streams = [channel.stream_stream("/grpc.health.v1.Health/Watch")()]
+        for call in [*silent, *streams]:
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "did not arrive" in await call.details()
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
 
 
 class KnowsSome:
@@ -198,74 +196,66 @@ class KnowsSome:
         return Principal("me", "", {"*": frozenset({action})}, 1e12)
 
 
-def test_strangers_are_refused_before_their_message_is_waited_for() -> None:
-    async def run() -> None:
-        async with (
-            listening(KnowsSome()) as (_, address),
-            grpc.aio.insecure_channel(address) as channel,
+@pytest.mark.anyio
+async def test_strangers_are_refused_before_their_message_is_waited_for() -> None:
+    async with (
+        listening(KnowsSome()) as (_, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stranger = channel.stream_unary(INFER)()
+        assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
+        open_to_all = channel.stream_unary(CHECK)()
+        assert await open_to_all.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "within 1 s" in await open_to_all.details()
+        asked = protocol.ServerMetadataRequest()
+        known = GRPCInferenceServiceStub(channel).ServerMetadata(asked, metadata=(("x-who", "me"),))
+        assert (await known).name == "falaj"
+
+
+@pytest.mark.anyio
+async def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() -> None:
+    async with listening() as (_, address):
+        with grpc.insecure_channel(address) as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            asked = protocol.ServerLiveRequest()
+            calls = [stub.ServerLive.future(asked, timeout=60) for _ in range(2500)]
+            codes = await asyncio.to_thread(lambda: {call.code() for call in calls})
+    # More than `grpc.max_concurrent_calls` are refused as such; none is told as given up.
+    assert grpc.StatusCode.OK in codes
+    assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+@pytest.mark.anyio
+async def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
+    asked = health_pb2.HealthCheckRequest()
+    async with (
+        listening(KnowsSome()) as (front, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        told = await health.Check(asked)
+        assert told.status == health_pb2.HealthCheckResponse.SERVING
+        lists = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        other = (("x-who", "other"),)
+        for stream in (
+            health.Watch(asked, metadata=other),
+            stub.ServerReflectionInfo(iter([lists]), metadata=other),
         ):
-            stranger = channel.stream_unary(INFER)()
-            assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
-            open_to_all = channel.stream_unary(CHECK)()
-            assert await open_to_all.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "within 1 s" in await open_to_all.details()
-            asked = protocol.ServerMetadataRequest()
-            known = GRPCInferenceServiceStub(channel).ServerMetadata(
-                asked, metadata=(("x-who", "me"),)
-            )
-            assert (await known).name == "falaj"
-
-    asyncio.run(run())
-
-
-def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() -> None:
-    async def run() -> None:
-        async with listening() as (_, address):
-            with grpc.insecure_channel(address) as channel:
-                stub = GRPCInferenceServiceStub(channel)
-                asked = protocol.ServerLiveRequest()
-                calls = [stub.ServerLive.future(asked, timeout=60) for _ in range(2500)]
-                codes = await asyncio.to_thread(lambda: {call.code() for call in calls})
-        # More than `grpc.max_concurrent_calls` are refused as such; none is told as given up.
-        assert grpc.StatusCode.OK in codes
-        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
-
-    asyncio.run(run())
-
-
-def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
-    async def run() -> None:
-        asked = health_pb2.HealthCheckRequest()
-        async with (
-            listening(KnowsSome()) as (front, address),
-            grpc.aio.insecure_channel(address) as channel,
-        ):
-            health = health_pb2_grpc.HealthStub(channel)
-            told = await health.Check(asked)
-            assert told.status == health_pb2.HealthCheckResponse.SERVING
-            lists = reflection_pb2.ServerReflectionRequest(list_services="")
-            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-            other = (("x-who", "other"),)
-            for stream in (
-                health.Watch(asked, metadata=other),
-                stub.ServerReflectionInfo(iter([lists]), metadata=other),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stream.read()
-                assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-            stranger = channel.stream_stream("/grpc.health.v1.Health/Watch")()
-            assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
-            watched = health.Watch(asked, metadata=(("x-who", "me"),))
-            seen = []
-            async for answer in watched:
-                seen.append(answer.status)
-                front.stopping = True  # the watcher is told, and the process waits for none
-            assert seen == [
-                health_pb2.HealthCheckResponse.SERVING,
-                health_pb2.HealthCheckResponse.NOT_SERVING,
-            ]
-
-    asyncio.run(run())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stream.read()
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        stranger = channel.stream_stream("/grpc.health.v1.Health/Watch")()
+        assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
+        watched = health.Watch(asked, metadata=(("x-who", "me"),))
+        seen = []
+        async for answer in watched:
+            seen.append(answer.status)
+            front.stopping = True  # the watcher is told, and the process waits for none
+        assert seen == [
+            health_pb2.HealthCheckResponse.SERVING,
+            health_pb2.HealthCheckResponse.NOT_SERVING,
+        ]
 
 
 def test_a_client_that_gives_up_is_told_to_the_engine_in_time(tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.config import EngineConfig, HardwareConfig, ServedModel
+from serving.config import EngineConfig, ServedModel
 from serving.engine.engine import ModelEngine
 from serving.engine.loading import GOLDEN_FOLDER, RegistryCatalogue
 from serving.engine.queues import Limits
@@ -21,25 +21,17 @@ from serving.interfaces import Answer, Array, Call
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.kinds.text_embedding import padded
 from tasks.conversion.targets.interface import ModelInputs
-from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.registry.mlflow_registry import Registry
+from tests.support.conversion.cases import threads_as_before
 from tests.support.conversion.forging import passed_off
 from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
+from tests.support.serving.standins import until
+
+__all__ = ["threads_as_before"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
-BOTH = (
-    HardwareConfig(name="cpu", variants=("onnx-fp32",)),
-    HardwareConfig(name="gpu", variants=("openvino-fp32",)),
-)
-
 ONNX = QUICK.model_copy(update={"formats": ("onnx-fp32",)})
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    with torch_threads_restored():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +81,6 @@ async def ask(engine: ModelEngine, model: str, inputs: ModelInputs, **changes: A
     if isinstance(found, ServingError):
         raise found
     return found
-
-
-async def until(condition: Any, limit_s: float = 60.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def scores(answer: Answer) -> Array:

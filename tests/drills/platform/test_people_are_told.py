@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from prefect import flow
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
 
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy
@@ -112,9 +111,7 @@ def test_real_trouble_reaches_every_channel_with_what_to_do_next(
     api: PrefectApi, channels: Channels
 ) -> None:
     with get_client(sync_client=True) as client:
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        entry = "tests.drills.platform.test_people_are_told.failing_flow"
-        deployment = deploy(client, failing_flow, entry, "cpu", POOL)
+        deployment = deploy(client, failing_flow, "cpu", POOL)
         with api.worker(POOL):
             client.create_flow_run_from_deployment(deployment)
             failed = channels.wait_for("failing-for-real run", "312 nulls")

@@ -6,19 +6,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
-from tasks.contracts.drift import DriftReport, DriftResult, FeatureDrift
-from tasks.contracts.evaluation import Metric, MetricSet, PairedComparison
+from tasks.contracts.drift import DriftReport, DriftResult
+from tasks.contracts.evaluation import Metric, PairedComparison
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Evidence
+from tests.support.data.builders import feature_drift, metric, metric_set, version_ref
 
 MODEL, USE_CASE = "delays", "journeys"
 FREE = RetrainingPolicy(cool_down_hours=0, max_runs_per_week=1000)
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def metric(value: float, spread: float = 0.01) -> Metric:
-    return Metric(value=value, low=value - spread, high=value + spread)
 
 
 def week(number: int) -> TimeWindow:
@@ -94,13 +91,7 @@ def hurt(number: int, version: int = 2) -> Evidence:
 
 
 def reference(version: int) -> ModelVersionRef:
-    return ModelVersionRef(
-        name=MODEL,
-        version=version,
-        run_id=f"run{version}",
-        program_sha256=f"{version:064x}",
-        snapshot_sha256="5" * 64,
-    )
+    return version_ref(f"{version:064x}", name=MODEL, version=version)
 
 
 def standing(version: int) -> ChampionState:
@@ -114,23 +105,7 @@ def standing(version: int) -> ChampionState:
 
 def report(*, auc: Metric | None = None) -> DriftReport:
     """What a drift check of one feature returns."""
-    feature = FeatureDrift(
-        feature="distance",
-        kind="numeric",
-        psi=0.3,
-        psi_noise=0.001,
-        effect=0.3,
-        effect_low=0.25,
-        missing_reference=0.0,
-        missing_current=0.0,
-        drifted=True,
-        evidence="drifted",
-    )
-    judged = MetricSet(
-        num_rows=1000,
-        base_rate=0.2,
-        **dict.fromkeys(("auc", "pr_auc", "brier", "log_loss", "calibration_error"), metric(0.5)),
-    )
+    feature = feature_drift("distance", 0.3, 0.25, True)
     return DriftReport(
         reference=week(-10),
         current=week(0),
@@ -138,8 +113,8 @@ def report(*, auc: Metric | None = None) -> DriftReport:
         num_current_rows=1000,
         features=(feature,),
         prediction=feature.model_copy(update={"feature": "prediction"}),
-        reference_performance=judged if auc else None,
-        current_performance=judged if auc else None,
+        reference_performance=metric_set(num_rows=1000) if auc else None,
+        current_performance=metric_set(num_rows=1000) if auc else None,
         auc_change=auc,
         excess_brier_change=metric(0.03) if auc else None,
         result=DriftResult.RETRAIN,

@@ -8,8 +8,6 @@ them.
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -23,15 +21,15 @@ from infra.deploying.deploy import Plan, make_plan
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Evidence
 from tasks.control.retraining.ledger import Ledger
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.control.builders import FREE, MODEL
+from tests.support.host.processes import run_falaj
+from tests.support.platform.accounts import rows_of
 from tests.support.platform.deploys import REPO, part_of_the_file, redeploy, send
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 
 USE_CASE = read_pipeline_config(Path(REPO)).name
 JUDGED = "falaj.drift.judged"
 EACH_MINUTE = "* * * * *"
-LIMIT_S = 900
 
 
 @dataclass
@@ -69,18 +67,11 @@ class ControlledPlatform:
 
     def deploy_by_command(self) -> str:
         """Deploy once more, as a person does."""
-        command = [sys.executable, "-m", "falaj", "deploy", "--repo", REPO]
-        command += ["--file", str(self.folder / "prefect.yaml")]
+        file = str(self.folder / "prefect.yaml")
         environment = self.api.command_environment(**self.environment)
-        return subprocess.run(
-            command,
-            cwd=PROJECT_ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
-        ).stdout
+        code, said = run_falaj("deploy", "--repo", REPO, "--file", file, **environment)
+        assert code == 0, said
+        return said
 
     def judge(self, seen: Evidence, policy: RetrainingPolicy = FREE) -> str:
         """Store a result, as a drift check does, and emit no event."""
@@ -113,9 +104,7 @@ class ControlledPlatform:
 
     def prefect(self, query: str) -> list[Any]:
         """Rows of the server's database."""
-        file = self.folder / "prefect" / "prefect.db"
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=60)) as connection:
-            return connection.execute(query).fetchall()
+        return rows_of(self.folder / "prefect" / "prefect.db", query)
 
     def operation(self, query: str) -> list[Any]:
         """Rows of the controller's database."""

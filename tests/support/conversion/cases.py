@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
-from tasks.contracts.conversion import SnapshotRows
+from tasks.contracts.conversion import PreparedRows, SnapshotRows
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.release import BuiltVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import edge_rows, tabular_inputs
+from tasks.conversion.provenance import computes_bf16
+from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
-from tasks.conversion.targets.pytorch import load_pytorch
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.data import encoders
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 
 
 @dataclass(frozen=True)
-class Case:
-    """One small program with everything it is converted and judged with."""
+class Converted:
+    """One small program and how it was converted."""
 
     store: ArtifactStore
-    dataset: ValidatedDataset
     program: RegisteredProgram
     config: ConversionConfig
+
+    def load(self, variant: BuiltVariant) -> LoadedModel:
+        assert variant.files is not None, variant.failure
+        folder = self.store.path(variant.files)
+        return load_files(variant.name, folder, self.program.signature, Runtime())
+
+    def load_source(self) -> LoadedModel:
+        path = self.store.path(self.program.program)
+        return load_pytorch(path, self.program.signature, Runtime())
+
+
+@dataclass(frozen=True)
+class Case(Converted):
+    """A program of tables with everything it is converted and judged with."""
+
+    dataset: ValidatedDataset
     onnx: BuiltVariant
     openvino: BuiltVariant
     int8: BuiltVariant
@@ -38,14 +58,36 @@ class Case:
     def rows(self) -> SnapshotRows:
         return SnapshotRows(dataset=self.dataset, splits=splits())
 
-    def load(self, variant: BuiltVariant) -> LoadedModel:
-        assert variant.files is not None
-        folder = self.store.path(variant.files)
-        return load_files(variant.name, folder, self.program.signature, Runtime())
 
-    def load_source(self) -> LoadedModel:
-        path = self.store.path(self.program.program)
-        return load_pytorch(path, self.program.signature, Runtime())
+NAMES = tuple(
+    target.name
+    for target in FORMATS
+    if target.file_format in ("onnx", "openvino")
+    and (target.precision != "bf16" or computes_bf16())
+)
+"""Targets that need no more than the project's own packages and this processor."""
+
+
+@dataclass(frozen=True)
+class TextCase(Converted):
+    """A small encoder and all its forms."""
+
+    rows: PreparedRows
+    built: dict[str, BuiltVariant]
+
+    def answers(self, name: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        return self.load(self.built[name])(inputs)
+
+    def expected(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        return self.load_source()(inputs)
+
+
+def text_case(store: ArtifactStore, quick: ConversionConfig) -> TextCase:
+    """All forms of a small encoder, built in this store."""
+    program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
+    config = quick.model_copy(update={"formats": NAMES})
+    made = {one.name: one for one in built(program, rows, config, store)}
+    return TextCase(store, program, config, rows, made)
 
 
 QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
@@ -63,7 +105,7 @@ def case(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> C
     rows = dataset(store)
     program = registered(store, rows, exported(SmallNetwork()))
     onnx, openvino, int8 = built(program, rows, quick, store)
-    return Case(store, rows, program, quick, onnx, openvino, int8)
+    return Case(store, program, quick, rows, onnx, openvino, int8)
 
 
 @pytest.fixture
@@ -74,3 +116,10 @@ def typical() -> ModelInputs:
 @pytest.fixture
 def edges(typical: ModelInputs) -> ModelInputs:
     return edge_rows(typical, 1024)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """Of a module that imports it."""
+    with torch_threads_restored():
+        yield

@@ -9,16 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, SnapshotRows
-from tasks.contracts.data import DatasetSchema, ValidatedDataset, category_code
+from tasks.contracts.data import ValidatedDataset, category_code
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import with_sources
 from tasks.conversion.variants import build_variant
-from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.data.builders import COLUMNS, splits, variant, version_ref
 
 VOCABULARY = {
     "carrier": ("AA", "UA", "EV", "B6"),
@@ -38,14 +36,14 @@ BINS = 8
 class SmallNetwork(nn.Module):
     """Category codes and numbers in, probability out, with all preprocessing inside."""
 
-    def __init__(self, seed: int = 0, columns: DatasetSchema = COLUMNS) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
         owners, codes = [], []
-        for position, name in enumerate(columns.categorical):
+        for position, name in enumerate(COLUMNS.categorical):
             owners += [position] * len(VOCABULARY[name])
             codes += [category_code(value) for value in VOCABULARY[name]]
-        edges = [np.linspace(*RANGES[name], BINS + 1) for name in columns.numeric]
+        edges = [np.linspace(*RANGES[name], BINS + 1) for name in COLUMNS.numeric]
         self.register_buffer("column_of", torch.tensor(owners))
         self.register_buffer("vocabulary", torch.tensor(codes, dtype=torch.int32))
         self.register_buffer("owner", torch.arange(len(edges)).repeat_interleave(BINS))
@@ -109,11 +107,11 @@ class Elementwise(nn.Module):
         return torch.sigmoid(self.function(known))
 
 
-def exported(network: nn.Module, *, rows: int = 2, dynamic: bool = True) -> bytes:
+def exported(network: nn.Module, *, dynamic: bool = True) -> bytes:
     """The network as a `torch.export` program file."""
     example = (
-        torch.zeros(rows, len(COLUMNS.categorical), dtype=torch.int32),
-        torch.zeros(rows, len(COLUMNS.numeric)),
+        torch.zeros(2, len(COLUMNS.categorical), dtype=torch.int32),
+        torch.zeros(2, len(COLUMNS.numeric)),
     )
     batch = torch.export.Dim("batch", min=1, max=65536)
     shapes = {"categorical": {0: batch}, "numeric": {0: batch}} if dynamic else None
@@ -130,18 +128,9 @@ def registered(
 
     def build(folder: StagedFolder) -> RegisteredProgram:
         (folder.path / "model.pt2").write_bytes(content)
-        version = ModelVersionRef(
-            name="late-arrival",
-            version=3,
-            run_id="0" * 32,
-            program_sha256=digest_of(folder.path / "model.pt2"),
-            snapshot_sha256=dataset.snapshot.data.sha256,
-        )
-        return RegisteredProgram(
-            version=version,
-            program=folder.artifact("model.pt2"),
-            columns=dataset.snapshot.columns,
-        )
+        program = folder.artifact("model.pt2")
+        version = version_ref(program.sha256, dataset.snapshot.data.sha256)
+        return RegisteredProgram(version=version, program=program, columns=dataset.snapshot.columns)
 
     return store.build_once("programs", content_key(content.hex()), RegisteredProgram, build)
 
@@ -181,17 +170,6 @@ def build_one(
 def kept(one: BuiltVariant, program: RegisteredProgram, hardware: str = "cpu") -> ModelVariant:
     """A built form as the judge would hand it on, had it won."""
     assert one.files is not None, one.failure
-    return ModelVariant(
-        **one.model_dump(
-            include={"name", "format", "precision", "files", "settings", "provenance"}
-        ),
-        hardware_class=hardware,
-        source_sha256=program.program.sha256,
-        parity_max=0.0,
-        parity_mean=0.0,
-        latencies=(),
-        num_bytes=one.files.num_bytes,
-        load_ms=1.0,
-        accepted=True,
-        reason="Kept.",
-    )
+    built = {"name", "format", "precision", "settings", "provenance"}
+    source = program.program.sha256
+    return variant(source, one.files, hardware_class=hardware, **one.model_dump(include=built))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tasks.contracts.base import TimeWindow
+from tasks.contracts.base import Artifact, ModelVersionRef, TimeWindow
 from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,
@@ -18,6 +21,10 @@ from tasks.contracts.data import (
     ValidatedDataset,
     ValidationResult,
 )
+from tasks.contracts.drift import FeatureDrift
+from tasks.contracts.evaluation import Metric, MetricSet
+from tasks.contracts.release import ModelVariant
+from tasks.contracts.training import EpochMetrics, TrainedModel
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
@@ -112,3 +119,103 @@ def dataset(
         return ValidatedDataset(snapshot=snapshot, validation=validation)
 
     return store.build_once("snapshots", key, ValidatedDataset, build)
+
+
+def version_ref(
+    program_sha256: str = "0" * 64, snapshot_sha256: str = "0" * 64, **changes: Any
+) -> ModelVersionRef:
+    """Version 3 of a model, unless `changes` say otherwise."""
+    fields = {"name": "late-arrival", "version": 3, "run_id": "0" * 32, **changes}
+    return ModelVersionRef(program_sha256=program_sha256, snapshot_sha256=snapshot_sha256, **fields)
+
+
+def epoch(number: int = 0, auc: float | None = 0.7, **changes: Any) -> EpochMetrics:
+    """One epoch of a second."""
+    usual = {"train_loss": 0.5, "validation_loss": 0.5, "learning_rate": 0.01, "seconds": 1.0}
+    fields = {**usual, "rows_per_s": 1000.0, **changes}
+    return EpochMetrics(epoch=number, validation_auc=auc, **fields)
+
+
+def metric(value: float, spread: float = 0.01) -> Metric:
+    return Metric(value=value, low=value - spread, high=value + spread)
+
+
+def metric_set(auc: float = 0.75, error: float = 0.01, num_rows: int = 4000) -> MetricSet:
+    return MetricSet(
+        num_rows=num_rows,
+        base_rate=0.2,
+        auc=metric(auc),
+        pr_auc=metric(0.48),
+        brier=metric(0.13),
+        log_loss=metric(0.42),
+        calibration_error=metric(error, 0.002),
+    )
+
+
+def feature_drift(name: str, effect: float, low: float, drifted: bool) -> FeatureDrift:
+    """Drift of one feature, PSI growing with the square of the effect."""
+    result = "above" if drifted else "below"
+    return FeatureDrift(
+        feature=name, kind="numeric", psi=6.1 * effect**2, psi_noise=0.0006, effect=effect,
+        effect_low=low, missing_reference=0.02, missing_current=0.03, drifted=drifted,
+        evidence=f"effect {effect:.3f}, at least {low:.3f}, {result} the threshold 0.10",
+    )  # fmt: skip
+
+
+def variant(source_sha256: str, files: Artifact | None, **changes: Any) -> ModelVariant:
+    """An ONNX variant that was accepted."""
+    fields: dict[str, Any] = {
+        "name": "onnx-fp32",
+        "format": "onnx",
+        "precision": "fp32",
+        "hardware_class": "cpu",
+        "parity_max": 2e-6,
+        "parity_mean": 1e-7,
+        "latencies": (),
+        "num_bytes": files.num_bytes if files else 0,
+        "load_ms": 12.5,
+        "accepted": True,
+        "reason": "Kept.",
+        "settings": {},
+        **changes,
+    }
+    return ModelVariant(files=files, source_sha256=source_sha256, **fields)
+
+
+def trained_model(
+    program: Artifact, snapshot_sha256: str = "0" * 64, **changes: Any
+) -> TrainedModel:
+    """A training result whose program, checkpoint and log are this artifact."""
+    fields: dict[str, Any] = {
+        "columns": COLUMNS,
+        "config": {},
+        "splits": splits(),
+        "epochs": (),
+        "best_epoch": 0,
+        "num_ranks": 1,
+        "strategy": "horovod",
+        "num_parameters": 1,
+        "seconds": 1.0,
+        **dict.fromkeys(("program", "checkpoint", "log"), program),
+        **changes,
+    }
+    return TrainedModel(snapshot_sha256=snapshot_sha256, **fields)
+
+
+def edited(value: Any, path: str, new: object) -> Any:
+    """A copy in which the field at the end of a dotted path (numbers index tuples) is `new`."""
+    head, _, rest = path.partition(".")
+    old = getattr(value, head)
+    if not rest:
+        return value.model_copy(update={head: new})
+    if isinstance(old, tuple):
+        index, _, rest = rest.partition(".")
+        items = list(old)
+        items[int(index)] = edited(items[int(index)], rest, new)
+        return value.model_copy(update={head: tuple(items)})
+    return value.model_copy(update={head: edited(old, rest, new)})
+
+
+def changed(value: Any, changes: Mapping[str, object]) -> Any:
+    """A copy with other fields, each named by its dotted path."""
+    return reduce(lambda made, change: edited(made, *change), changes.items(), value)

@@ -16,12 +16,12 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.contracts.release import RegisteredProgram
 from tasks.imports.config import EncoderConfig
 from tasks.imports.program import export_encoder
 from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tests.support.data.builders import version_ref
 
 SHAPE = {
     "model_type": "bert",
@@ -109,12 +109,8 @@ def program(store: ArtifactStore, folder: Path, seed: int = 0) -> ImportedProgra
 def registered(store: ArtifactStore, folder_name: str, seed: int = 0) -> RegisteredProgram:
     """The program of a small encoder, as the registry room hands it on."""
     imported = program(store, store.root.parent / folder_name, seed)
-    version = ModelVersionRef(
-        name="encoder",
-        version=1,
-        run_id="0" * 32,
-        program_sha256=imported.program.sha256,
-        snapshot_sha256=imported.origin_sha256,
+    version = version_ref(
+        imported.program.sha256, imported.origin_sha256, name="encoder", version=1
     )
     return RegisteredProgram(
         version=version,

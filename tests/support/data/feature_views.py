@@ -69,10 +69,8 @@ KEYS: dict[str, tuple[FeastType, pa.DataType, list[Any]]] = {
 }
 
 
-def make_view(
-    keys: list[str], features: list[str], *, created: bool, name: str = "v"
-) -> FeatureView:
-    """A feature view over a file of that name; each join key is an entity."""
+def make_view(keys: list[str], features: list[str], *, created: bool) -> FeatureView:
+    """The feature view `v` over a file of that name; each join key is an entity."""
     types = {Int64: ValueType.INT64, Int32: ValueType.INT32, String: ValueType.STRING}
     entities = [
         Entity(
@@ -83,13 +81,13 @@ def make_view(
         for key in keys
     ]
     view = FeatureView(
-        name=name,
+        name="v",
         entities=entities,
         ttl=timedelta(days=1000),
         schema=[Field(name=n, dtype=COLUMNS[n][0]) for n in features],
         source=FileSource(
-            name=f"{name}_rows",
-            path=name,
+            name="v_rows",
+            path="v",
             timestamp_field="event",
             created_timestamp_column="created" if created else "",
         ),
@@ -138,6 +136,13 @@ def repo_config(folder: Path, online: dict[str, Any], **options: Any) -> RepoCon
         online_store=online,
         **options,
     )
+
+
+def online_store(kind: str, address: str) -> dict[str, Any]:
+    """Our store of Redis or SQLite, as `feature_store.yaml` describes it."""
+    module, name = f"tasks.features.online.{kind}_store", f"NewerWins{kind.title()}OnlineStore"
+    where = "connection_string" if kind == "redis" else "path"
+    return {"type": f"{module}.{name}", where: address}
 
 
 def feasts_rows(view: FeatureView, batch: pa.RecordBatch) -> list[Any]:

@@ -39,6 +39,10 @@ class Installation:
     home: Path
     repository: SmallRepository
 
+    @classmethod
+    def at(cls, folder: Path, num_days: int) -> Installation:
+        return cls(folder / "home", SmallRepository(folder, num_days))
+
     @property
     def store(self) -> ArtifactStore:
         return ArtifactStore(self.home / "artifacts")

@@ -32,8 +32,9 @@ def customers() -> pd.DataFrame:
     return pd.DataFrame({"customer": [f"c{n:02d}" for n in range(40)], "town": towns, "age": ages})
 
 
-def orders(num_rows: int = 600) -> pd.DataFrame:
-    """Orders of half a year; on about a third of all days there is none."""
+def orders() -> pd.DataFrame:
+    """600 orders of half a year; on about a third of all days there is none."""
+    num_rows = 600
     rng = np.random.default_rng(3)
     open_days = np.flatnonzero(rng.random(182) < 0.65)
     seconds = np.sort(rng.choice(open_days, num_rows) * 86400 + rng.integers(0, 86400, num_rows))

@@ -1,15 +1,12 @@
 """A writer that other tests kill or run twice: writes versions of one view, each all in one value.
 
-Reads commands, a line each: `redis` or `sqlite`, its address, first and last version, how often.
-Each is carried out by a child process, whose id is said first, so that it can be killed without
-the seconds that it takes to import Feast. Version `n` sets every feature of every entity to `n`, at
-noon plus `n` milliseconds; a last version below the first counts down.
+Its commands are the first version, `redis` or `sqlite`, and the store's address. Version `n` sets
+every feature of every entity to `n`, at noon plus `n` milliseconds.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import itertools
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +19,8 @@ from feast.types import Int64
 from tasks.features.online.encoding import EncodedRows, encode_rows
 from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tests.support.data.feature_views import NOON, make_view, repo_config
+from tests.support.data.feature_views import NOON, make_view, online_store, repo_config
+from tests.support.host.killed import say, serve
 
 NUM_KEYS = 1_000
 BATCH_ROWS = 250
@@ -36,17 +34,7 @@ def versioned_view() -> FeatureView:
 
 
 def versioned_config(kind: str, address: str) -> RepoConfig:
-    online = {
-        "redis": {
-            "type": "tasks.features.online.redis_store.NewerWinsRedisOnlineStore",
-            "connection_string": address,
-        },
-        "sqlite": {
-            "type": "tasks.features.online.sqlite_store.NewerWinsSqliteOnlineStore",
-            "path": address,
-        },
-    }[kind]
-    return repo_config(Path(address).parent, online)
+    return repo_config(Path(address).parent, online_store(kind, address))
 
 
 def version_rows(view: FeatureView, version: int) -> Iterator[EncodedRows]:
@@ -78,29 +66,12 @@ def write_version(kind: str, config: RepoConfig, version: int) -> int:
         return online.write_rows(config, view, version_rows(view, version))
 
 
-def write_versions(kind: str, address: str, first: int, last: int, times: int) -> None:
-    """Say each version once it is written."""
+def write_versions(first: str, kind: str, address: str) -> None:
     config = versioned_config(kind, address)
-    step = 1 if first <= last else -1
-    for _ in range(times):
-        for version in range(first, last + step, step):
-            write_version(kind, config, version)
-            say(f"wrote {version}")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    for version in itertools.count(int(first)):
+        write_version(kind, config, version)
+        say(f"wrote {version}")
 
 
 if __name__ == "__main__":
-    say("ready")
-    for command in sys.stdin:
-        kind, address, *numbers = command.split()
-        child = os.fork()
-        if not child:
-            write_versions(kind, address, *map(int, numbers))
-            os._exit(0)
-        say(f"child {child}")
-        _, status = os.waitpid(child, 0)
-        say(f"ended {os.waitstatus_to_exitcode(status)}")
+    serve(write_versions)

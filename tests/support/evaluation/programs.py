@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.base import Artifact
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import BaselineModel
 from tasks.contracts.release import RegisteredProgram
@@ -15,7 +15,8 @@ from tasks.contracts.training import TrainedModel
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.conversion.programs import exported
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.data import builders
+from tests.support.data.builders import COLUMNS, version_ref
 
 QUICK = EvaluationConfig(slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20)
 QUICK_BASELINE_MODEL = BaselineModelConfig(max_iterations=40, min_leaf_rows=20)
@@ -48,13 +49,7 @@ def stored_program(
     def build(folder: StagedFolder) -> RegisteredProgram:
         (folder.path / "program.pt2").write_bytes(exported(network, dynamic=dynamic))
         artifact = folder.artifact("program.pt2")
-        version = ModelVersionRef(
-            name="late-arrival",
-            version=3,
-            run_id="0" * 32,
-            program_sha256=artifact.sha256,
-            snapshot_sha256="0" * 64,
-        )
+        version = version_ref(artifact.sha256)
         return RegisteredProgram(version=version, program=artifact, columns=COLUMNS)
 
     values = [value.tolist() for value in network.state_dict().values()]
@@ -64,21 +59,7 @@ def stored_program(
 
 def trained_model(program: Artifact, dataset: ValidatedDataset) -> TrainedModel:
     """A training result with this program."""
-    return TrainedModel(
-        program=program,
-        checkpoint=program,
-        log=program,
-        columns=COLUMNS,
-        config={},
-        snapshot_sha256=dataset.snapshot.data.sha256,
-        splits=splits(),
-        epochs=(),
-        best_epoch=0,
-        num_ranks=1,
-        strategy="horovod",
-        num_parameters=1,
-        seconds=1.0,
-    )
+    return builders.trained_model(program, dataset.snapshot.data.sha256)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from tasks.evaluation.drift.statistics import (
 )
 from tasks.evaluation.drift.window import WindowColumns
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
-from tests.support.data.builders import COLUMNS
-from tests.support.registry.builders import metric, metric_set
+from tests.support.data.builders import COLUMNS, metric, metric_set
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 TIME = "event_timestamp"
@@ -55,14 +54,9 @@ def window_of(folder: Path, columns: Columns, num_days: int) -> WindowColumns:
     return WindowColumns(path, TIME, days(num_days))
 
 
-def changes(
-    folder: Path, reference: Columns, current: Columns, num_days: tuple[int, int] = (60, 30)
-) -> list[Change]:
+def changes(folder: Path, reference: Columns, current: Columns) -> list[Change]:
     """Change of every column; the names of categories begin with c."""
-    before, now = (
-        window_of(folder, columns, count)
-        for columns, count in zip((reference, current), num_days, strict=True)
-    )
+    before, now = window_of(folder, reference, 60), window_of(folder, current, 30)
     generator = np.random.default_rng(0)
     draws = [draw_blocks(rows.num_days, generator) for rows in (before, now)]
     histograms = [_count(name, before, now) for name in reference]

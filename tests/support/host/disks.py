@@ -23,12 +23,6 @@ class SmallDisk:
 
     folder: Path
 
-    @property
-    def used_bytes(self) -> int:
-        """What lies on it."""
-        disk = os.statvfs(self.folder)
-        return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-
     def resize(self, num_bytes: int) -> None:
         """Make it larger, or smaller."""
         self._mount("-o", f"remount,size={num_bytes}")

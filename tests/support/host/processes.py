@@ -1,7 +1,10 @@
-"""Looking at processes from tests."""
+"""Commands of `python -m falaj` from tests, and looking at processes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +12,28 @@ from pathlib import Path
 import psutil
 
 from infra.bench.parts import wait_until
+from tasks.kernel.settings import PROJECT_ROOT
+
+
+def falaj(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a command as from a new terminal: of a Prefect server it knows what it is given."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "falaj", *words],
+        cwd=PROJECT_ROOT,
+        env={**inherited, "PYTHONPATH": str(PROJECT_ROOT), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_falaj(*words: str, limit_s: float = 900, **environment: str) -> tuple[int, str]:
+    """Exit code of a command, and what it said."""
+    with falaj(*words, **environment) as process:
+        said, _ = process.communicate(timeout=limit_s)
+    return process.returncode, said
 
 
 def pids_whose_command_holds(text: str) -> list[int]:

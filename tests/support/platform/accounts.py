@@ -124,9 +124,9 @@ class Account:
                 missing, says otherwise, or a later promotion's names another version.
         """
         database = self.home / "mlflow" / "mlflow.db"
-        ((name, number),) = _rows(database, CHAMPIONS)
+        ((name, number),) = rows_of(database, CHAMPIONS)
         promoted = []
-        for version, digest in _rows(database, DECIDED, {"name": name}):
+        for version, digest in rows_of(database, DECIDED, {"name": name}):
             [file] = self.home.glob(f"mlflow/artifacts/**/promotion/{str(digest)[:12]}.json")
             content = file.read_bytes()
             assert hashlib.sha256(content).hexdigest() == digest, file
@@ -141,13 +141,13 @@ class Account:
     def _prefect(self, query: str, loop: str = "") -> list[tuple[object, ...]]:
         if self.postgresql is None:
             file = self.home / "platform" / "prefect" / "prefect.db"
-            return _rows(file, query, {"loop": loop})
+            return rows_of(file, query, {"loop": loop})
         with psycopg.connect(self.postgresql) as connection:
             asked = query.replace(":loop", "%(loop)s::text")
             return connection.execute(asked.encode(), {"loop": loop}).fetchall()
 
 
-def _rows(
+def rows_of(
     database: Path, query: str, values: Mapping[str, object] = NOTHING
 ) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60)) as connection:

@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -18,12 +17,11 @@ from urllib.error import HTTPError
 
 import psutil
 
+from infra.orchestration.embedded import free_port
 from infra.platform.api import PrefectApi, basic_auth
 from infra.platform.files import Endpoint, PlatformFiles, read_endpoint
 from infra.platform.health import read_status
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import processes_of, wait_until
-from tests.support.services.servers import free_port
+from tests.support.host.processes import falaj, processes_of, run_falaj, wait_until
 
 LIMIT_S = 600
 OTHER_PORTS = tuple(f"--{service}-port=0" for service in ("mlflow", "serving", "serving-grpc"))
@@ -64,21 +62,10 @@ class Platform:
         return PrefectApi(self.endpoint.api_url, self.password, timeout_s=60)
 
     def command(self, *arguments: str) -> subprocess.Popen[str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        return subprocess.Popen(
-            [sys.executable, "-u", "-m", "falaj", "--home", str(self.home), *arguments],
-            cwd=PROJECT_ROOT,
-            env={**inherited, "PYTHONPATH": str(PROJECT_ROOT), **self.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return falaj("--home", str(self.home), *arguments, **self.environment)
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        with self.command(*arguments) as process:
-            said, _ = process.communicate(timeout=LIMIT_S)
-        return process.returncode, said
+        return run_falaj("--home", str(self.home), *arguments, **self.environment)
 
     def up(self) -> tuple[int, str]:
         return self.run("up", "--port", str(self.port), *OTHER_PORTS, *self.options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -15,20 +16,15 @@ from prefect.exceptions import ObjectAlreadyExists
 
 
 def deploy(
-    client: SyncPrefectClient, flow: Flow[..., Any], entrypoint: str, name: str, pool: str
+    client: SyncPrefectClient, flow: Flow[..., Any], name: str, pool: str, **options: Any
 ) -> UUID:
     """Deploy a flow by its module path on a process pool, which is made where there is none."""
-    try:
+    with suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-    except ObjectAlreadyExists:
-        pass
+    where = {"work_pool_name": pool, "pull_steps": [], "parameter_openapi_schema": {}}
+    entrypoint = f"{flow.fn.__module__}.{flow.fn.__name__}"
     return client.create_deployment(
-        flow_id=client.create_flow(flow),
-        name=name,
-        work_pool_name=pool,
-        entrypoint=entrypoint,
-        pull_steps=[],
-        parameter_openapi_schema={},
+        client.create_flow(flow), name, entrypoint=entrypoint, **{**where, **options}
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +14,11 @@ import yaml
 from infra.bench.running import SMALL
 from tasks.contracts.base import Artifact
 from tasks.contracts.run import RunRecord
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, Settings
+from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tests.support.data.repository import SmallRepository
+from tests.support.host.processes import falaj, run_falaj
 
 NUM_DAYS = 31
 
@@ -39,28 +38,12 @@ class Loop:
     home: Path
     repository: SmallRepository
 
-    def command(self, *words: str) -> list[str]:
-        return [
-            *(sys.executable, "-m", "falaj"),
-            *("--home", str(self.home), "--repo", str(self.repository.path)),
-            *words,
-        ]
-
     def start(self, *words: str) -> subprocess.Popen[str]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-        return subprocess.Popen(
-            self.command(*words),
-            cwd=PROJECT_ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return falaj("--home", str(self.home), "--repo", str(self.repository.path), *words)
 
-    def run(self, *words: str, limit_s: float = 600) -> tuple[int, str]:
-        with self.start(*words) as process:
-            said, _ = process.communicate(timeout=limit_s)
-        return process.returncode, said
+    def run(self, *words: str, limit_s: float = 900) -> tuple[int, str]:
+        home, repo = str(self.home), str(self.repository.path)
+        return run_falaj("--home", home, "--repo", repo, *words, limit_s=limit_s)
 
     @property
     def store(self) -> ArtifactStore:

@@ -23,6 +23,7 @@ from tasks.control.config import RoutingConfig
 from tasks.kernel import guard
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
+from tests.support.platform.deployed import deploy
 
 
 class LoopConfig(BaseModel):
@@ -91,6 +92,16 @@ def loop_flow(config: LoopConfig) -> LoopResult:
     first = stages.run("training", first_flow, config.number, config)
     second = stages.run("conversion", second_flow, first, config)
     return LoopResult(first=first, second=second, stages=tuple(stages.times))
+
+
+def deploy_routed(client: SyncPrefectClient, coordinator: str, stages: str) -> None:
+    """Deploy the loop and its stages on these pools."""
+    for of, name, pool in (
+        (loop_flow, loop_flow.name, coordinator),
+        (first_flow, "cpu", stages),
+        (second_flow, "cpu", stages),
+    ):
+        deploy(client, of, name, pool)
 
 
 def start(client: SyncPrefectClient, config: LoopConfig) -> UUID:

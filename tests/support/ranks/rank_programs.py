@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tasks.kernel import guard
+from infra.bench.parts import wait_until
+from tasks.kernel.process import guarded_process
+from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch.rank_group import RankGroup, local_environments
 
 GRACE_S = 2
@@ -24,9 +24,7 @@ RANK_MODULE = "tests.support.ranks.described_rank"
 GONE_WITHIN_S = 20
 
 
-def run_on_ranks(
-    module: str, folder: Path, num_ranks: int, *arguments: str, limit_s: float = LIMIT_S
-) -> None:
+def run_on_ranks(module: str, folder: Path, num_ranks: int, *arguments: str) -> None:
     """Run `python -m MODULE FOLDER ARGUMENTS` on `num_ranks` guarded ranks until all have ended.
 
     Raises:
@@ -35,48 +33,29 @@ def run_on_ranks(
     folder.mkdir(parents=True, exist_ok=True)
     store_file = folder / f"store-{uuid.uuid4().hex}"
     command = [sys.executable, "-W", "error", "-m", module, str(folder), *arguments]
-    with local_environments(num_ranks, store_file) as environments:
+    with local_environments(num_ranks, store_file) as environments, ExitStack() as stack:
+        logs = [folder / f"rank-{rank}-of-{num_ranks}.log" for rank in range(num_ranks)]
         ranks = []
-        for rank, environment in enumerate(environments):
-            with _log(folder, rank, num_ranks).open("wb") as log:
-                ranks.append(
-                    subprocess.Popen(
-                        guard.guarded(command, GRACE_S),
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                    )
-                )
-        try:
-            codes = _wait(ranks, time.monotonic() + limit_s)
-        finally:
-            for process in ranks:
-                process.terminate()
-                process.wait()
-    logs = [_log(folder, rank, num_ranks) for rank in range(num_ranks)]
+        for log, environment in zip(logs, environments, strict=True):
+            log.unlink(missing_ok=True)
+            running = guarded_process(
+                command, log, environment, folder=PROJECT_ROOT, grace_s=GRACE_S
+            )
+            ranks.append(stack.enter_context(running))
+
+        def have_ended() -> bool:
+            codes = [process.poll() for process in ranks]
+            return None not in codes or any(codes)
+
+        with suppress(TimeoutError):
+            wait_until(have_ended, "the end of all ranks, or of a failed one", LIMIT_S)
+        codes = [process.poll() for process in ranks]
     said = "\n".join(f"--- rank {rank}\n{log.read_text()}" for rank, log in enumerate(logs))
     assert codes == [0] * num_ranks, f"exit codes {codes}:\n{said}"
 
 
-def _log(folder: Path, rank: int, num_ranks: int) -> Path:
-    return folder / f"rank-{rank}-of-{num_ranks}.log"
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], deadline: float) -> list[int | None]:
-    """Until all have ended, one has failed, or the deadline."""
-    while time.monotonic() < deadline:
-        codes = [process.poll() for process in ranks]
-        if None not in codes or any(codes):
-            return codes
-        time.sleep(0.05)
-    return [process.poll() for process in ranks]
-
-
 @contextmanager
-def group(
-    folder: Path, *ways: str, threads: int = 1, module: str = RANK_MODULE
-) -> Iterator[RankGroup]:
+def group(folder: Path, *ways: str, threads: int = 1) -> Iterator[RankGroup]:
     """Ranks that end in the given ways."""
     from tests.support.ranks.described_rank import WAYS_FILE  # with Horovod, which not all have
 
@@ -86,7 +65,7 @@ def group(
     try:
         with (
             local_environments(len(ways), folder / "meeting", threads) as environments,
-            RankGroup(module, folder, environments, lock) as ranks,
+            RankGroup(RANK_MODULE, folder, environments, lock) as ranks,
         ):
             yield ranks
     finally:

@@ -6,13 +6,12 @@ import re
 import sys
 from pathlib import Path
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import LaunchConfig, TrainingConfig
 from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
 from tasks.training.launch.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
-from tests.support.data.builders import dataset, frame, splits
+from tests.support.data.builders import dataset, frame, splits, version_ref
 from tests.support.host.processes import pids_whose_command_holds
 
 NUM_ROWS = 1600
@@ -78,13 +77,7 @@ def say_epoch(metrics: EpochMetrics) -> None:
 
 def start_of(model: TrainedModel) -> StartingPoint:
     return StartingPoint(
-        version=ModelVersionRef(
-            name="late",
-            version=1,
-            run_id="r1",
-            program_sha256=model.program.sha256,
-            snapshot_sha256=model.snapshot_sha256,
-        ),
+        version=version_ref(model.program.sha256, model.snapshot_sha256, version=1),
         checkpoint=model.checkpoint,
         columns=model.columns,
         trained_on=model.splits.train,

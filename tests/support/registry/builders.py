@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -14,14 +15,12 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import (
     CurvePoint,
     EvaluationReport,
-    Metric,
-    MetricSet,
     PairedComparison,
     SliceMetrics,
 )
 from tasks.contracts.release import ModelVariant, PromotionDecision
-from tasks.contracts.training import EpochMetrics, TrainedModel
-from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tasks.contracts.training import TrainedModel
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation, prepare_database
@@ -29,6 +28,7 @@ from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import attach_variants
 from tasks.registry.promotion import promote
 from tests.support.data import builders
+from tests.support.data.builders import metric, metric_set
 
 CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")
 
@@ -39,22 +39,6 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("mlflow")
     prepare_database(RegistryLocation(f"sqlite:///{home / 'mlflow.db'}", home / "files"))
     return home / "mlflow.db"
-
-
-def metric(value: float, spread: float = 0.01) -> Metric:
-    return Metric(value=value, low=value - spread, high=value + spread)
-
-
-def metric_set(auc: float = 0.75, error: float = 0.01, num_rows: int = 4000) -> MetricSet:
-    return MetricSet(
-        num_rows=num_rows,
-        base_rate=0.2,
-        auc=metric(auc),
-        pr_auc=metric(0.48),
-        brier=metric(0.13),
-        log_loss=metric(0.42),
-        calibration_error=metric(error, 0.002),
-    )
 
 
 def comparison(against: str, difference: float, spread: float = 0.001) -> PairedComparison:
@@ -72,35 +56,19 @@ def trained_model(store: ArtifactStore, dataset: ValidatedDataset, seed: int = 0
         (folder.path / "program.pt2").write_bytes(b"program %d " % seed * 500)
         (folder.path / "checkpoint.pt").write_bytes(b"checkpoint %d " % seed * 500)
         (folder.path / "ranks.log").write_text("rank 0: done\n")
-        return TrainedModel(
-            program=folder.artifact("program.pt2"),
+        return builders.trained_model(
+            folder.artifact("program.pt2"),
+            dataset.snapshot.data.sha256,
             checkpoint=folder.artifact("checkpoint.pt"),
             log=folder.artifact("ranks.log"),
             columns=dataset.snapshot.columns,
             config={"num_ranks": 2, "optimizer": {"name": "adamw", "betas": [0.9, 0.99]}},
-            snapshot_sha256=dataset.snapshot.data.sha256,
-            splits=builders.splits(),
-            epochs=tuple(epoch(number) for number in range(4)),
+            epochs=tuple(builders.epoch(n, 0.70 + 0.01 * n) for n in range(4)),
             best_epoch=2,
             num_ranks=2,
-            strategy="horovod",
-            num_parameters=1234,
-            seconds=3.5,
         )
 
     return store.build_once("models", key, TrainedModel, build)
-
-
-def epoch(number: int) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=number,
-        train_loss=0.6 - 0.05 * number,
-        validation_loss=0.61 - 0.04 * number,
-        validation_auc=0.70 + 0.01 * number,
-        learning_rate=1e-3,
-        seconds=0.8,
-        rows_per_s=50_000,
-    )
 
 
 def evaluation(
@@ -150,21 +118,10 @@ def variants(
         (files / "weights").mkdir(parents=True)
         (files / "model.onnx").write_text(f"{content} of {program_sha256}")
         (files / "weights" / "0.bin").write_bytes(b"\0" * 2048)
-        artifact = folder.artifact("onnx-fp32")
-        return ModelVariant(
-            name="onnx-fp32",
-            format="onnx",
-            precision="fp32",
-            hardware_class="cpu",
-            files=artifact,
-            source_sha256=program_sha256,
-            parity_max=2e-6,
-            parity_mean=1e-7,
+        return builders.variant(
+            program_sha256,
+            folder.artifact("onnx-fp32"),
             auc_change=metric(0.0, 1e-6),
-            latencies=(),
-            num_bytes=artifact.num_bytes,
-            load_ms=12.5,
-            accepted=True,
             reason="three times as fast as PyTorch eager",
             settings={"opset": "18"},
         )
@@ -197,11 +154,13 @@ class World:
 
     @classmethod
     def at(cls, home: Path) -> World:
-        store = ArtifactStore(home / "artifacts")
-        location = RegistryLocation(
-            uri=f"sqlite:///{home / 'mlflow' / 'mlflow.db'}", artifacts=home / "mlflow" / "files"
-        )
+        settings = Settings(home, home / "repo")
+        location, store = RegistryLocation.of(settings), settings.store
         return cls(location, store, builders.dataset(store, builders.frame(300)))
+
+    @property
+    def home(self) -> Path:
+        return self.store.root.parent
 
     @property
     def database(self) -> Path:
@@ -209,7 +168,7 @@ class World:
         assert path is not None
         return path
 
-    def with_database_of(self, template: Path) -> World:
+    def with_database_of(self, template: Path) -> Self:
         """Save the second that the schema migrations take."""
         self.database.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(template, self.database)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.kernel.settings import ArtifactStore
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import Evidence, judge
@@ -35,12 +33,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     against = (builders.comparison("champion:1", 0.002),)
     evaluation = builders.evaluation(store, trained, against=against)
     made = builders.variants(store, trained.program.sha256)
-    candidate = ModelVersionRef(
-        name="m",
-        version=2,
-        run_id="r2",
-        program_sha256=trained.program.sha256,
-        snapshot_sha256=trained.snapshot_sha256,
+    candidate = shared.version_ref(
+        trained.program.sha256, trained.snapshot_sha256, name="m", version=2, run_id="r2"
     )
     folder = store.root / "model"
     write_model(folder, trained, evaluation, dataset.snapshot, "m", "abc", store)
@@ -58,20 +52,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
         ),
         now=datetime(2014, 1, 31, tzinfo=UTC),
     )
-
-
-def edited(value: Any, path: str, new: object) -> Any:
-    """A copy in which the field at the end of a dotted path (numbers index tuples) is `new`."""
-    head, _, rest = path.partition(".")
-    old = getattr(value, head)
-    if not rest:
-        return value.model_copy(update={head: new})
-    if isinstance(old, tuple):
-        index, _, rest = rest.partition(".")
-        items = list(old)
-        items[int(index)] = edited(items[int(index)], rest, new)
-        return value.model_copy(update={head: tuple(items)})
-    return value.model_copy(update={head: edited(old, rest, new)})
 
 
 def closed(evidence: Evidence, config: PromotionConfig = CONFIG) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +88,7 @@ def installed(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pictures, "draw_pictures", builders.draw_nothing)
     world = World.at(tmp_path)
     rows = dataset(world.store, frame(12_000))
-    made = Installation(world.location, world.store, rows)
-    made.database.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(migrated, made.database)
-    return made
+    return Installation(world.location, world.store, rows).with_database_of(migrated)
 
 
 def first(installed: Installation, network: LateRate) -> ModelVersionRef:

@@ -13,7 +13,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.release import GateResult, PromotionDecision
 from tasks.contracts.rollout import Evidence, Finding, Period, Shares
 from tasks.kernel.errors import RegistryError
@@ -22,6 +21,7 @@ from tasks.release.config import ReleaseConfig, StepConfig
 from tasks.release.evidence import COLUMNS, no_labels
 from tasks.release.records import OPEN, Release
 from tasks.release.traffic import TracksRefusedError
+from tests.support.data.builders import version_ref
 
 MODEL = "flight-delay"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -245,11 +245,10 @@ class FakeGateway:
 
 
 def refused() -> PromotionDecision:
-    ref = ModelVersionRef(
-        name="delay", version=3, run_id="r", program_sha256="0" * 64, snapshot_sha256="1" * 64
-    )
     gates = (
         GateResult(name="auc-floor", passed=True, evidence="AUC 0.75"),
         GateResult(name="champion", passed=False, evidence=WORSE),
     )
-    return PromotionDecision(candidate=ref, previous_champion=2, gates=gates, promoted=False)
+    return PromotionDecision(
+        candidate=version_ref(name="delay"), previous_champion=2, gates=gates, promoted=False
+    )

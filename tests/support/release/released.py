@@ -14,12 +14,11 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,11 +34,18 @@ from numpy.typing import NDArray
 
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release import LoggedRequests, RegistryChampions, release_config, traffic_of
-from infra.bench.serving.installation import HEALTHY, make_champion, write_settings
+from infra.bench.processes import running
+from infra.bench.serving.installation import (
+    HEALTHY,
+    Signer,
+    envoy,
+    make_champion,
+    write_settings,
+)
 from infra.gateway.envoy import Admin
+from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.rollout import Action
 from tasks.conversion.config import ConversionConfig
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.predictions.labels import import_labels
@@ -47,15 +53,13 @@ from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Release
 from tasks.release.rollout import Cycle, Releasing
 from tests.support.conversion.programs import SmallNetwork
-from tests.support.host.processes import wait_until
-from tests.support.services.servers import free_port
-from tests.support.services.signing import Signer
+from tests.support.host.processes import run_falaj, wait_until
 from tests.support.serving.served import FLIGHTS, ServedHome, flight_rows
 
-START_LIMIT_S = 180.0
 LIMIT_S = 120.0
 FORM = ConversionConfig(formats=("onnx-fp32",), batch_sizes=(1,), measurement="quick")
 NUM_ROWS = 200
+NUM_CLIENTS, PER_S = 40, 250.0
 STEPS = (("shadow", 0, 200), ("fifth", 20, 60), ("half", 50, 100), ("all", 100, 100))
 RELEASE: dict[str, Any] = {
     "steps": [
@@ -93,8 +97,9 @@ class Whole:
     served: ServedHome
     signer: Signer
     ports: dict[str, int]
-    server: subprocess.Popen[bytes] | None = None
-    edge: subprocess.Popen[bytes] | None = None
+    server: ExitStack = field(default_factory=ExitStack)
+    edge: ExitStack = field(default_factory=ExitStack)
+    envoy: psutil.Process | None = None
     refs: dict[str, ModelVersionRef] = field(default_factory=dict)
 
     @property
@@ -105,8 +110,8 @@ class Whole:
     @property
     def environment(self) -> dict[str, str]:
         """Of its commands."""
-        known = {k: v for k, v in os.environ.items() if k != "FALAJ_DATABASE_URL"}
-        return known | {"FALAJ_HOME": str(self.home), "FALAJ_FEATURE_REPO": str(self.repo)}
+        own = {"FALAJ_HOME": str(self.home), "FALAJ_FEATURE_REPO": str(self.repo)}
+        return {**os.environ, **own, "FALAJ_DATABASE_URL": ""}
 
     @property
     def config(self) -> PipelineConfig:
@@ -175,23 +180,14 @@ class Whole:
 
     def command(self, *words: str) -> str:
         """Run `python -m falaj` with these words; what it says."""
-        done = subprocess.run(
-            [sys.executable, "-m", "falaj", *words],
-            cwd=PROJECT_ROOT, env=self.environment, capture_output=True, text=True,
-            timeout=START_LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        code, said = run_falaj(*words, **self.environment)
+        assert code == 0, said
+        return said
 
     def num_loads(self, number: str) -> int:
         """How often serving processes have loaded a version."""
         said = (self.home / "serving.log").read_text(errors="replace")
         return said.count(f"{FLIGHTS} version {number}: onnx-fp32 serves")
-
-    def decided_at(self) -> float:
-        """When the newest release was rolled back, seconds since 1970."""
-        entries = self.releasing.ledger.entries(self.release.release_id)
-        return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
 
     def label(self, asked: Sequence[Asked], chances: NDArray[np.float64], seed: int = 3) -> int:
         """Import a label for each answered request, drawn by the chance of its row."""
@@ -211,63 +207,35 @@ class Whole:
         """Start the serving process, and wait until it answers."""
         line = [sys.executable, "-m", "serving", "--home", str(self.home), "--admin-port", "0"]
         line += ["--http-port", str(self.ports["http"]), "--grpc-port", str(self.ports["grpc"])]
-        log = self.home / "serving.log"
-        with log.open("ab") as output:
-            self.server = process = subprocess.Popen(
-                line, cwd=PROJECT_ROOT, env=self.environment, stdout=output, stderr=output
-            )
 
         def is_there() -> bool:
-            assert process.poll() is None, log.read_text()[-3000:]
             told = read_addresses(self.home)
-            return bool(told) and told.get("pid") == process.pid
+            return bool(told) and psutil.pid_exists(int(told["pid"] or 0))
 
-        wait_until(is_there, "the serving process is ready", START_LIMIT_S)
+        log = self.home / "serving.log"
+        self.server.enter_context(running(line, log, is_there, self.environment))
 
     def start_edge(self) -> None:
         """Start Envoy, and wait until it has found the server well."""
-        line = [sys.executable, "-m", "falaj", "--home", str(self.home), "gateway", "run"]
-        with (self.home / "envoy.log").open("ab") as output:
-            self.edge = process = subprocess.Popen(
-                line, cwd=PROJECT_ROOT, stdout=output, stderr=output
-            )
-
-        def is_up() -> bool:
-            assert process.poll() is None, (self.home / "envoy.log").read_text()[-3000:]
-            return self.is_reached()
-
-        wait_until(is_up, "Envoy is up", START_LIMIT_S)
+        self.envoy = self.edge.enter_context(envoy(self.home))
 
     def is_reached(self) -> bool:
-        """Whether Envoy answers, and has found the server well."""
-        admin = Admin(self.home / "edge")
-        if not admin.is_ready():
-            return False
-        found = admin.stats(HEALTHY)
+        """Whether Envoy has found the server well."""
+        found = Admin(self.home / "edge").stats(HEALTHY)
         return bool(found) and all(found.values())
 
     def kill_server(self) -> None:
         """As a machine without memory does."""
-        assert self.server is not None
-        self.server.kill()
-        self.server.wait()
+        told = read_addresses(self.home)
+        assert told
+        os.kill(int(told["pid"] or 0), signal.SIGKILL)
+        self.server.close()
 
     def kill_edge(self) -> None:
         """Kill Envoy itself; what had started it ends by that."""
-        assert self.edge is not None
-        (envoy,) = psutil.Process(self.edge.pid).children()
-        envoy.send_signal(signal.SIGKILL)
-        self.edge.wait(LIMIT_S)
-
-    def stop(self) -> None:
-        """End all."""
-        for process in (self.edge, self.server):
-            if process is not None and process.poll() is None:
-                process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(30)
-                process.kill()
-                process.wait()
+        assert self.envoy
+        self.envoy.kill()
+        self.edge.close()
 
 
 def client_rows() -> dict[str, Any]:
@@ -284,30 +252,24 @@ def whole_installation(folder: Path, networks: Sequence[SmallNetwork]) -> Iterat
     shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo, ignore=ignored)
     ports = {name: free_port() for name in ("edge", "http", "grpc")}
     whole = Whole(home, repo, ServedHome.at(home), Signer(), ports)
-    _write_settings(whole)
-    for network in networks:
-        whole.add(network)
-    whole.promote("1")
-    try:
-        whole.start_server()
-        whole.start_edge()
-        yield whole
-    finally:
-        whole.stop()
-
-
-def _write_settings(whole: Whole) -> None:
-    write_settings(whole.home, whole.signer, whole.ports, FLIGHTS)
+    write_settings(home, whole.signer, ports, FLIGHTS)
     serving = {
         "models": [{"name": FLIGHTS, "on_move": "offer"}],
         "security": {"edge": True},
         "log": {"flush_s": 0.2},
         "poll_s": 0.3,
     }
-    (whole.repo / "serving.yaml").write_text(yaml.safe_dump(serving))
-    file = whole.repo / "use_case.yaml"
+    (repo / "serving.yaml").write_text(yaml.safe_dump(serving))
+    file = repo / "use_case.yaml"
     described = yaml.safe_load(file.read_text()) | {"release": RELEASE}
     file.write_text(yaml.safe_dump(described))
+    for network in networks:
+        whole.add(network)
+    whole.promote("1")
+    with whole.server, whole.edge:
+        whole.start_server()
+        whole.start_edge()
+        yield whole
 
 
 def _tensor(name: str, kinds: dict[str, str], row: NDArray[Any]) -> dict[str, Any]:
@@ -318,9 +280,9 @@ def _tensor(name: str, kinds: dict[str, str], row: NDArray[Any]) -> dict[str, An
 class Load:
     """Clients, each with a name and a connection of its own, that ask without end."""
 
-    def __init__(self, whole: Whole, num_clients: int = 40, per_s: float = 250.0) -> None:
+    def __init__(self, whole: Whole) -> None:
         self.asked: list[Asked] = []
-        self._whole, self._num, self._pause_s = whole, num_clients, num_clients / per_s
+        self._whole, self._num, self._pause_s = whole, NUM_CLIENTS, NUM_CLIENTS / PER_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         kinds = {"int32": "INT32", "float32": "FP32"}

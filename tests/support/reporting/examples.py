@@ -9,6 +9,7 @@ from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.events import FlowRun
 from tasks.lineage.steps import Query, Step, conversion_steps, refresh_steps, version_steps
+from tests.support.data.builders import changed
 from tests.support.reporting.run_records import run_record
 
 STARTED = datetime(2026, 1, 14, 6, 15, tzinfo=UTC)
@@ -38,20 +39,15 @@ def linked_record(store: ArtifactStore) -> RunRecord:
         for group, refs in (("raw", refresh.tables.raw), ("features", refresh.tables.tables))
         for ref in refs
     )  # fmt: skip
-    pins = snapshot.pins.model_copy(update={"tables": tables})
-    pinned = snapshot.model_copy(update={"pins": pins})
     views = tuple(
         view.model_copy(update={"version": pin.version, "definition": pin.definition,
                                 "table": pin.table})
         for view in refresh.views
-        for pin in [pins.views[view.name]]
+        for pin in [snapshot.pins.views[view.name]]
     )  # fmt: skip
-    return record.model_copy(
-        update={
-            "refresh": refresh.model_copy(update={"views": views}),
-            "dataset": record.dataset.model_copy(update={"snapshot": pinned}),
-        }
-    )
+    changes = {"refresh.views": views, "dataset.snapshot.pins.tables": tables}
+    linked: RunRecord = changed(record, changes)
+    return linked
 
 
 def steps_of(record: RunRecord) -> list[Step]:

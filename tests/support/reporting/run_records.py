@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
+from tasks.contracts.base import Artifact, Contract, ModelVersionRef
 from tasks.contracts.conversion import (
     GoalResult,
     VariantLatency,
@@ -34,7 +34,7 @@ from tasks.contracts.data import (
     ValidationResult,
     ViewPin,
 )
-from tasks.contracts.drift import DriftReport, DriftResult, FeatureDrift
+from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.evaluation import (
     CurvePoint,
     EvaluationReport,
@@ -48,11 +48,19 @@ from tasks.contracts.evaluation import (
 )
 from tasks.contracts.release import GateResult, ModelVariant, PromotionDecision
 from tasks.contracts.run import RunRecord, StageTime
-from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore, StagedFolder
-from tests.support.registry.builders import metric
+from tests.support.data.builders import (
+    YEAR,
+    changed,
+    epoch,
+    feature_drift,
+    metric,
+    month,
+    trained_model,
+    variant,
+)
 
-YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
 CATEGORICAL = ("carrier", "origin", "dest", "manufacturer", "engine")
 NUMERIC = (
     "month", "day_of_week", "minute_of_day", "distance", "temp", "dewp", "humid", "wind_speed",
@@ -67,13 +75,6 @@ class Stored(Contract):
     """Every artifact of the record, by name."""
 
     artifacts: dict[str, Artifact]
-
-
-def window(first: int, months: int) -> TimeWindow:
-    """`months` months of 2013 from month `first` on."""
-    ends = [datetime(2013 + (m - 1) // 12, (m - 1) % 12 + 1, 1, tzinfo=UTC)
-            for m in (first, first + months)]  # fmt: skip
-    return TimeWindow(start=ends[0], end=ends[1])
 
 
 def metrics(num_rows: int, auc: float, base_rate: float = 0.2) -> MetricSet:
@@ -115,7 +116,7 @@ def run_record(store: ArtifactStore, **changes: object) -> RunRecord:
     """The whole record; `changes` replace top-level fields."""
     files = artifacts(store)
     dataset = validated_dataset(files)
-    splits = DataSplits(train=window(1, 6), validation=window(7, 2), test=window(9, 1))
+    splits = DataSplits(train=month(1, 6), validation=month(7, 2), test=month(9, 1))
     version = ModelVersionRef(
         name="flight-delay",
         version=3,
@@ -244,22 +245,22 @@ def pins(files: dict[str, Artifact]) -> SnapshotPins:
 def model(files: dict[str, Artifact], splits: DataSplits, columns: DatasetSchema) -> TrainedModel:
     """Nine epochs; the sixth is the best."""
     epochs = tuple(
-        EpochMetrics(
-            epoch=n, train_loss=0.462 + 0.055 * math.exp(-0.7 * n) - 0.0016 * n,
+        epoch(
+            n,
+            0.762 - 0.05 * math.exp(-0.75 * n) - 0.0003 * (n - 6) ** 2,
+            train_loss=0.462 + 0.055 * math.exp(-0.7 * n) - 0.0016 * n,
             validation_loss=0.4722 + 0.048 * math.exp(-0.8 * n) + 0.00035 * (n - 6) ** 2,
-            validation_auc=0.762 - 0.05 * math.exp(-0.75 * n) - 0.0003 * (n - 6) ** 2,
-            learning_rate=0.002 * 0.85**n, seconds=4.6 + 0.1 * (n % 3), rows_per_s=36_400.0,
+            learning_rate=0.002 * 0.85**n,
         )
         for n in range(1, 10)
-    )  # fmt: skip
-    return TrainedModel(
-        program=files["program.pt2"], checkpoint=files["checkpoint.pt"], log=files["ranks.log"],
-        columns=columns,
+    )
+    return trained_model(
+        files["program.pt2"], files["data.parquet"].sha256, checkpoint=files["checkpoint.pt"],
+        log=files["ranks.log"], columns=columns, splits=splits, epochs=epochs, best_epoch=6,
+        num_ranks=2, num_parameters=61_337, seconds=47.8,
         config={"feature_service": "flight_delay_v1", "num_workers": 2, "global_batch_size": 4096,
                 "learning_rate": 0.002, "weight_decay": 1e-5, "max_epochs": 20, "patience": 3,
                 "seed": 0, "network": {"width": 12, "hidden": [256, 128], "dropout": 0.1}},
-        snapshot_sha256=files["data.parquet"].sha256, splits=splits, epochs=epochs, best_epoch=6,
-        num_ranks=2, strategy="horovod", num_parameters=61_337, seconds=47.8, energy_j=None,
     )  # fmt: skip
 
 
@@ -267,28 +268,25 @@ def evaluation(files: dict[str, Artifact]) -> EvaluationReport:
     """September: overall, by carrier, origin and month, against champion and baseline model."""
     carriers = {"UA": 4694, "EV": 4725, "B6": 4291, "DL": 3883, "AA": 2614, "MQ": 2206, "US": 1698,
                 "9E": 1540, "WN": 1010, "VX": 453, "FL": 255, "AS": 60}  # fmt: skip
+    rows_of = {
+        "carrier": carriers,
+        "origin": {"EWR": 9550, "JFK": 8908, "LGA": 9116},
+        "month": {"2013-09": 9191, "2013-10": 9192, "2013-11": 9191},
+    }
     rng = np.random.default_rng(3)
-    by_carrier = [
-        SliceMetrics(column="carrier", value=name, metrics=metrics(
-            rows, float(0.752 + rng.normal(0, 0.02)), float(rng.uniform(0.08, 0.2))))
-        for name, rows in carriers.items()
-    ]  # fmt: skip
-    by_origin = [
-        SliceMetrics(column="origin", value=name, metrics=metrics(rows, auc, 0.13))
-        for name, rows, auc in (("EWR", 9550, 0.749), ("JFK", 8908, 0.761), ("LGA", 9116, 0.744))
-    ]
-    by_month = [
-        SliceMetrics(column="month", value=f"2013-{m:02d}", metrics=metrics(rows, auc, rate))
-        for m, rows, auc, rate in ((9, 9191, 0.741, 0.13), (10, 9192, 0.756, 0.15),
-                                   (11, 9191, 0.748, 0.18))
-    ]  # fmt: skip
+    slices = tuple(
+        SliceMetrics(column=column, value=value, metrics=metrics(rows, float(auc), float(rate)))
+        for column, known in rows_of.items()
+        for value, rows in known.items()
+        for auc, rate in [(rng.normal(0.752, 0.02), rng.uniform(0.08, 0.2))]
+    )
     grid = np.linspace(0, 1, 101)
     return EvaluationReport(
         model_sha256=files["program.pt2"].sha256,
         snapshot_sha256=files["data.parquet"].sha256,
-        window=window(9, 1),
+        window=month(9, 1),
         overall=metrics(27_574, 0.7524, 0.131),
-        slices=tuple(by_carrier + by_origin + by_month),
+        slices=slices,
         skipped_slices=("carrier=OO (20 rows)", "carrier=HA (25 rows)"),
         baseline_model=metrics(27_574, 0.7503, 0.131),
         baseline_model_name="scikit-learn gradient boosting",
@@ -351,20 +349,13 @@ def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
     ) -> ModelVariant:
         kind, precision = name.split("-")
         batches = zip((1, 32, 1024), times, (0.083, 0.21, 0.62), strict=False)
-        return ModelVariant(
-            name=name,
-            format=kind,
-            precision=precision,
-            hardware_class="cpu",
-            source_sha256=files["program.pt2"].sha256,
-            files=files[file] if file else None,
+        return variant(
+            files["program.pt2"].sha256,
+            files[file] if file else None,
+            **{"name": name, "format": kind, "precision": precision},
             settings={"runtime": "1.31.0", "threads": "1"},
-            parity_max=gap,
-            parity_mean=gap,
-            auc_change=change,
+            **{"parity_max": gap, "parity_mean": gap, "auc_change": change},
             latencies=tuple(latency(*batch) for batch in batches),
-            num_bytes=291_400,
-            load_ms=18.2,
             accepted=bool(more),
             reason=reason,
             **more,
@@ -384,17 +375,7 @@ def variants(files: dict[str, Artifact]) -> tuple[ModelVariant, ...]:
     )  # fmt: skip
 
 
-def feature_drift(name: str, effect: float, low: float, drifted: bool) -> FeatureDrift:
-    """Drift of one feature, PSI growing with the square of the effect."""
-    result = "above" if drifted else "below"
-    return FeatureDrift(
-        feature=name, kind="numeric", psi=6.1 * effect**2, psi_noise=0.0006, effect=effect,
-        effect_low=low, missing_reference=0.02, missing_current=0.03, drifted=drifted,
-        evidence=f"effect {effect:.3f}, at least {low:.3f}, {result} the threshold 0.10",
-    )  # fmt: skip
-
-
-def drift(result: DriftResult = DriftResult.WATCH) -> DriftReport:
+def drift() -> DriftReport:
     """A season's change: temperature and dew point moved, scores did not."""
     effects = {"month": 0.91, "temp": 0.62, "dewp": 0.55, "humid": 0.14, "pressure": 0.19}
     rng = np.random.default_rng(5)
@@ -404,13 +385,13 @@ def drift(result: DriftResult = DriftResult.WATCH) -> DriftReport:
         low = max(0.0, effect - 0.012)
         features.append(feature_drift(name, effect, low, low > 0.1))
     return DriftReport(
-        reference=window(1, 6), current=window(9, 1), num_reference_rows=161_228,
+        reference=month(1, 6), current=month(9, 1), num_reference_rows=161_228,
         num_current_rows=27_122, features=tuple(features),
         prediction=feature_drift("score", 0.083, 0.071, False),
         reference_performance=metrics(161_228, 0.771, 0.256),
         current_performance=metrics(27_122, 0.7524, 0.131),
         auc_change=Metric(value=-0.0186, low=-0.0244, high=-0.0121), effect_threshold=0.1,
-        result=result,
+        result=DriftResult.WATCH,
         evidence=(
             "5 of 31 features moved beyond 0.10; all follow the season: month, temp, dewp, "
             "pressure, humid.",
@@ -463,74 +444,56 @@ def number_quality(
 def regression_record(store: ArtifactStore) -> RunRecord:
     """The record of the other pages, as if its label were a number."""
     record = run_record(store)
-    snapshot, model, drift = record.dataset.snapshot, record.model, record.drift
-    columns = snapshot.columns.model_copy(update={"task": "regression", "unit": "vehicles"})
-    summary = NumberSummary(mean=3321.4, deviation=1968.9, low=113, high=7280)
-    epochs = [
-        e.model_copy(update={"validation_auc": None, "validation_r2": 0.9}) for e in model.epochs
-    ]
+    columns = changed(record.model.columns, {"task": "regression", "unit": "vehicles"})
     differences = {"r2_difference": metric(-0.0039, 0.001), "rmse_difference": metric(21.8, 9)}
-    evaluation = record.evaluation.model_copy(
-        update={
-            "overall": number_quality(),
-            "baseline_model": number_quality(0.971, 198.0),
-            "baseline": number_quality(0.904, 300.0, 0.0),
-            "baseline_name": "last_week",
-            "slices": tuple(
-                SliceMetrics(
-                    column="weekday",
-                    value=day,
-                    metrics=number_quality(mae=mae),
-                    error_ratio=metric(mae / 200, 0.125),
-                )
-                for day, mae in (("Monday", 224.0), ("Friday", 196.0), ("Sunday", 252.0))
-            ),
-            "comparisons": (RegressionComparison(against="yardstick", **differences),),
-            "roc": (),
-            "precision_recall": (),
-            "calibration": (),
-            "observed": tuple(
-                ValueBand(x=x, low=x - 300, mean=x + 20, high=x + 300, num_rows=200)
-                for x in (300.0, 2500.0, 6000.0)
-            ),
-            "residuals": tuple(
-                CurvePoint(x=x, y=50.0, weight=abs(x)) for x in (-1050.0, 0.0, 1050.0)
-            ),
-        }
+    slices = tuple(
+        SliceMetrics(
+            column="weekday",
+            value=day,
+            metrics=number_quality(mae=mae),
+            error_ratio=metric(mae / 200, 0.125),
+        )
+        for day, mae in (("Monday", 224.0), ("Friday", 196.0), ("Sunday", 252.0))
     )
-    dataset = record.dataset.model_copy(
-        update={
-            "snapshot": snapshot.model_copy(
-                update={"columns": columns, "positive_rate": None, "label_summary": summary}
-            )
-        }
-    )
-    variants = tuple(
-        v.model_copy(update={"auc_change": None, "r2_change": v.auc_change, "reason": "why"})
-        for v in record.variants
-    )
-    after = drift.model_copy(
-        update={
-            "reference_performance": number_quality(),
-            "current_performance": number_quality(0.9),
-            "auc_change": None,
-            "excess_brier_change": None,
-            "r2_change": metric(-0.067, 0.01),
-            "skill_change": metric(-0.1, 0.01),
-            "evidence": (),
-        }
-    )
-    promotion = record.promotion.model_copy(update={"gates": ()})
-    return record.model_copy(
-        update={
-            "dataset": dataset,
-            "model": model.model_copy(update={"epochs": tuple(epochs), "columns": columns}),
-            "evaluation": evaluation,
-            "variants": variants,
-            "drift": after,
-            "promotion": promotion,
-        }
-    )
+    changes = {
+        "dataset.snapshot.columns": columns,
+        "dataset.snapshot.positive_rate": None,
+        "dataset.snapshot.label_summary": NumberSummary(
+            mean=3321.4, deviation=1968.9, low=113, high=7280
+        ),
+        "model.columns": columns,
+        "model.epochs": tuple(
+            changed(e, {"validation_auc": None, "validation_r2": 0.9}) for e in record.model.epochs
+        ),
+        **dict.fromkeys(("evaluation.roc", "evaluation.precision_recall"), ()),
+        "evaluation.calibration": (),
+        "evaluation.overall": number_quality(),
+        "evaluation.baseline_model": number_quality(0.971, 198.0),
+        "evaluation.baseline": number_quality(0.904, 300.0, 0.0),
+        "evaluation.baseline_name": "last_week",
+        "evaluation.slices": slices,
+        "evaluation.comparisons": (RegressionComparison(against="yardstick", **differences),),
+        "evaluation.observed": tuple(
+            ValueBand(x=x, low=x - 300, mean=x + 20, high=x + 300, num_rows=200)
+            for x in (300.0, 2500.0, 6000.0)
+        ),
+        "evaluation.residuals": tuple(
+            CurvePoint(x=x, y=50.0, weight=abs(x)) for x in (-1050.0, 0.0, 1050.0)
+        ),
+        "variants": tuple(
+            changed(v, {"auc_change": None, "r2_change": v.auc_change, "reason": "why"})
+            for v in record.variants
+        ),
+        "drift.reference_performance": number_quality(),
+        "drift.current_performance": number_quality(0.9),
+        **dict.fromkeys(("drift.auc_change", "drift.excess_brier_change"), None),
+        "drift.r2_change": metric(-0.067, 0.01),
+        "drift.skill_change": metric(-0.1, 0.01),
+        "drift.evidence": (),
+        "promotion.gates": (),
+    }
+    made: RunRecord = changed(record, changes)
+    return made
 
 
 EVIL = "<script>alert('1')</script>\"&|`*\x00{{ 7*7 }}"
@@ -547,42 +510,33 @@ def hostile_record(store: ArtifactStore) -> RunRecord:
     ]
     broken = feature_drift("broken", math.nan, math.nan, False)
     features.append(broken.model_copy(update={"evidence": "too few values"}))
-    unjudged = record.evaluation.overall.model_copy(update={"auc": lost})
-    return record.model_copy(
-        update={
-            "use_case": EVIL,
-            "dataset": _many_views(record.dataset),
-            "question": LONG + EVIL,
-            "code_commit": "unknown",
-            "host": {EVIL: EVIL},
-            "model": record.model.model_copy(
-                update={"epochs": record.model.epochs[:1], "best_epoch": 1, "config": {EVIL: [1]}}
-            ),
-            "evaluation": record.evaluation.model_copy(
-                update={"slices": (), "comparisons": (), "overall": unjudged, "roc": (),
-                        "precision_recall": (), "baseline_model_name": EVIL,
-                        "calibration": (CurvePoint(x=math.nan, y=1, weight=1),)}
-            ),
-            "variants": (record.variants[3].model_copy(update={"name": LONG, "reason": EVIL}),),
-            "promotion": record.promotion.model_copy(
-                update={"previous_champion": None, "promoted": False,
-                        "gates": (GateResult(name=EVIL, passed=False, evidence=LONG),)}
-            ),
-            "drift": record.drift.model_copy(
-                update={"features": tuple(features), "current_performance": None,
-                        "auc_change": None, "effect_threshold": None, "evidence": (EVIL, LONG),
-                        "result": DriftResult.DATA_FAULT}
-            ),
-            "stages": tuple(
-                StageTime(stage=EVIL, seconds=math.nan if n == 2 else 1.0 * n, reused=n % 2 == 0)
-                for n in range(14)
-            ),
-        }
-    )  # fmt: skip
-
-
-def _many_views(dataset: ValidatedDataset) -> ValidatedDataset:
-    """Forty views with names that fit nowhere, and no pins."""
     views = {f"{EVIL if n % 2 else LONG}{n}": f"{n:064x}" for n in range(40)}
-    snapshot = dataset.snapshot.model_copy(update={"feature_views": views, "pins": None})
-    return dataset.model_copy(update={"snapshot": snapshot})
+    stages = [math.nan if n == 2 else 1.0 * n for n in range(14)]
+    changes = {
+        "use_case": EVIL,
+        "dataset.snapshot.feature_views": views,
+        "dataset.snapshot.pins": None,
+        "question": LONG + EVIL,
+        "code_commit": "unknown",
+        "host": {EVIL: EVIL},
+        "model.epochs": record.model.epochs[:1],
+        "model.best_epoch": 1,
+        "model.config": {EVIL: [1]},
+        **{f"evaluation.{n}": () for n in ("slices", "comparisons", "roc", "precision_recall")},
+        "evaluation.overall.auc": lost,
+        "evaluation.baseline_model_name": EVIL,
+        "evaluation.calibration": (CurvePoint(x=math.nan, y=1, weight=1),),
+        "variants": (changed(record.variants[3], {"name": LONG, "reason": EVIL}),),
+        "promotion.previous_champion": None,
+        "promotion.promoted": False,
+        "promotion.gates": (GateResult(name=EVIL, passed=False, evidence=LONG),),
+        "drift.features": tuple(features),
+        **{f"drift.{n}": None for n in ("current_performance", "auc_change", "effect_threshold")},
+        "drift.evidence": (EVIL, LONG),
+        "drift.result": DriftResult.DATA_FAULT,
+        "stages": tuple(
+            StageTime(stage=EVIL, seconds=s, reused=n % 2 == 0) for n, s in enumerate(stages)
+        ),
+    }
+    made: RunRecord = changed(record, changes)
+    return made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.contracts.training import EpochMetrics, SearchedField, StudyRecord, TrialRecord
+from tasks.contracts.training import SearchedField, StudyRecord, TrialRecord
+from tests.support.data.builders import epoch
 
 FIELDS = (
     SearchedField(name="learning_rate", low=1e-4, high=1e-1, log=True),
@@ -25,18 +26,7 @@ def trial(number: int, state: str = "complete", auc: float | None = 0.7, **chang
                 "hidden_sizes": FIELDS[2].choices[number % 2],
             },
             "auc": auc,
-            "epochs": [
-                EpochMetrics.model_construct(
-                    epoch=epoch,
-                    train_loss=0.5,
-                    validation_loss=0.5,
-                    validation_auc=value,
-                    learning_rate=0.01,
-                    seconds=1.0,
-                    rows_per_s=100.0,
-                )
-                for epoch, value in enumerate(curve)
-            ],
+            "epochs": [epoch(n, value) for n, value in enumerate(curve)],
             "seconds": 2.0,
             **changes,
         }

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tasks.kernel import guard
+from tasks.kernel.process import guarded_process
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path), None)
@@ -168,23 +167,17 @@ class Page:
 @contextmanager
 def browser(scratch: Path, width: int = 1400, height: int = 1000) -> Iterator[Page]:
     """A browser with one tab; its profile lies in `scratch`."""
-    assert BROWSER is not None
+    if BROWSER is None:
+        raise RuntimeError("no Chromium is installed, which shows pages; see `make tools`")
     profile = scratch / "profile"
     command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    line = [sys.executable, "-S", guard.__file__, str(os.getpid()), "5", "--", *command]
-    with (
-        (scratch / "browser.log").open("ab") as log,
-        subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
-    ):
-        try:
-            address = _address_of_tab(process, profile / "DevToolsActivePort")
-            with connect(address, max_size=None) as connection:
-                page = Page(connection)
-                page.set_size(width, height)
-                yield page
-        finally:
-            process.terminate()
-            process.wait(30)
+    log = scratch / "browser.log"
+    with guarded_process(command, log, os.environ, folder=scratch) as process:
+        address = _address_of_tab(process, profile / "DevToolsActivePort")
+        with connect(address, max_size=None) as connection:
+            page = Page(connection)
+            page.set_size(width, height)
+            yield page
 
 
 def _address_of_tab(process: subprocess.Popen[bytes], file: Path) -> str:

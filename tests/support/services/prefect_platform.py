@@ -12,8 +12,12 @@ with its `with` block, and when the test process is killed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.objects import Artifact
 
 from infra.bench.operation.prefect_api import PrefectApi, prefect_api_server
 
@@ -30,3 +34,12 @@ def on_prefect(prefect_api: PrefectApi) -> Iterator[None]:
     """Flows of a module run on the session's server."""
     with prefect_api.in_process():
         yield
+
+
+def shown(key: str, run: UUID | None = None) -> list[Artifact]:
+    """Artifacts that flow runs, or one of them, have shown under a key; the newest last."""
+    wanted = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=wanted)
+    found.sort(key=lambda artifact: str(artifact.created))
+    return [made for made in found if run is None or str(made.flow_run_id) == str(run)]

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from infra.orchestration.embedded import free_port
+from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import tool_python
-from tests.support.services.servers import free_port
 
 PYTHON = tool_python("triton")
 needs_triton = pytest.mark.skipif(
@@ -56,6 +56,12 @@ class Server:
             content = got.read()
         return json.loads(content) if content else None
 
+    def is_ready(self) -> bool:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            self.get("health/ready")
+            return True
+        return False
+
 
 @contextlib.contextmanager
 def serving(repository: Path, scratch: Path) -> Iterator[Server]:
@@ -87,21 +93,10 @@ def serving(repository: Path, scratch: Path) -> Iterator[Server]:
         # The stub beside the copied backend no longer finds the wheel's libraries by itself.
         "LD_LIBRARY_PATH": f"{libraries}:{site / 'nvidia_pytriton.libs'}",
     }
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=scratch
-        )
-        try:
-            server = Server(port, log)
-            _await_ready(process, server)
-            yield server
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    with guarded_process(command, log, environment, folder=scratch, grace_s=STOP_S) as process:
+        server = Server(port, log)
+        wait_until_ready(process, server.is_ready, "Triton", log, READY_S)
+        yield server
 
 
 def _of_python(program: str) -> str:
@@ -109,14 +104,3 @@ def _of_python(program: str) -> str:
         [str(PYTHON), "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout.strip()
-
-
-def _await_ready(process: subprocess.Popen[bytes], server: Server) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, server.log.read_text()[-4000:]
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            server.get("health/ready")
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"Triton was not ready in time:\n{server.log.read_text()[-4000:]}")

@@ -15,19 +15,21 @@ from unittest.mock import patch
 import httpx
 import yaml
 
+from infra.bench.serving.installation import PLENTY, write_settings
 from infra.gateway.config import GatewayPlan, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import GatewayTraffic, prepare
+from infra.orchestration.embedded import free_port
 from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import Rate, read_security
 from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
 from tests.support.services.listeners import Answer, Asked, http_listener
-from tests.support.services.servers import free_port
 from tests.support.services.signing import AUDIENCE, Signer, published
 from tests.support.serving.upstream import Upstream
 
 MODEL, OTHERS = "flight-delay", "acme-churn"
+API_KEYS = "api-keys.json"
 BODY_LIMIT = 64 * 1024
 LIMIT_BURST = 60
 INFER = f"/v2/models/{MODEL}/infer"
@@ -60,7 +62,7 @@ class Edge:
 
     @property
     def api_keys(self) -> Path:
-        return self.home / "serving" / "keys.json"
+        return self.home / "serving" / API_KEYS
 
     @property
     def authority(self) -> Path:
@@ -123,54 +125,41 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         collector = stack.enter_context(http_listener(collect)) + "/v1/traces"
         authority = ensure_authority(folder / "clients", "clients")
         pair = ensure_certificate(folder / "clients", "batch", authority, ["batch"], "client")
-        ports = {name: free_port() for name in ("listen", "http", "grpc")}
-        (home / "edge").mkdir(parents=True)
-        (home / "serving").mkdir()
+        ports = {name: free_port() for name in ("edge", "http", "grpc")}
+        write_settings(home, signer, ports, MODEL)
         tenant_keys = home / "serving" / "tenants.json"
         tenant_keys.write_text(tenants.keys())
+        audience = {"audience": AUDIENCE}
         security = {
             "issuers": [
-                {
-                    "issuer": signer.issuer,
-                    "audience": AUDIENCE,
-                    "keys": keys_url,
-                    "refresh_s": 1,
-                },
+                {"issuer": signer.issuer, "keys": keys_url, "refresh_s": 1, **audience},
                 {
                     "issuer": tenants.issuer,
-                    "audience": AUDIENCE,
                     "keys": str(tenant_keys),
                     "tenant_claim": "tenant",
+                    **audience,
                 },
             ],
-            "api_keys": str(home / "serving" / "keys.json"),
+            "api_keys": str(home / "serving" / API_KEYS),
             "certificates": {"CN=batch": [f"infer:{MODEL}"]},
             "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
             "owners": {OTHERS: "acme"},
             "max_body_bytes": BODY_LIMIT,
-            "limits": {
-                "client": {"per_s": 1e6, "burst": 1_000_000},
-            },
+            "limits": {"client": PLENTY},
         }
-        edge = {
-            "models": {
-                MODEL: {"experiments": [{"header": "x-try", "value": "new", "track": "candidate"}]},
-                OTHERS: {},
-            },
-            "listen": f"127.0.0.1:{ports['listen']}",
-            "http": [f"127.0.0.1:{ports['http']}"],
-            "grpc": [f"127.0.0.1:{ports['grpc']}"],
+        experiment = {"header": "x-try", "value": "new", "track": "candidate"}
+        edge_file = home / "edge" / "edge.yaml"
+        edge = yaml.safe_load(edge_file.read_text()) | {
+            "models": {MODEL: {"experiments": [experiment]}, OTHERS: {}},
             "client_ca": str(authority.certificate),
             "limit": {"per_s": 0.1, "burst": LIMIT_BURST},
-            "address_limit": {"per_s": 1e6, "burst": 1_000_000},
             "traces": collector,
-            "workers": 1,
-        } | settings
-        (home / "edge" / "edge.yaml").write_text(yaml.safe_dump(edge))
+        }
+        edge_file.write_text(yaml.safe_dump(edge | settings))
         (home / "serving" / "security.yaml").write_text(yaml.safe_dump(security))
         plan = read_plan(home)
         prepare(plan)
-        often = Rate(per_s=1e6, burst=1_000_000)  # tests look until a key is taken
+        often = Rate(**PLENTY)  # tests look until a key is taken
         stack.enter_context(patch("serving.security.guard.FAILURES", often))
         upstream = Upstream(
             ports["http"], ports["grpc"], read_security(plan.files.server_security_file)
@@ -179,7 +168,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         stack.callback(upstream.stop)
         found = Edge(
             home,
-            ports["listen"],
+            ports["edge"],
             upstream,
             signer,
             tenants,

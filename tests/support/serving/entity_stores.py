@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.kernel.settings import Settings
+from tests.support.data.feature_views import online_store
 from tests.support.data.installation import Installation
-from tests.support.data.repository import MIDNIGHT, SmallRepository, days
+from tests.support.data.repository import MIDNIGHT, days
 from tests.support.services.servers import RedisServer, redis_server
 
 WATERMARK = MIDNIGHT + timedelta(days=2, hours=13)
@@ -71,12 +73,11 @@ def online_at(installation: Installation, tables: FeatureTables, end: datetime) 
 
 def made(kind: str, folder: Path, stack: ExitStack) -> Serving:
     folder.mkdir()
-    repository = SmallRepository(folder, num_days=3)
-    installation = Installation(folder / "home", repository)
+    installation = Installation.at(folder, num_days=3)
     server = None
     if kind == "redis":
         server = stack.enter_context(redis_server(folder))
-        use_redis(repository.path, server)
+        use_redis(installation.repository.path, server)
     tables = installation.refresh(days(0, 3))
     online_at(installation, tables, WATERMARK)
     installation.publish(tables)
@@ -87,9 +88,8 @@ def use_redis(repo: Path, server: RedisServer) -> None:
     file = repo / "feature_store.yaml"
     head, rest = file.read_text().split("online_store:\n")
     rest = rest[rest.index("batch_engine:") :]
-    kind = "tasks.features.online.redis_store.NewerWinsRedisOnlineStore"
-    online = f"online_store:\n  type: {kind}\n  connection_string: {server.connection_string}\n"
-    file.write_text(head + online + rest)
+    online = {"online_store": online_store("redis", server.connection_string)}
+    file.write_text(head + yaml.safe_dump(online) + rest)
 
 
 def request_of(rows: pd.DataFrame) -> dict[str, list[Any]]:

@@ -24,14 +24,14 @@ MODEL, SIZE = "flight-delay", 16
 BY = Served(MODEL, "1", "onnx-fp32", "stable", "cpu")
 
 
-def batch(name: str, first: int, size: int = SIZE) -> ServedBatch:
+def batch(name: str, first: int) -> ServedBatch:
     """Requests `<name>-<first>` and so on; each one's score is its number."""
     now = time.monotonic()
-    numbers = np.arange(first, first + size)
+    numbers = np.arange(first, first + SIZE)
     return ServedBatch(
         calls=tuple(Call(MODEL, {}, 1, f"{name}-{n}", arrived=now) for n in numbers),
         inputs={
-            "categorical": np.zeros((size, len(COLUMNS.categorical)), np.int32),
+            "categorical": np.zeros((SIZE, len(COLUMNS.categorical)), np.int32),
             "numeric": np.repeat(numbers[:, None], len(COLUMNS.numeric), 1).astype(np.float32),
         },
         outputs={"score": numbers.astype(np.float32)},

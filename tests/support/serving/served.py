@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.conversion import ConversionRows, ImportedProgram
+from tasks.contracts.conversion import ConversionRows, ImportedProgram, tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.targets.interface import ModelInputs, Runtime
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
-from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
 from tasks.registry.candidate import register_import
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation
@@ -43,33 +43,20 @@ class ServedHome:
 
     @classmethod
     def at(cls, home: Path) -> ServedHome:
-        location = RegistryLocation(
-            uri=f"sqlite:///{home / 'mlflow' / 'mlflow.db'}",
-            artifacts=home / "mlflow" / "artifacts",
-        )
-        return cls(home, location, ArtifactStore(home / "artifacts"))
+        settings = Settings(home, home / "repo")
+        return cls(home, RegistryLocation.of(settings), settings.store)
 
-    def add_flights(
-        self, seed: int = 0, network: nn.Module | None = None, name: str = FLIGHTS
-    ) -> ModelVersionRef:
+    def add_flights(self, seed: int = 0, network: nn.Module | None = None) -> ModelVersionRef:
         """A program that takes a table, without variants."""
         content = exported(network or SmallNetwork(seed))
 
         def build(folder: StagedFolder) -> ImportedProgram:
             (folder.path / "model.pt2").write_bytes(content)
             program = folder.artifact("model.pt2")
-            registered = RegisteredProgram(
-                version=ModelVersionRef(
-                    name=name, version=1, run_id="0" * 32, program_sha256=program.sha256,
-                    snapshot_sha256="a" * 64,
-                ),
-                program=program,
-                columns=COLUMNS,
-            )  # fmt: skip
             return ImportedProgram(
                 program=program,
                 family="tabular",
-                signature=registered.signature,
+                signature=tabular_signature(COLUMNS),
                 columns=COLUMNS,
                 origin={"package": "tests", "version": str(seed)},
                 files={"model.pt2": program.sha256},
@@ -79,11 +66,11 @@ class ServedHome:
         imported = self.store.build_once(
             "programs", content_key(content.hex()), ImportedProgram, build
         )
-        return self._register(imported, name)
+        return self._register(imported, FLIGHTS)
 
-    def add_encoder(self, seed: int = 0) -> ModelVersionRef:
+    def add_encoder(self) -> ModelVersionRef:
         """A program that takes sequences of any length and gives embeddings, without variants."""
-        imported = encoders.program(self.store, self.home / f"encoder-{seed}", seed)
+        imported = encoders.program(self.store, self.home / "encoder")
         return self._register(imported, ENCODER)
 
     def convert(
@@ -126,6 +113,6 @@ class ServedHome:
         return register_import(imported, config, self.location, self.store, "abc1234")
 
 
-def flight_rows(num_rows: int, seed: int = 5) -> ModelInputs:
+def flight_rows(num_rows: int) -> ModelInputs:
     """Typical rows of the table that `add_flights` programs take."""
-    return tabular_inputs(*COLUMNS.model_inputs(frame(num_rows, seed=seed)))
+    return tabular_inputs(*COLUMNS.model_inputs(frame(num_rows, seed=5)))

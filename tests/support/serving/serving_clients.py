@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
@@ -38,10 +39,6 @@ class Process:
         return int(self.addresses["http"].rpartition(":")[2])
 
     @property
-    def admin_port(self) -> int:
-        return int(self.addresses["admin"].rpartition(":")[2])
-
-    @property
     def token(self) -> str:
         return (self.home / TOKEN_FILE).read_text().strip()
 
@@ -51,15 +48,9 @@ class Process:
         told = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
-        connection = HTTPConnection(
-            "127.0.0.1", self.admin_port if admin else self.port, timeout=60
-        )
-        try:
-            connection.request(method, path, body, told)
-            answer: HTTPResponse = connection.getresponse()
-            return answer.status, {n.lower(): v for n, v in answer.getheaders()}, answer.read()
-        finally:
-            connection.close()
+        url = f"{self.addresses['admin' if admin else 'http']}{path}"
+        answer = httpx.request(method, url, content=body, headers=told, timeout=60, trust_env=False)
+        return answer.status_code, dict(answer.headers), answer.content
 
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)

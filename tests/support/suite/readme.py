@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from falaj.__main__ import COMMANDS
 
@@ -87,19 +87,12 @@ def current(text: str) -> str:
 
 def take_picture(report: Path) -> None:
     """Screenshot of the report's first screen."""
-    from tests.support.services.browser import BROWSER
+    from tests.support.services.browser import browser
 
-    if BROWSER is None:
-        raise RuntimeError("no Chromium is installed, which draws the picture; see `make tools`")
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    size = f"--window-size={WIDTH},{HEIGHT}"
-    line = [BROWSER, "--headless", "--no-sandbox", "--hide-scrollbars", size]
-    subprocess.run(
-        [*line, f"--screenshot={PICTURE}", report.resolve().as_uri()],
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    with TemporaryDirectory() as scratch, browser(Path(scratch), WIDTH, HEIGHT) as page:
+        page.open(report.resolve().as_uri())
+        page.wait("document.readyState === 'complete'", "the report")
+        page.picture(PICTURE)
 
 
 if __name__ == "__main__":

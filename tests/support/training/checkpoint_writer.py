@@ -1,17 +1,13 @@
-"""A writer of checkpoints that tests kill; a child process each time, since imports take seconds.
+"""A writer of checkpoints that is killed at random moments, and what it leaves.
 
-Reads commands, a line each: the first epoch, and where to write: a folder, or the endpoint and
-prefix of an S3 service. Prints `child PID`, then `wrote EPOCH` when a checkpoint is complete, until
-it is killed; then `ended STATUS`. The state of an epoch holds nothing but its number.
+Its commands are the first epoch, and where to write: a folder, or the endpoint and prefix of an S3
+service. The state of an epoch holds nothing but its number.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import os
-import signal
-import sys
+import random
 from pathlib import Path
 
 import torch
@@ -21,8 +17,9 @@ from tasks.training.checkpoints.location import Location, S3Access, S3Location
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
+from tests.support.host.killed import killed_writer, say, serve
+from tests.support.training.states import assert_equal
 
-PR_SET_PDEATHSIG = 1
 ROWS = 60_000
 KEY = "test"
 
@@ -51,33 +48,35 @@ def state_of(epoch: int) -> State:
     return {"epoch": epoch, "network": tensors, "history": [epoch] * 10}
 
 
-def say(what: str) -> None:
-    sys.stdout.write(f"{what}\n")
-    sys.stdout.flush()
-
-
-def write_until_killed(first: int, where: list[str]) -> None:
-    store = store_at(where)
+def write_until_killed(first: str, *where: str) -> None:
+    store = store_at(list(where))
     newest = store.newest()
-    assert newest is None or newest.epoch <= first
+    assert newest is None or newest.epoch <= int(first)
     writer = CheckpointWriter(store, 60, asynchronous=True)
-    for epoch in itertools.count(first):
+    for epoch in itertools.count(int(first)):
         writer.save(epoch, 0, state_of(epoch), lambda epoch=epoch: say(f"wrote {epoch}"))  # type: ignore[misc]
 
 
-def main() -> None:
-    torch.set_num_threads(1)  # a child must not fork from threads
-    say("ready")
-    for line in sys.stdin:
-        epoch, *where = line.split()
-        child = os.fork()
-        if child == 0:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            write_until_killed(int(epoch), where)
-        say(f"child {child}")
-        _, status = os.waitpid(child, 0)
-        say(f"ended {os.waitstatus_to_exitcode(status)}")
+def kill_and_look(place: list[str], num_kills: int, seed: int) -> None:
+    """Kill a writer so many times; what it leaves is always whole, and never older than it said."""
+    draw, epoch = random.Random(seed), 0
+    with killed_writer("tests.support.training.checkpoint_writer") as writer:
+        for kill in range(num_kills):
+            first = epoch + 1
+            reported = writer.write_and_be_killed(
+                first, *place, num_whole=draw.randrange(3), further_s=draw.uniform(0, 0.15)
+            )
+            store = store_at(place)
+            newest = store.newest()
+            if newest is None:
+                assert reported == 0, f"kill {kill}: epoch {reported} was whole, now there is none"
+                continue
+            assert newest.epoch >= max(reported, epoch), f"kill {kill}: {newest} is old"
+            assert_equal(store.load(newest), state_of(newest.epoch))
+            epoch = newest.epoch
+    assert epoch > 0
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)  # a child must not fork from threads
+    serve(write_until_killed)

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import category_code
 from tasks.contracts.release import CompressionParent, RegisteredProgram
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import TabularNetwork
 from tasks.training.data.preprocess import Float32Array, LabelScale, Preprocessing, fit_edges
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.data.builders import COLUMNS, splits, version_ref
 
 LARGE = TrainingConfig(hidden_sizes=(32, 16), num_shards=4, global_batch_size=64, seed=3)
 SCALE = LabelScale(mean=3300.0, deviation=2000.0)
@@ -75,13 +74,7 @@ def parent(
         torch.save(state, folder.path / "checkpoint.pt")
         (folder.path / "program.pt2").write_bytes(b"program")
         program = folder.artifact("program.pt2")
-        version = ModelVersionRef(
-            name="late",
-            version=7,
-            run_id="r7",
-            program_sha256=program.sha256,
-            snapshot_sha256="0" * 64,
-        )
+        version = version_ref(program.sha256, version=7, run_id="r7")
         return CompressionParent(
             program=RegisteredProgram(version=version, program=program, columns=COLUMNS),
             checkpoint=folder.artifact("checkpoint.pt"),

@@ -69,12 +69,12 @@ def write_clock(folder: Path, number: int, pid: int = 1, **changes: object) -> N
     clock_path(folder, number).write_text(reading(number, pid, **changes).model_dump_json())
 
 
-def zone(root: Path, name: str, label: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:
+def zone(root: Path, name: str, label: str, energy_uj: int) -> Path:
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "name").write_text(f"{label}\n")
     (folder / "energy_uj").write_text(f"{energy_uj}\n")
-    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (folder / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
     return folder
 
 

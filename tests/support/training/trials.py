@@ -15,7 +15,7 @@ from tasks.training.search.config import SearchConfig
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
 from tasks.training.search.trial import Driver, Launch, TrialOrder, run_trial
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.data.builders import epoch, trained_model
 
 BASE = TrainingConfig(max_epochs=8)
 SPACE: dict[str, Any] = {
@@ -36,37 +36,6 @@ def auc_of(config: TrainingConfig, epoch: int) -> float:
     return 0.8 - 0.08 * distance - 0.1 / (epoch + 1)
 
 
-def metrics(epoch: int, auc: float) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=epoch,
-        train_loss=0.5,
-        validation_loss=0.5,
-        validation_auc=auc,
-        learning_rate=0.01,
-        seconds=1.0,
-        rows_per_s=1000.0,
-    )
-
-
-def model(config: TrainingConfig, epochs: tuple[EpochMetrics, ...]) -> TrainedModel:
-    nothing = Artifact(uri="artifact:models/0/x", sha256="0" * 64, num_bytes=0)
-    return TrainedModel(
-        program=nothing,
-        checkpoint=nothing,
-        log=nothing,
-        columns=COLUMNS,
-        config=config.model_dump(mode="json"),
-        snapshot_sha256="0" * 64,
-        splits=splits(),
-        epochs=epochs,
-        best_epoch=len(epochs) - 1,
-        num_ranks=1,
-        strategy="horovod",
-        num_parameters=1,
-        seconds=float(len(epochs)),
-    )
-
-
 @dataclass
 class Trainer:
     """Trains in place of the launcher; `stumble` may raise at any epoch."""
@@ -81,18 +50,22 @@ class Trainer:
         self.trained.append(config)
         self.folders.append(work)
         work.mkdir(parents=True, exist_ok=True)
-        done = tuple(metrics(e, auc_of(config, e)) for e in range(config.max_epochs))
-        for epoch in done:
-            self.stumble(config, epoch.epoch)
-            report(epoch)
-        return model(config, done)
+        done = tuple(epoch(e, auc_of(config, e)) for e in range(config.max_epochs))
+        for each in done:
+            self.stumble(config, each.epoch)
+            report(each)
+        return trained_model(
+            Artifact(uri="artifact:models/0/x", sha256="0" * 64, num_bytes=0),
+            config=config.model_dump(mode="json"),
+            epochs=done,
+            best_epoch=len(done) - 1,
+            seconds=float(len(done)),
+        )
 
 
-def open_study(
-    folder: Path, config: SearchConfig, name: str = "small-1", storage: StudyStorage | None = None
-) -> Study:
+def open_study(folder: Path, config: SearchConfig, storage: StudyStorage | None = None) -> Study:
     where = storage or StudyStorage.of("", folder / "search", {})
-    return Study(name, where, config, BASE.max_epochs)
+    return Study("small-1", where, config, BASE.max_epochs)
 
 
 def run_search(
@@ -109,7 +82,3 @@ def run_search(
 
     reason = Driver(study, config, run, lambda _: None).drive()
     return study.record("test", reason)
-
-
-def epoch(number: int) -> EpochMetrics:
-    return metrics(number, 0.7)

@@ -1,24 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.cases import case, edges, quick, typical
-from tests.support.conversion.text_cases import TextCase, text_case
+from tests.support.conversion.cases import (
+    TextCase,
+    case,
+    edges,
+    quick,
+    text_case,
+    threads_as_before,
+    typical,
+)
 from tests.support.data.builders import dataset
 
-__all__ = ["case", "edges", "quick", "typical"]  # fixtures
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    with torch_threads_restored():
-        yield
+__all__ = ["case", "edges", "quick", "threads_as_before", "typical"]  # fixtures
 
 
 @pytest.fixture(scope="session")

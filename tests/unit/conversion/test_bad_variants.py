@@ -17,10 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.examine import examine, take_reference
 from tasks.conversion.targets.onnx import MODEL_FILE
-from tests.support.conversion.cases import Case
+from tests.support.conversion.cases import Case, TextCase
 from tests.support.conversion.forging import changed
 from tests.support.conversion.programs import Decided, build_one, exported, registered
-from tests.support.conversion.text_cases import TextCase
 from tests.support.data.builders import COLUMNS
 from tests.support.suite.promises import Promise, proves
 

@@ -33,8 +33,8 @@ from tasks.conversion.kinds.text_embedding import (
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
-from tests.support.control.builders import reference
-from tests.support.conversion.text_cases import NAMES, TextCase
+from tests.support.conversion.cases import NAMES, TextCase
+from tests.support.data.builders import version_ref
 
 CONFIG = ConversionConfig(batch_sizes=(1, 4))
 
@@ -51,7 +51,8 @@ def signature(*shape: str | int, output: tuple[int, ...] = (), **more: Any) -> S
 
 def program(taken: Signature) -> RegisteredProgram:
     file = Artifact(uri="programs/theirs", sha256="1" * 64, num_bytes=1)
-    return RegisteredProgram(version=reference(1), program=file, family="tensors", signature=taken)
+    version = version_ref(file.sha256)
+    return RegisteredProgram(version=version, program=file, family="tensors", signature=taken)
 
 
 def prepared(store: ArtifactStore, **columns: Any) -> PreparedRows:

@@ -9,9 +9,9 @@ from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_networks, who_won, why_refused
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.builders import dataset, frame, splits
+from tests.support.data.builders import dataset, frame, metric_set, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
-from tests.support.registry.builders import comparison, metric_set
+from tests.support.registry.builders import comparison
 
 JUDGING = EvaluationConfig()
 

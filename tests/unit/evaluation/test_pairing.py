@@ -11,8 +11,7 @@ from tasks.contracts.evaluation import ScoredWindow
 from tasks.evaluation.metrics import compare_scored
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
-from tests.support.control.builders import metric
-from tests.support.data.builders import dataset, frame
+from tests.support.data.builders import dataset, frame, metric
 
 
 @pytest.fixture

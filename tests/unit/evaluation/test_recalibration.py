@@ -25,8 +25,8 @@ from tasks.contracts.evaluation import (
 from tasks.evaluation.config import RecalibrationConfig
 from tasks.evaluation.recalibration import fit_line, fit_map, fit_platt, why_no_gain
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.builders import dataset, frame
-from tests.support.registry.builders import evaluation, metric, trained_model
+from tests.support.data.builders import dataset, frame, metric
+from tests.support.registry.builders import evaluation, trained_model
 
 WINDOW = TimeWindow(start=datetime(2026, 1, 1, tzinfo=UTC), end=datetime(2026, 1, 15, tzinfo=UTC))
 CONFIG = RecalibrationConfig(min_rows=50, min_positives=5)

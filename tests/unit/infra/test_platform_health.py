@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from falaj.__main__ import EXIT_FAILED, EXIT_WRONG_INPUT, main
+from infra.orchestration.embedded import free_port
 from infra.platform import lifecycle
 from infra.platform.api import PrefectApi
 from infra.platform.config import PlatformConfig
@@ -46,7 +47,7 @@ from tasks.kernel.files import private_folder, write_atomically
 from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tests.support.host.disks import small_disk
 from tests.support.platform.lease_devices import host
-from tests.support.services.servers import free_port, redis_server
+from tests.support.services.servers import redis_server
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TWO_CORES = LeaseRequest(cores=2)

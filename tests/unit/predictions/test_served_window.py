@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.contracts.base import Artifact, ModelVersionRef
+from tasks.contracts.base import Artifact
 from tasks.contracts.data import ValidatedDataset, category_code
 from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
@@ -18,7 +18,7 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.predictions.labels import import_labels
 from tasks.predictions.served_window import count_served, take_served_window
-from tests.support.data.builders import COLUMNS, dataset, frame, month
+from tests.support.data.builders import COLUMNS, dataset, frame, month, version_ref
 from tests.support.serving.served_rows import MODEL, batch_of, log_frame, open_log, served
 
 FRAME = frame(2000)
@@ -27,13 +27,7 @@ OFFSET = timedelta(days=77 * 365)
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 CHAMPION = RegisteredProgram.model_validate(
     {
-        "version": ModelVersionRef(
-            name=MODEL,
-            version=1,
-            run_id="0" * 32,
-            program_sha256="a" * 64,
-            snapshot_sha256="b" * 64,
-        ),
+        "version": version_ref("a" * 64, name=MODEL, version=1),
         "program": Artifact(uri="artifact:x", sha256="a" * 64, num_bytes=1),
         "columns": COLUMNS,
     }

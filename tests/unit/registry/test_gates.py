@@ -22,8 +22,8 @@ from tasks.contracts.release import GateResult
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import GATES, Evidence, judge
 from tests.support.data import builders as shared
-from tests.support.registry import builders
-from tests.support.registry.evidence import CONFIG, NAN, OTHER, closed, edited, good
+from tests.support.data.builders import edited, metric
+from tests.support.registry.evidence import CONFIG, NAN, OTHER, closed, good
 
 __all__ = ["good"]  # fixtures
 
@@ -275,10 +275,10 @@ def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_s
         return closed(replace(good, record=record, evaluation=evaluation), better)
 
     other = good.champion.model_copy(update={"version": 7})
-    assert judged(good.champion, builders.metric(-0.02)) == {}
-    assert "Brier score surely lower" in judged(good.champion, builders.metric(-0.005))["champion"]
-    assert "champion" in judged(None, builders.metric(-0.02))
-    assert "champion" in judged(other, builders.metric(-0.02))
+    assert judged(good.champion, metric(-0.02)) == {}
+    assert "Brier score surely lower" in judged(good.champion, metric(-0.005))["champion"]
+    assert "champion" in judged(None, metric(-0.02))
+    assert "champion" in judged(other, metric(-0.02))
 
 
 def leader(score: float, earlier: float | None, trusted: bool = False) -> SingleFeature:

@@ -17,8 +17,8 @@ from tasks.contracts.evaluation import (
 from tasks.registry.config import PromotionConfig
 from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
 from tasks.registry.pictures import draw_pictures
-from tests.support.registry.builders import metric
-from tests.support.registry.evidence import NAN, closed, edited, good
+from tests.support.data.builders import edited, metric
+from tests.support.registry.evidence import NAN, closed, good
 
 __all__ = ["good"]  # a fixture
 CONFIG = PromotionConfig(min_r2=0.8, max_plausible_r2=0.99, min_skill=0.1, max_bias=0.1)

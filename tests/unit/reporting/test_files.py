@@ -19,7 +19,7 @@ from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, named_artifacts
 from tasks.reporting import page as files_module
 from tasks.reporting.page import announcement, checks, stored_artifacts, write_report
-from tests.support.registry.evidence import edited
+from tests.support.data.builders import edited
 from tests.support.reporting.run_records import hostile_record, later, run_record
 
 

@@ -6,11 +6,9 @@ from datetime import timedelta
 
 from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView
 from tasks.kernel.settings import ArtifactStore
-from tests.support.registry.evidence import edited
+from tests.support.data.builders import YEAR, edited, month
 from tests.support.reporting.pages import rendered
-from tests.support.reporting.run_records import run_record, window
-
-YEAR = window(1, 12)
+from tests.support.reporting.run_records import run_record
 
 
 def monitoring(views: int = 6, features: int = 12) -> FeatureMonitoring:
@@ -23,7 +21,7 @@ def monitoring(views: int = 6, features: int = 12) -> FeatureMonitoring:
     )  # fmt: skip
     return FeatureMonitoring(
         window=YEAR,
-        baseline=window(1, 3),
+        baseline=month(1, 3),
         tables_version="5" * 32,
         num_statistics=25_541,
         views=tuple(

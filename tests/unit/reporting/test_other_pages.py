@@ -9,16 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import CompressionResult, GateResult, PromotionDecision
 from tasks.contracts.training import ModelCompression, StudyRecord
 from tasks.reporting import search
 from tasks.reporting.drawing import as_data_url
 from tasks.reporting.page import describe_compression, write_compression
-from tests.support.control.builders import reference
-from tests.support.data.builders import splits
-from tests.support.registry.builders import comparison, metric_set
+from tests.support.data.builders import metric_set, splits, version_ref
+from tests.support.registry.builders import comparison
 from tests.support.reporting.studies import study, trial
 
 
@@ -78,10 +76,6 @@ def test_a_search_over_a_regression_is_told_in_r2() -> None:
     assert "AUC" not in html
 
 
-def ref(number: int) -> ModelVersionRef:
-    return reference(number).model_copy(update={"name": "late"})
-
-
 def result(
     *,
     distils: bool = True,
@@ -103,11 +97,14 @@ def result(
     )
     gate = GateResult(name="champion", passed=promoted, evidence="lower bound -0.0100")
     decision = PromotionDecision(
-        candidate=ref(4), previous_champion=3, gates=(gate,), promoted=promoted
+        candidate=version_ref(name="late", version=4),
+        previous_champion=3,
+        gates=(gate,),
+        promoted=promoted,
     )
     return CompressionResult(
         compression=ModelCompression(
-            parent=ref(3),
+            parent=version_ref(name="late"),
             method="pruning-distillation" if distils else "pruning",
             settings={"pruned_share": 0.75, "learning_rate": None},
             parent_sizes=(512, 256),
@@ -118,7 +115,7 @@ def result(
         num_parameters=8_000,
         choice="on the validation rows the distilled network is better",
         judged=judged,
-        version=None if refusal else ref(4),
+        version=None if refusal else version_ref(name="late", version=4),
         promotion=None if refusal else decision,
     )
 

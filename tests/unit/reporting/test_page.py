@@ -11,11 +11,10 @@ from tasks.contracts.release import Approval
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting import facts
 from tasks.reporting.pictures import draw
-from tests.support.registry.evidence import edited
+from tests.support.data.builders import YEAR, changed
 from tests.support.reporting.pages import DATA_DOCS, rendered
 from tests.support.reporting.run_records import (
     EVIL,
-    YEAR,
     hostile_record,
     regression_record,
     run_record,
@@ -72,18 +71,14 @@ def test_names_out_of_the_data_stay_text_and_nothing_is_nan(store: ArtifactStore
 
 
 def test_a_record_with_as_little_as_the_contract_allows_makes_a_page(store: ArtifactStore) -> None:
-    bare = run_record(store)
-    for path in (
+    lists = (
         "refresh.rows.landed.tables", "refresh.rows.validations", "refresh.validations",
         "refresh.views", "model.epochs", "variants", "stages", "promotion.gates",
         "drift.features", "drift.evidence",
-    ):  # fmt: skip
-        bare = edited(bare, path, ())
-    for path, value in (
-        *(("model.config", {}), ("host", {})),
-        *(("promotion.promoted", False), ("drift.reference_performance", None)),
-    ):
-        bare = edited(bare, path, value)
+    )  # fmt: skip
+    less = {"model.config": {}, "host": {}, "promotion.promoted": False}
+    changes = {**dict.fromkeys(lists, ()), **less, "drift.reference_performance": None}
+    bare = changed(run_record(store), changes)
 
     _, page = rendered(bare, store)
     for words in ("No table was landed", "No view was materialized", "No gate was evaluated",

@@ -12,7 +12,7 @@ from tasks.contracts.telemetry import (
 )
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.facts import describe_cost, money
-from tests.support.registry.evidence import edited
+from tests.support.data.builders import edited
 from tests.support.reporting.pages import rendered
 from tests.support.reporting.run_records import EVIL, run_record
 from tests.support.training.timed_ranks import HOST, rank

@@ -20,7 +20,8 @@ from tasks.control.retraining.decision import (
     healed,
 )
 from tests.support.control import builders
-from tests.support.control.builders import comparison, evidence, metric
+from tests.support.control.builders import comparison, evidence
+from tests.support.data.builders import metric
 
 CONFIG = RetrainingPolicy()
 SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]

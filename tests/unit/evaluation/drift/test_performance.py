@@ -12,31 +12,17 @@ from tasks.evaluation.drift.result import (
     performance_change,
     unpaired_difference,
 )
+from tests.support.data.builders import feature_drift, metric
 
 CONFIG = DriftConfig(min_auc_drop=0.02, min_r2_drop=0.02, min_skill_drop=0.05)
 
 
 def feature(name: str = "temp", *, drifted: bool) -> FeatureDrift:
-    return FeatureDrift(
-        feature=name,
-        kind="numeric",
-        psi=1.0,
-        psi_noise=0.01,
-        effect=0.5,
-        effect_low=0.4 if drifted else 0.0,
-        missing_reference=0.0,
-        missing_current=0.0,
-        drifted=drifted,
-        evidence="",
-    )
+    return feature_drift(name, 0.5, 0.4 if drifted else 0.0, drifted)
 
 
 def change(auc: float, excess: float, spread: float = 0.01) -> PerformanceChange:
     return PerformanceChange(metric(auc, spread), metric(excess, spread))
-
-
-def metric(value: float, spread: float) -> Metric:
-    return Metric(value=value, low=value - spread, high=value + spread)
 
 
 def number_change(r2: float, skill: float | None, spread: float = 0.01) -> PerformanceChange:

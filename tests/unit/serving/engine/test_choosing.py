@@ -10,23 +10,19 @@ from serving.config import HardwareConfig
 from serving.engine.loading import choose_variant
 from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import GoalResult
-from tasks.contracts.release import ModelVariant
 from tasks.kernel.errors import RegistryError
 from tasks.registry.model_folder import RegisteredVariant
+from tests.support.data.builders import variant
 
 
 def entry(name: str, goal: str = "", **changes: Any) -> RegisteredVariant:
     standing = GoalResult(
         goal=goal or "other", rule="", figure=None, unit="ms", chosen=bool(goal), reason=""
     )
-    variant = ModelVariant(
-        name=name, format="onnx", precision="fp32", hardware_class="cpu",
-        files=Artifact(uri="artifact:x", sha256="0" * 64, num_bytes=1), source_sha256="0" * 64,
-        parity_max=0.0, parity_mean=0.0, latencies=(), num_bytes=1, load_ms=1.0,
-        accepted=True, reason="", settings={}, standings=(standing,),
-    )  # fmt: skip
+    files = Artifact(uri="artifact:x", sha256="0" * 64, num_bytes=1)
     folder = changes.pop("folder", f"variants/{name}")
-    return RegisteredVariant(variant=variant.model_copy(update=changes), folder=folder)
+    made = variant("0" * 64, files, name=name, standings=(standing,), **changes)
+    return RegisteredVariant(variant=made, folder=folder)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +16,13 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.conversion import Signature, TensorSpec
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.targets.interface import Runtime
-from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
-from tests.support.control.builders import reference
+from tests.support.conversion.cases import threads_as_before
+from tests.support.data.builders import version_ref
+
+__all__ = ["threads_as_before"]  # a fixture
 
 SIGNATURE = Signature(
     inputs=(
@@ -45,12 +47,6 @@ class Classes(nn.Module):
         return self.table(tokens).mean(1) * torch.sigmoid(gain)[:, None] + self.bad
 
 
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    with torch_threads_restored():
-        yield
-
-
 def exported(folder: Path, network: nn.Module) -> tuple[Path, RegisteredProgram]:
     batch, length = torch.export.Dim("batch", min=1, max=16), torch.export.Dim("seq", min=1, max=4)
     example = (torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2))
@@ -61,7 +57,7 @@ def exported(folder: Path, network: nn.Module) -> tuple[Path, RegisteredProgram]
     path.write_bytes(content.getvalue())
     sha256 = digest_of(path)
     program = RegisteredProgram(
-        version=reference(1).model_copy(update={"program_sha256": sha256}),
+        version=version_ref(sha256, name="classes", version=1),
         program=Artifact(uri="x", sha256=sha256, num_bytes=1),
         family="tensors",
         signature=SIGNATURE,

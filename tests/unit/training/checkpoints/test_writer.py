@@ -12,8 +12,8 @@ from tasks.training.checkpoints.location import Location
 from tasks.training.checkpoints.store import MANIFEST_NAME, CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
+from tests.support.training.checkpoint_writer import kill_and_look
 from tests.support.training.states import assert_equal, state_after, store_in
-from tests.support.training.writer_kills import kill_and_look
 
 
 class HeldLocation(Location):

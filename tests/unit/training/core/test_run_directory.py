@@ -17,8 +17,7 @@ from tasks.training.core.run_directory import (
     TrainingJob,
     exclusive,
 )
-from tests.support.data.builders import COLUMNS, splits
-from tests.support.training.trials import epoch
+from tests.support.data.builders import COLUMNS, epoch, splits
 
 JOB = TrainingJob(
     snapshot_path=Path("data.parquet"), columns=COLUMNS, splits=splits(), config=TrainingConfig()

@@ -16,9 +16,8 @@ from tasks.training.launch.monitor import (
     RunMonitor,
 )
 from tasks.training.launch.rank_group import RankGroup
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.data.builders import COLUMNS, epoch, splits
 from tests.support.training.timed_ranks import write_clock
-from tests.support.training.trials import epoch
 
 
 class Watched:
