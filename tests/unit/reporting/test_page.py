@@ -102,7 +102,7 @@ def test_a_page_of_another_outcome_says_so(store: ArtifactStore) -> None:
         ({"promoted": False, "approval": rejected}, "care", "was rejected by Amal"),
     ):
         decision = record.promotion.model_copy(update=changes)
-        result = facts.promotion_result(edited(record, "promotion", decision))
+        result = facts.promotion_result(changed(record, {"promotion": decision}))
         assert result.tone == tone
         assert words in f"{result.headline} {result.detail}"
 
