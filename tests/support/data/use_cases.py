@@ -23,7 +23,7 @@ WEEKS = {
     "monitoring": {"baseline": {"start": "2016-11-06T06:00:00Z", "end": "2017-01-08T06:00:00Z"}},
     "training": {"max_epochs": 12, "global_batch_size": 128, "hidden_sizes": [32], "num_bins": 8},
     "baseline_model": {"max_iterations": 30, "min_leaf_rows": 20},
-    "evaluation": {"slices": ["weekday"], "min_slice_rows": 80, "min_days": 3, "replicates": 100},
+    "evaluation": {"slices": ["weekday"], "min_slice_rows": 80, "min_days": 3},
     "conversion": {"formats": ["onnx-fp32"], "measurement": "quick"},
     "promotion": {
         **{"min_r2": 0.5, "baseline_model_margin": 0.3, "min_skill": -5, "max_bias": 0.5},
