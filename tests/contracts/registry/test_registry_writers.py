@@ -1,4 +1,4 @@
-"""Many processes write one registry at once, a file or a database, and nothing is lost."""
+"""Many processes write one registry at once, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -63,9 +63,8 @@ for attempt in range(3):  # killed ever later
 """
 
 
-@pytest.fixture(params=["file", "local"])
-def repo(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FALAJ_PROFILE", request.param)
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
     return SmallRepository(tmp_path, num_days=1).path
 
 
