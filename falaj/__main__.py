@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 failed or not all well, 2 wrong usage, configuration or da
 runs, 130 interrupted. A command's module is imported when it is chosen.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Sequence

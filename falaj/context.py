@@ -1,7 +1,5 @@
 """What all commands share: the state folder, the feature repository, windows, who decides."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime

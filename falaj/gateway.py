@@ -1,7 +1,5 @@
 """Commands of the gateway: Envoy before the server, and shares of traffic."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated

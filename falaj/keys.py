@@ -1,7 +1,5 @@
 """Commands of API keys and certificates. A key is printed once, alone on standard output."""
 
-from __future__ import annotations
-
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands of the platform of one state folder, and of what is deployed to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

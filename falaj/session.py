@@ -1,7 +1,5 @@
 """Run a flow against a Prefect API: the platform's, a named one, or one of this command's own."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """What several flows do with a candidate: its validated rows, and its way into the registry."""
 
-from __future__ import annotations
-
 from flows.config import PipelineConfig
 from tasks.contracts.base import ModelVersionRef, TimeWindow
 from tasks.contracts.data import DataSplits, ValidatedDataset

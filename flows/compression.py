@@ -1,7 +1,5 @@
 """Compress: a registered version's network made smaller, and the way of every candidate."""
 
-from __future__ import annotations
-
 from prefect import flow
 
 from flows.candidate import validated_rows

@@ -3,8 +3,6 @@
 Import: a model that was trained elsewhere, registered and converted like our own.
 """
 
-from __future__ import annotations
-
 from prefect import flow
 from pydantic import PositiveInt
 

@@ -10,8 +10,6 @@ Platforms that share a metadata database have servers of their own, which know n
 other's keys and runs: a claim is reserved for one of them, and only that one learns how it ended.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ clients really sent, and the scores that they really got; the first sees rows th
 too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Refresh features: land one window, validate it, compute feature tables, bring them online."""
 
-from __future__ import annotations
-
 from prefect import flow
 from prefect.events import emit_event
 

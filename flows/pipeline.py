@@ -1,7 +1,5 @@
 """The whole loop once: refresh, train, convert, promote, check drift, report."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from prefect import flow, runtime

@@ -3,8 +3,6 @@
 A question is closed in time: by an answer, or by a run at its deadline.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any, Literal

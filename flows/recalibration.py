@@ -1,7 +1,5 @@
 """Recalibrate: the champion's network, a new map of its scores, and the way of every candidate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import flow

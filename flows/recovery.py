@@ -6,8 +6,6 @@ to be done, so that every repair is seen in the Prefect UI. It ends on SIGTERM, 
 server that is away.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

@@ -3,8 +3,6 @@
 Search: many trainings of one use case, guided and cut short by what the earlier ones learnt.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

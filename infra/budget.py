@@ -7,8 +7,6 @@ annotated attribute of a class in a `config.py`. Words are those of `docs/glossa
 better name in the field.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

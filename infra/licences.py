@@ -6,8 +6,6 @@
 Exit codes: 0 well; 1 the page is old, or a licence is unknown or not allowed.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

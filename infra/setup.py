@@ -14,8 +14,6 @@
   `flows` and `tasks` from any folder, and every worker sees the same code.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -9,8 +9,6 @@ The state folder is `FALAJ_HOME` or `--home`, the feature repository `FALAJ_FEAT
 `serving.yaml` configures the process. Exit code 2 where something cannot be as it was asked.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

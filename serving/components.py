@@ -7,8 +7,6 @@ Each component reads its section of `serving.yaml`. Who may ask is said in the s
 `serving/security.yaml`: it belongs to an installation, not to a feature repository.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Why a request is not answered, each with its HTTP status; the text is meant for the client."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 from tasks.kernel.errors import FalajError

@@ -9,8 +9,6 @@ Everything here is called on the event loop's thread and must not wait, coroutin
 What travels in a serving process: a call, its answer, and the batch that both were part of.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fixtures that all folders share."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

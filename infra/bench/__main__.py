@@ -8,8 +8,6 @@ process of its own, and what it measured is written as soon as it ends, to `<par
 else from being measured. Exit code 1 where a figure misses its bound or a measurement fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -6,8 +6,6 @@ thread each, they take turns, and what counts is the ratio within a turn. Wall t
 for, so other programs on the machine disturb little.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 What is compared is measured in turns, so that a busy machine is busy for all.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -7,8 +7,6 @@ The first run is that of the state folder which other measurements read.
 Measure whole commands: wall time, and peak resident memory of the process tree.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

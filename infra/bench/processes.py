@@ -4,8 +4,6 @@ Each runs under a guard: with its block it ends, and all that it started, howeve
 when the process that started it is killed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Results of the bench on file: `<part>.json`, and `<part>.md` made from it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

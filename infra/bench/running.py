@@ -3,8 +3,6 @@
 The default use case on one month with a small model: a loop of a minute, for `--small`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

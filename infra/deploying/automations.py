@@ -4,8 +4,6 @@ They are defined here and not under `triggers:` in `prefect.yaml`: those are del
 at each deploy, and forget their cooldown. One that is equal is left alone, so its cooldown goes on.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The deploy itself: compare each thing, write those that differ, read all back."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

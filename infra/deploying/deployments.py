@@ -1,7 +1,5 @@
 """Deployments: each entry of the file, once for each use case that it is configured by."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 The first use case has plain deployment names, each other one its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

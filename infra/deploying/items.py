@@ -1,7 +1,5 @@
 """What all that is deployed has in common: it is compared, and written where it differs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

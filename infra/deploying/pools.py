@@ -3,8 +3,6 @@
 What is different where the work pools are Kubernetes': an image, and no leases of devices.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What the gateway is configured to do, where its files are, and the shares of traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Envoy's process: its binary, its administration, and running it until it is to end."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import http.client

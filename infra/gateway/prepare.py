@@ -1,7 +1,5 @@
 """Writes all that Envoy reads, and splits traffic; a running Envoy takes changes as they come."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A template holds all that does not depend on the installation; filled in are add
 certificates, limits, models and shares. Text is filled in as JSON, which YAML reads as it is.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -13,8 +13,6 @@ too: that needs a PyTorch built for CUDA and a CUDA toolkit (nvcc; HOROVOD_CUDA_
 of the same major version, but no GPU.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -4,8 +4,6 @@ Reads files only, and imports nothing of Prefect: what it returns must be in the
 Prefect is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

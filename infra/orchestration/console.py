@@ -1,7 +1,5 @@
 """How a run speaks to the person who started it."""
 
-from __future__ import annotations
-
 import logging
 
 from prefect.logging.formatters import PrefectFormatter

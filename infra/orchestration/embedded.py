@@ -3,8 +3,6 @@
 Where `PREFECT_API_URL` is set, that server is used and nothing is started.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m falaj retry [RUN]`: resume at the stage at which a loop failed or was cut off."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

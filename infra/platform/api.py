@@ -3,8 +3,6 @@
 Importing it takes seconds and a hundred megabytes; supervisor, `status` and `down` need neither.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -21,8 +21,6 @@ loopback is open to all. MLflow's own accounts need a further database and a sec
 password opens both UIs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import html

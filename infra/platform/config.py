@@ -3,8 +3,6 @@
 Importing this module reads nothing.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Files of the platform: where they are, and the state that commands and the supervisor share."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Nothing here changes anything.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@
 then ends the platform; or it ends it at once and lists the runs that this cut off.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The services of the platform: commands, environments, probes; and the process that runs them."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

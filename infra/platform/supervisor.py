@@ -4,8 +4,6 @@ It is one thread that sleeps until a child ends, a signal comes or a probe is du
 killed, the guards of its children end everything; `up` then starts again on the same state.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -4,8 +4,6 @@ Horovod's wheel is built once for a PyTorch, Python, compiler and set of fixes, 
 cache, `wheels/<key>/`: a new checkout, or an environment made again, does not build it again.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

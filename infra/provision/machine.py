@@ -7,8 +7,6 @@ pip's configuration (files and variables) decides where packages come from, for 
 else that is configured for pip or uv may change what gets installed.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

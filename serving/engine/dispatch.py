@@ -7,8 +7,6 @@ queue grows. A turn takes a few milliseconds of batches: then the loop reads wha
 refuses what would wait too long.
 """
 
-from __future__ import annotations
-
 import _thread
 import asyncio
 import logging

@@ -8,8 +8,6 @@ program's digest. PyTorch takes 150 MB and seconds to import, so that is done by
 own, which ends.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import subprocess

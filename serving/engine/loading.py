@@ -5,8 +5,6 @@ is ready when at least one kind of hardware has a variant of it that gives the g
 is missing for the others is reported, never passed over.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One model of a process: its loaded versions and which track means which of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A loaded version: what computes it on each kind of hardware, and what it takes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

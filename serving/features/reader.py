@@ -6,8 +6,6 @@ Definitions are opened by a thread of their own, so that neither the event loop 
 a registry.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

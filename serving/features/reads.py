@@ -4,8 +4,6 @@ While a read runs, what arrives waits for the next and shares it: a read of ten 
 longer than a read of one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ the digest of every view's definition. What the registry holds is compared with 
 version of a service and of a view never changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache

@@ -1,7 +1,5 @@
 """Tables of the prediction log from batches: whole columns at a time, never row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ the calls themselves are let go of, and writes tables as segments when enough ro
 together. What finds no place is dropped and counted, with the reason.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -5,8 +5,6 @@ Features, answers and what clients present to be known never belong in a line; w
 token is taken out again before it is written.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.handlers

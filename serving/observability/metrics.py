@@ -4,8 +4,6 @@ The event loop counts in plain integers: a look-up a batch, a bisection a call. 
 and text are worked out when somebody asks, from differences of these counters.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections import Counter

@@ -4,8 +4,6 @@ Rates and percentiles are differences between the counters of now and of a minut
 worked out while requests are answered.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

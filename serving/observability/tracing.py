@@ -8,8 +8,6 @@
 Calls that are not sampled cost a look at their `traceparent`; one that is, some 60 microseconds.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from contextlib import ExitStack

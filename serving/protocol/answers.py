@@ -3,8 +3,6 @@
 JSON has no words for NaN and infinity: both are `null` there. Binary tensors hold them exactly.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Mapping

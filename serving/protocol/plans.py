@@ -1,7 +1,5 @@
 """How requests to one model are read and checked: made once from its signature."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One input of a request, however a protocol brought it, as an array or as a column of values."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What a serving process believes about its clients: issuers, keys, owners of models, limits."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A key is `falaj_<id>_<secret>`, its secret 256 random bits, so one SHA-256 is en
 nothing to guess that a slow digest would protect.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

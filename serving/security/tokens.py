@@ -1,7 +1,5 @@
 """Bearer tokens (JWT): keys of their issuers, signature, times, and what their claims allow."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import logging

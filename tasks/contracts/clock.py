@@ -1,7 +1,5 @@
 """Windows of scheduled runs: a schedule says when, the use case's clock says which window."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, time, timedelta
 from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError

@@ -3,8 +3,6 @@
 Values about what was measured of a variant, and what it was chosen for.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator

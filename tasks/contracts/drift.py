@@ -3,8 +3,6 @@
 Values about what was served, as the prediction log kept it.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from pydantic import Field, NonNegativeInt, PositiveInt

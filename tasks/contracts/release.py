@@ -1,7 +1,5 @@
 """Values about variants, versions, gates and the champion."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """What a step-by-step release saw and decided: handed from the release room to its page."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal

@@ -1,7 +1,5 @@
 """Values about one run of the loop as a whole."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Values about what a training cost and where its time went."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt

@@ -1,7 +1,5 @@
 """Values about a trained model, and about a search for better settings."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import AliasChoices, Field, NonNegativeInt, PositiveInt

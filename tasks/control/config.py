@@ -1,7 +1,5 @@
 """What can be asked of the control of runs: leases, routing, recovery, retraining."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator

@@ -6,8 +6,6 @@ the old one. A straight line that stands there already takes the new one into it
 however often scores are mapped anew, the program stays as long as after the first time.
 """
 
-from __future__ import annotations
-
 import io
 from functools import partial
 from pathlib import Path

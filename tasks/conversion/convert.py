@@ -4,8 +4,6 @@ From simple to complex, each variant has to carry its provenance, answer like Py
 metric, and be measured faster than the fastest simpler variant at one batch size at least.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import partial

@@ -6,8 +6,6 @@ was compared on, and be wrong in service. A failure is a finding about the varia
 examined all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -10,8 +10,6 @@ pass for a lesser one, such as `AVX2`. OpenVINO heeds it and ONNX Runtime does n
 for both, and weights of 7 bits are right on every processor.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Prefect tasks of the conversion."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import task

@@ -9,8 +9,6 @@ snapshot, precision and calibrating rows. A variant that was judged has to run w
 was judged with, or its figures do not hold.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

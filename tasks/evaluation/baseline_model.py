@@ -3,8 +3,6 @@
 A model that does not reach it has not learned what the data gives without effort.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """How models are judged and mapped anew, what counts as drift, what features are compared with."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt

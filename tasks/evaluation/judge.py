@@ -3,8 +3,6 @@
 A smaller network beside the one it came from, and beside a control run without a teacher.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -8,8 +8,6 @@ Standard errors take all rows of a day as one observation (sandwich estimator: L
 "Longitudinal data analysis using generalized linear models", 1986).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

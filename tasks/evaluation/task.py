@@ -1,7 +1,5 @@
 """Prefect tasks of the evaluation: judgement, calibration, drift and monitoring."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import get_run_logger, task

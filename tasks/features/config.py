@@ -1,7 +1,5 @@
 """What a feature repository says about its data: raw tables, feature tables, training set."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """Feature tasks: land raw rows, build feature tables, publish and materialize them, retrieve."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import task

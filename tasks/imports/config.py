@@ -1,7 +1,5 @@
 """Where a model comes from that was trained elsewhere, and what calibrates and judges it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Self
 

@@ -5,8 +5,6 @@ embedding itself. It stays within the range of 16-bit floats. Its parts bear the
 checkpoint, which is read without unpickling and without importing the package that carries it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

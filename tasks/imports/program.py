@@ -1,7 +1,5 @@
 """Programs that were made elsewhere, into the artifact store: an encoder's files, or a `.pt2`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -3,8 +3,6 @@
 Texts are docstrings of installed packages, or the lines of a file.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import shutil

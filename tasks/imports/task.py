@@ -1,7 +1,5 @@
 """Prefect tasks of the imports room: models that were trained elsewhere, and their rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import task

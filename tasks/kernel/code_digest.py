@@ -5,8 +5,6 @@ Of each module that is reached the statements count, without comments, docstring
 fields, log lines and the words of errors.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Collection, Iterable, Iterator

@@ -4,8 +4,6 @@ Facts come from `/sys` and `/proc`. Where they show nothing, a host is one memor
 share nothing.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Every message says what was seen, what was expected, which thing it concerns and
 what was left undone. Library exceptions are turned into these at a room's edge.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

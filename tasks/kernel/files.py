@@ -4,8 +4,6 @@ YAML files in which nothing is lost in silence. Folders that a process works in 
 what killed processes left of theirs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

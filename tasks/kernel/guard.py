@@ -12,8 +12,6 @@ A process that forks, see `fork_server.py`, calls `run_guarded` in the fork inst
 Only the standard library is used, so that it starts in a few milliseconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

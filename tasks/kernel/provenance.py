@@ -1,7 +1,5 @@
 """What a run ran on: the code's commit, the machine, the versions of the named packages."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Retry conditions, delays and the cache rule shared by all `@task` decorators."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every value that travels is built on: frozen, small, JSON-serializable."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

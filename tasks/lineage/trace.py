@@ -1,7 +1,5 @@
 """Reading lineage: from any version of anything back to the raw files, by digests."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import deque

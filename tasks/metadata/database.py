@@ -4,8 +4,6 @@ One way to open it, to migrate it to the tables of this release, to begin transa
 for its clock. Every table is in `tables`.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A change of a table comes with a migration in `migrations/versions`, and raises `VERSION`.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from sqlalchemy import (

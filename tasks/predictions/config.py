@@ -1,7 +1,5 @@
 """What is logged of predictions, what of it is hidden, and for how long it is kept."""
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator

@@ -1,7 +1,5 @@
 """Reading the prediction log: a window of one model, a bounded number of rows in memory."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

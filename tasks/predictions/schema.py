@@ -12,8 +12,6 @@ puts a new one beside them that names, in its metadata, the ones that it replace
 Masked fields: digests under a key that only this installation has (HMAC with SHA-256).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -4,8 +4,6 @@ A process that writes holds a lock file in `writers/`; the kernel frees it howev
 So what a killed process left aside is known by its name, and the next one removes it.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ its own, `code:<number>`. A masked category is turned back in the same way, unde
 masked number says nothing, and is left out with whatever the log lacks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prefect tasks of the prediction log. None is cached: the log grows while they wait."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from prefect import task

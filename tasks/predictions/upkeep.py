@@ -3,8 +3,6 @@
 Any number of processes may do it; the one that holds a model's folder works, the others pass by.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ again, days later, on the same evidence. It is a file named by its digest; what 
 tags of the version. The first answer counts. Nothing here moves an alias: see `promotion`.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import logging

@@ -3,8 +3,6 @@
 Trials of a search are runs of MLflow, nested under one run for the study.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What to register under which name, and what a candidate must show before it may serve."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import (

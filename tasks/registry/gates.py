@@ -4,8 +4,6 @@ Every gate fails closed. Comparisons are written so that NaN, and a number that 
 have, close it; so does what is missing, doubled or of another digest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pictures of one run, drawn without pyplot: no global state, no display."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.axes import Axes

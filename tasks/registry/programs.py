@@ -1,7 +1,5 @@
 """Programs out of the registry: the incumbent of a candidate, any version by number or alias."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

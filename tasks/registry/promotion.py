@@ -1,7 +1,5 @@
 """Moving the alias `champion`: only through the gates, the decision kept, the move last."""
 
-from __future__ import annotations
-
 import logging
 from datetime import datetime
 

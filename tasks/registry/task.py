@@ -6,8 +6,6 @@ idempotent instead: it looks whether the registry already is as it should be, wh
 milliseconds once MLflow is imported, and does only what is lacking.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """What was observed of two versions, turned into findings that hold at any moment."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from datetime import timedelta
 

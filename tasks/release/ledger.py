@@ -8,8 +8,6 @@ Whoever has set traffic asks again what is wanted, so of two who decide at once 
 decision is what stays.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from datetime import datetime

@@ -26,8 +26,6 @@ of all rows at once (DeLong et al., Biometrics 44, 1988: lost is the interaction
 units).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -13,8 +13,6 @@ Rules in their order; the first that applies decides:
     passed        nothing speaks against it               -> promote
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from tasks.contracts.rollout import Action, Evidence, Finding

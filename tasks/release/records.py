@@ -1,7 +1,5 @@
 """The state of a release, what servers and gateway are to do for it, and what was decided."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict

@@ -5,8 +5,6 @@ Everything here can be done again: a process killed anywhere leaves a release wh
 as decided, and whoever comes next, an evaluation cycle or a person, brings it there.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta

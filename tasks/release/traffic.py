@@ -4,8 +4,6 @@ Without a gateway before the server nothing splits requests or copies them, so a
 over all at once and is watched alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

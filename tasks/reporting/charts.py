@@ -1,7 +1,5 @@
 """The charts of the pages: values in, SVG out; what is not finite is left out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

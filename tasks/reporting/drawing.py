@@ -3,8 +3,6 @@
 Importing this module imports matplotlib (half a second), so only what draws imports it.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import re

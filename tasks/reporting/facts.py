@@ -1,7 +1,5 @@
 """What a run record shows, in the order and the figures of the page. Nothing is computed anew."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The pictures of one run, drawn from its record; page and Prefect artifacts show the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

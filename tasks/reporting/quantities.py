@@ -1,7 +1,5 @@
 """Numbers as people read them: with unit, interval and few digits. A missing one is a dash."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 from typing import TypeGuard

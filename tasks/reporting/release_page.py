@@ -1,7 +1,5 @@
 """The page of one release: its steps, what was known when, and what was decided on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of a search: what was tried, what came out, and what the best trial is."""
 
-from __future__ import annotations
-
 import json
 from itertools import accumulate
 from pathlib import Path

@@ -6,8 +6,6 @@ drawn in runs (circular block bootstrap: Politis and Romano, 1992; Davison and H
 Methods and their Application", 1997, section 8.2.3).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

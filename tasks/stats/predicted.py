@@ -7,8 +7,6 @@
   that is known; a baseline such as the last known value is what needs no model at all.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

@@ -4,8 +4,6 @@ A weighting says how often each cluster of rows counts: all once is the estimate
 bootstrap are its replicates. One metric, one column of the result; `METRICS` names them.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any, ClassVar
 

@@ -13,8 +13,6 @@ Waudby-Smith and Ramdas, "Estimating means of bounded random variables by bettin
 universal portfolio as in Orabona and Jun, IEEE Trans. Inf. Theory 70 (2024).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How far two distributions over the same bins are apart."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """What one training run is asked to do, what is measured of it, and where its checkpoints go."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self
 

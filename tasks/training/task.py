@@ -1,7 +1,5 @@
 """Prefect tasks of the training room: a training, a trial, the plan of a smaller network."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ scripts, pictures) is taken out, so that a page opened anywhere asks nobody for 
 style sheet takes its place. A page is named by the digest of its result and made once.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence

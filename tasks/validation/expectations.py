@@ -5,8 +5,6 @@ times expectations. A suite is therefore run in groups of a few columns, each on
 those: 7 times faster and a fifth of the memory on a table of 66 columns.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

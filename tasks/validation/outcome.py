@@ -1,7 +1,5 @@
 """What one suite found on one table: the document `validation.json`, and failures in words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal

@@ -6,8 +6,6 @@ margin is wide; what an instrument or a schedule decides (grids, shares of nulls
 different values, relations) hardly moves, and is held tightly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

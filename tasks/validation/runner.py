@@ -1,7 +1,5 @@
 """Run suites on tables, keep the whole result, and vouch for the table or refuse it."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ flow can read suites and hand their content to its tasks.
 A rule that no suite has to write: no number is absurdly large against the baseline window.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """A state folder of its own for each test of flows and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

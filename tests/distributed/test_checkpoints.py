@@ -1,7 +1,5 @@
 """Checkpoints of several ranks: on S3, on a disk that refuses, and for another number of ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A training that begins with an earlier model's weights."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

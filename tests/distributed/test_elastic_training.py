@@ -1,7 +1,5 @@
 """The real training loop on ranks that come and go."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The wheel that set-up built: the operations that training uses are right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import horovod

@@ -4,8 +4,6 @@ Every host maps its own name to 127.0.1.1, as Debian does. So each of these test
 Horovod's traffic goes over the chosen interface: without that the ranks could not meet.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

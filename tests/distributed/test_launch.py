@@ -1,7 +1,5 @@
 """Forked ranks are like programs of their own, and nothing outlives a killed run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

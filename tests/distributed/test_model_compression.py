@@ -1,7 +1,5 @@
 """Smaller networks on real ranks: the same loop, with a teacher's outputs in its loss."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every strategy comes to what one plain process comes to, on one to three ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

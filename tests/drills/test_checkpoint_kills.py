@@ -1,7 +1,5 @@
 """A writer of checkpoints is killed 30 times (`FALAJ_KILLS`), on a disk and on S3."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

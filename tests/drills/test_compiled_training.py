@@ -1,7 +1,5 @@
 """A compiled network takes the steps of one that is not; compiling takes a minute or more."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What happens to hosts of a cluster now and then, done on purpose."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """A search whose trials run on a work pool: a real server, a real process worker, a lost trial."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

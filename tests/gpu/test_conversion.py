@@ -1,7 +1,5 @@
 """The forms for graphics processors, on one: they run there and nowhere else, and agree."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

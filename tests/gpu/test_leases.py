@@ -1,7 +1,5 @@
 """The GPUs of this host as the leases see them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

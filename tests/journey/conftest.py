@@ -1,7 +1,5 @@
 """One short loop that all tests of the journey look at, serve from and go on with."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.platform.loops import Loop, loop_repository

@@ -1,7 +1,5 @@
 """The whole loop from the command line, on real rows of January."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

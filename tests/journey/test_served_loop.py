@@ -1,7 +1,5 @@
 """A champion of a real loop, served by the real process: answers, features, log, pages, an end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A use case's clock: what its scheduled runs work on."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

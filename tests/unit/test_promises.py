@@ -1,7 +1,5 @@
 """Each promise of the design and each complaint of people has a test or a drill."""
 
-from __future__ import annotations
-
 import re
 
 from tasks.kernel.settings import PROJECT_ROOT

@@ -1,7 +1,5 @@
 """README and docs: what is made is current, links lead to files, and the first page is short."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Long runs of tests resume after an interruption."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What a loop says of its stages: made, or reused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast

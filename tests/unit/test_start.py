@@ -1,7 +1,5 @@
 """What a module loads when it is imported: tasks nothing heavy, plain modules no Prefect."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ After a change that is meant: `python -m tests.support.suite.surfaces tests/surf
 what git shows of it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ openssh-server. Everything has a name of its own kind, and what an earlier, kill
 removed first.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,8 +4,6 @@ As a program, `runs RUN_DIRECTORY`, it is their driver: it writes report.json or
 ranks print goes to ranks.log.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ The same steps give the same weights whatever ranks take part, so an interrupted
 with an unbroken one. The run directory holds the job; every step that a group did is noted there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@
 Nothing of Feast or of this project is loaded beside it, so its memory is that of the join.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import resource

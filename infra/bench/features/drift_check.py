@@ -4,8 +4,6 @@ Both read the reference's and the current rows from Parquet files, on one thread
 environment is `.venv-evidently`; it judges each column alone, ours also its days and faults.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import time

@@ -4,8 +4,6 @@ The rows are those of a state folder in which the whole year was refreshed. Each
 judged as a window of its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ whatever else the machine does. Feast's own writes are its local engine with the
 beforehand.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

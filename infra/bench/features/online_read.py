@@ -4,8 +4,6 @@ By hand means: keys serialized beforehand, one redis-py pipeline with one HMGET 
 hash, each value parsed with Feast's protobuf class. No ages, no TTL, no columns, no counters.
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Every measurement is a process of its own; they take turns, so that a busy machine is busy for all.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a lease without a rival costs: two files locked, one written and removed."""
 
-from __future__ import annotations
-
 import statistics
 
 from infra.bench.figures import Measured, at_most, seconds

@@ -5,8 +5,6 @@ project, and ended after the measurement. Its idle cost is CPU time of all its p
 minutes, and their proportional set sizes, so that shared pages count once.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Everything started here ends with its `with` block, and when this process is killed.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

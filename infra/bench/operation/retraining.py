@@ -5,8 +5,6 @@ second, the decision and the loop as deployments. A retraining counts as started
 set it to Running; it is then cancelled.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

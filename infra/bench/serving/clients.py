@@ -1,7 +1,5 @@
 """Clients that ask a server over HTTP, and what their requests cost it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import ssl

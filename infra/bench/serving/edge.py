@@ -5,8 +5,6 @@ the edge Envoy does, with roles, limits, a split and a log line, and the server 
 TLS. Client CPU is not counted.
 """
 
-from __future__ import annotations
-
 import shutil
 import statistics
 from contextlib import ExitStack

@@ -6,8 +6,6 @@ runtime's own `session.run`, how a slow model stands four times the load that it
 a swap under load loses or confuses an answer, and how soon the former version is silent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -6,8 +6,6 @@ else, and only its own time counts. `resolve` is timed from the request's arriva
 to its inputs, so waiting for a thread, sharing reads and making arrays are all in it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

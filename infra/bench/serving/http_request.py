@@ -8,8 +8,6 @@ in this process. All take turns, and what counts is the ratio within a turn. MLS
 measured where their environments are (`.venv-mlserver`, `.venv-kserve`).
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

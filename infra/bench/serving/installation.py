@@ -1,7 +1,5 @@
 """What the benches of serving serve: small registered models, a server of them, Envoy before it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -4,8 +4,6 @@ CPU time of the whole process from the first batch to the last written part, by 
 are as wide as those of the flights: 60 columns, of numbers that nothing compresses.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

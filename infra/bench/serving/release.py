@@ -6,8 +6,6 @@ where worse), one request in five is positive; "correlated 0.8" is the correlati
 scores within a class, as two trainings of one model have it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

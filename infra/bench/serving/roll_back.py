@@ -5,8 +5,6 @@ answers every request, then a person runs `python -m falaj release rollback`. Co
 from the moment that the record has of the decision to the last answer of that version.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

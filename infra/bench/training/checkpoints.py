@@ -5,8 +5,6 @@ with one that is written beside it, and with one that is waited for, interleaved
 alone against a plain write and flush of as many bytes.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import statistics

@@ -4,8 +4,6 @@ Two ranks train the use case's network on the finished loop's snapshot, in each 
 seeds. Bytes are those that the ranks gave to the network.
 """
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from infra.bench.figures import Measured, at_most

@@ -4,8 +4,6 @@ The two figures of several hosts are measured over network
 namespaces, which need root; without them they are left out, with a line that says so.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

@@ -5,8 +5,6 @@ imported what a task finds imported, and nothing of the training room. The best 
 whatever else the machine does can only add to it.
 """
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

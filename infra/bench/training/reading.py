@@ -5,8 +5,6 @@ row groups like the snapshot's own. Two single-thread ranks train the default ne
 epoch. The state folder is only read.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

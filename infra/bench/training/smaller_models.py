@@ -5,8 +5,6 @@ of 1024 rows, interleaved with the large network in ONNX Runtime fp32, and the A
 timed variant's own scores. The state folder is only read.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -5,8 +5,6 @@ of another host's rounding the learning rate is 1e-7 larger: the last digits of 
 after one step. Spreads are shares of the margin by which a candidate may lie below the champion.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ Steps with a clock and without alternate in short rounds; the fastest round of e
 that other programs on the machine do not.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from infra.bench.figures import Measured, at_most, interleaved, seconds

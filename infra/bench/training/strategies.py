@@ -10,8 +10,6 @@ is one rank: it prints its process id, then trains some steps at each request, a
 names of a network and a precision on standard input, and prints the seconds that they took.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

@@ -1,7 +1,5 @@
 """Trainings on the data of a finished loop; all that they write is in the bench's folder."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

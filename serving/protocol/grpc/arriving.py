@@ -6,8 +6,6 @@ a method that takes one message is offered as one that takes several, and the fi
 the wire the two are the same. Nobody is waited for before it is known who asks.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """The Open Inference Protocol over gRPC, in front of the same engine as HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any

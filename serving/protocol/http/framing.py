@@ -6,8 +6,6 @@ sections 3, 5.1, 6 and 7.1). `Upgrade` is ignored, as RFC 9110 (7.8) allows.
 What reads takes a connection's bytes from their front, and yields where it needs more of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Listeners: the public one and the one of the admin interface, on one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """What the public listener offers besides answers, as one table, and the OpenAPI document of it."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Facts come from `/sys`, `/proc` and NVML. Where they show nothing, a host is one
 cores that share nothing, without a GPU.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -9,8 +9,6 @@ Nobody is passed by: where the first in the order cannot be served, all that it 
 for it, so that many small requests do not starve a large one. Others that need none of it go on.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Devices of this host for a part of a flow: waited for in sight, held, given back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ Suspended and paused runs are never touched: they have no process and send no he
 for a person.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

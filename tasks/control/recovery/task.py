@@ -1,7 +1,5 @@
 """Sweep: find runs that a kill or a stop left behind, put them right, and report what was done."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """May the controller act now? A person who is asked already, a cool-down, a budget by week."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

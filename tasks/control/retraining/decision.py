@@ -15,8 +15,6 @@
 So a broken feed never trains a model, and drift that costs nothing moves nothing.
 """
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum

@@ -9,8 +9,6 @@ which they were stored, under one lock and in one transaction. So nothing depend
 when, or how often.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

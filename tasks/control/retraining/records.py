@@ -1,7 +1,5 @@
 """Values of the controller: stored drift results, decisions, orders to act, and claims."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal

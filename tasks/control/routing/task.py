@@ -5,8 +5,6 @@ stage and its parameters, and counted up after each run that gave nothing. So a 
 takes up the run that an earlier attempt of it started, and none is started twice.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -9,8 +9,6 @@ intervals are those of a bootstrap: rows of one day, or neighbours, resemble eac
 days or blocks are drawn, with replacement, the same ones for both models.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Programs that take a table's raw columns and give one score a row: a probability or a number."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

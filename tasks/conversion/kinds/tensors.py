@@ -8,8 +8,6 @@ converted by a configuration alone; a kind of its own can know more about it.
 A column of the Parquet file is an input, of nested lists.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

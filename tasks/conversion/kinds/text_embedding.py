@@ -1,7 +1,5 @@
 """Programs that take token ids of texts and give one embedding of length 1 a text."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -4,8 +4,6 @@ This module is cheap to import: the configuration is checked against it. How eac
 built and loaded is in the module of its name, see `targets/interface.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

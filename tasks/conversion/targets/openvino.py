@@ -1,7 +1,5 @@
 """OpenVINO: IR in 32-bit floats or with 8-bit integers, run without its usage reporting."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

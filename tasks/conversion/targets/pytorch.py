@@ -1,7 +1,5 @@
 """A `torch.export` program: opened without letting it run code, checked, and run in PyTorch."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

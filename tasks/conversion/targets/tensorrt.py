@@ -1,7 +1,5 @@
 """A TensorRT engine: built on the kind of graphics processor that runs it, and run there."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import time

@@ -1,7 +1,5 @@
 """A model repository for Triton: one folder with its configuration, a row to warm up, the model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Signs that a feed is broken: a reason to mend the data, never to retrain on it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime

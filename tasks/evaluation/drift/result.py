@@ -3,8 +3,6 @@
 Did the model get worse, and is it the model or the window?
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ is compared with the rest of it, and the largest such PSI over all features and 
 times a factor, is the least that counts. The largest over all features corrects for their number.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Monitor the feature tables of one window: keep statistics, judge them, raise alerts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ now and then, to a place of its own. Lines name views, services, models, windows
 never a key or a value of a row.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import json

@@ -6,8 +6,6 @@ from the environment (`${NAME}`). Everything here runs before a store, file or c
 and without importing Feast. Messages name hosts and options, never a user or a password.
 """
 
-from __future__ import annotations
-
 import importlib
 import ipaddress
 import os

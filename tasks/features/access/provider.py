@@ -4,8 +4,6 @@ A plug-in by Feast's own extension point: name it as `provider`. Feast's SDK and
 both act through the provider, so both are audited alike.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence

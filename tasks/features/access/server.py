@@ -5,8 +5,6 @@ of the repository names is denied, denials and refused tokens are audited. Feast
 every authenticated caller do everything in a project that has no permissions.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 Everything that opens the feature store opens the guarded one, Feast's server too.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -12,8 +12,6 @@ on reading the first one's values online. So each version of a service is a serv
 when the values of the new one are online (`publish_services`), so no reader sees an empty view.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import re

@@ -5,8 +5,6 @@ evidence, tables from the artifact store by their digests. The registry, the pub
 the feature repository may have moved on; they are not read.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

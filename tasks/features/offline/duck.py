@@ -1,7 +1,5 @@
 """DuckDB connections of this room: bounded memory, UTC, spill to a folder that goes away."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Retrieval jobs of the ASOF offline store: run a query, prove no row was lost, hand it out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

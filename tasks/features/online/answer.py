@@ -5,8 +5,6 @@ one tag byte and the number, so a block of them is joined into one buffer that n
 Everything else is decoded one by one, through Feast's own conversion, remembering short values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache

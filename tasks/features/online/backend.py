@@ -4,8 +4,6 @@ A back-end fetches cells, undecoded, for all views and keys of a request at once
 connections as reads may run at one time, and fails fast while the store is away.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import struct

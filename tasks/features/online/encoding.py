@@ -7,8 +7,6 @@ Feast's own code, cell by cell, and counted by the caller. Byte layout: protobuf
 specification, and `serialize_entity_key` of Feast, version 3.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ after the definitions changed. Feast materializes the newest version of a view a
 earlier services are written here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta

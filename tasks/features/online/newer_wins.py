@@ -13,8 +13,6 @@ version of this one; it counts as pushed, but a rebuild of the view removes what
 plug-ins by Feast's own extension point, and keep Feast's layout, which its own stores can read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

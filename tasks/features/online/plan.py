@@ -5,8 +5,6 @@ the answers. Views that are keyed alike share one look-up (in Redis they lie in 
 features are laid out so that numbers of one width stand side by side and can be decoded together.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

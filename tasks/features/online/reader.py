@@ -6,8 +6,6 @@ the age of each view for each row, and counts. What is done with a value that is
 policy of its view (`ViewPolicy`); blanking is the default, as it is what the model learnt from.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ nothing else. A hash holds all views of one entity key, and HMGET reads it in on
 can see a view half written.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -8,8 +8,6 @@ last. The layout is Feast's; `created` and the origin lie in the field of the ev
 what Feast reads of it. Field names travel once for a group of entities, which has one short answer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -1,7 +1,5 @@
 """Read from this project's SQLite online store: all views in one transaction, undecoded."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ two values of one second apart), and the origin of the value. Feast's `value_tex
 is for a text index, which this store has not.
 """
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time

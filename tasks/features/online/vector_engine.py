@@ -6,8 +6,6 @@ own bytes. The Redis and SQLite stores of this project are written so. All else 
 and how much did is counted: rows of views that need it, cells of types without a layout here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

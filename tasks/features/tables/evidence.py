@@ -11,8 +11,6 @@ so it is a feature repository in small: `tasks.features.checks.verification` mak
 again from it. It names no moment and no machine, so equal inputs give an equal folder.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from importlib.metadata import version

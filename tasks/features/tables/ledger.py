@@ -8,8 +8,6 @@ emptied, or restored from elsewhere lacks it or holds another, and is filled aga
 history.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import sqlite3

@@ -7,8 +7,6 @@ the driver writes the keys of its `AWS_*` variables into it and removes it when 
 it has none, the ranks ask the usual chain: the credentials file under HOME, the machine's own role.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

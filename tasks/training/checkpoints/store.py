@@ -5,8 +5,6 @@ code, and a manifest with its SHA-256. The manifest is written last, so nothing 
 there; that holds on a disk and on S3.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Checkpoints beside training: a copy in host memory is taken at once and written meanwhile."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """How a smaller network is to be made from a registered one."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from tasks.contracts.base import field_title

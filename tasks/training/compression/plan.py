@@ -6,8 +6,6 @@ units out. A unit's importance is the Euclidean norm of all weights into it and 
 left is where a training begins: without one, a network that lost much of itself is of little use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ Numbers enter through the piecewise-linear encoding of Gorishniy, Rubachev and B
 Embeddings for Numerical Features in Tabular Deep Learning" (2022), categories through embeddings.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import math

@@ -10,8 +10,6 @@ result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are com
 training.log        driver: every line that a rank printed, all attempts
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -6,8 +6,6 @@ an epoch and on any number of ranks, because the rows of a step, its learning ra
 randomness are functions of its number alone.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -12,8 +12,6 @@ as a column they cost four bytes a row, and nothing else need know of them. Row 
 are, so each step has the rows that it would have without a teacher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

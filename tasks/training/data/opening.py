@@ -1,7 +1,5 @@
 """Opening a rank's rows: decode them, check them and fit the preprocessing, all ranks together."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

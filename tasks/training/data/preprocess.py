@@ -1,7 +1,5 @@
 """Preprocessing fitted on training rows: vocabularies of categories, quantile bins of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ neighbours are alike (one day's flights) batches of one pool differ from those o
 more than by chance.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator

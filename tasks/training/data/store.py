@@ -6,8 +6,6 @@ that resumes after a crash. Where memory is free, the kernel keeps them there. T
 when memory is short.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,6 @@ ended. The rank runs under the guard, which ends it when this process is killed.
 Only the standard library is used, so that it starts in a few milliseconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

@@ -10,8 +10,6 @@ A rank that is lost in the middle makes a collective fail on the others: the err
 `run`. What happened after the last commit is then done again by those that are left.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import time

@@ -1,7 +1,5 @@
 """How ranks may come and go while one model is trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, Self
 

@@ -1,7 +1,5 @@
 """Which hosts may be used now, how many ranks each takes, and which rest after a failure."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

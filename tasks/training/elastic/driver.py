@@ -8,8 +8,6 @@ what the network hands it, takes a clean leave for the end of the job, gives up 
 lost rank, and leaves remote workers behind. Of Horovod there is the rendezvous server alone.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

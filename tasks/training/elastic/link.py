@@ -10,8 +10,6 @@ So the messages of a rank on another host go through its SSH session: authentica
 on no port of its own. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

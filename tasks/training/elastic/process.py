@@ -1,7 +1,5 @@
 """The processes of all ranks of an elastic run: started here or over SSH, heard, and ended."""
 
-from __future__ import annotations
-
 import enum
 import json
 import os

@@ -1,7 +1,5 @@
 """The rank's side of elastic training: join a group, train, and when it breaks join the next."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -12,8 +12,6 @@ could free or feed: a rank would hang in its first parallel operator. So the pro
                                    -> guard of rank 1 -> rank 1
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

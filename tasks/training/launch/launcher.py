@@ -1,7 +1,5 @@
 """Training as the driver sees it: start the ranks, watch them, publish what they made."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

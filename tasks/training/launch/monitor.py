@@ -3,8 +3,6 @@
 In the end it makes one error of ours of what ranks reported and how they ended.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

@@ -4,8 +4,6 @@ Horovod's own start-up binds the server to all interfaces, without authenticatio
 key-value store over HTTP that holds the ranks' addresses; nothing in it is unpickled.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The launcher starts one for each rank, `ElasticDriver` one for each slot. It rea
 trains, and reports errors.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

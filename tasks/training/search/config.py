@@ -1,7 +1,5 @@
 """What one search is asked to do: the space, how it is walked, and when a trial is not worth it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self

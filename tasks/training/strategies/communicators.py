@@ -4,8 +4,6 @@ On torch a rank reads torchrun's environment variables, so that ranks may also b
 one host they meet through a file: torch's own TCP store would listen on every interface.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """How the ranks of one training run share the work."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator

@@ -9,8 +9,6 @@ rows' losses over all ranks, divided by the rows of the global batch. A gradient
 ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import logging

@@ -4,8 +4,6 @@ Works on any communicator. Gradients are summed, never averaged, so what a lossy
 one rank can be paid back by any other.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ After Stich, "Local SGD Converges Fast and Communicates Little" (2018), and Shen
 Distributed Deep Net Training: Computation and Communication Decoupled SGD" (2019).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NoReturn
 

@@ -4,8 +4,6 @@ After Rajbhandari et al., "ZeRO" (2020). Each block's weights are whole on a ran
 block computes, so a network may be larger than one device's memory.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, cast
 

@@ -3,8 +3,6 @@
 Energy and money of a run are metered, else estimated by stated watts, else unknown.
 """
 
-from __future__ import annotations
-
 import socket
 from collections import defaultdict
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Ranks are only looked at from outside and through the files that their clocks wr
 wrong here never ends a training, and what could not be measured is said to be unknown.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """A metadata database for each test, of SQLite and of a real PostgreSQL."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from pathlib import Path

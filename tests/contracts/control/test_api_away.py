@@ -1,7 +1,5 @@
 """The Prefect API is away while a step works: the step's work is not lost, and nothing fails."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing

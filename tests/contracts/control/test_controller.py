@@ -1,7 +1,5 @@
 """The controller on real databases: many processes, storms of events, kills between the steps."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The controller's flows on a real Prefect server: what they start, once, and what they record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID

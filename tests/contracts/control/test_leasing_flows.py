@@ -1,7 +1,5 @@
 """Leases inside flows, on a real Prefect server: seen while they wait."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

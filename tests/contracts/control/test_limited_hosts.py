@@ -1,7 +1,5 @@
 """Conversion on lesser hosts: processors without what newer ones have, and half of one core."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 `tests/support/control/landed`: tables and rows as the last release without versions wrote them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

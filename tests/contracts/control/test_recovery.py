@@ -1,7 +1,5 @@
 """Workers and engines that are killed: the sweep puts right what they leave behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

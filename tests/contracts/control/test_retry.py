@@ -1,7 +1,5 @@
 """`python -m falaj retry` on the embedded default: a run that failed or was killed goes on."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

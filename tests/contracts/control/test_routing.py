@@ -1,7 +1,5 @@
 """Stages on work pools with a real server and real workers: results, failures, retry, cancel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The conversion tasks under a real Prefect API: cached by content, damaged files are rebuilt."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `make test` makes an environment with Triton for these; `make test-triton` runs them alone.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One Redis server, and refreshed feature tables that tests only read, for the whole folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What the SDK does with the feature store is in the audit; Feast's own tools read the profiles."""
 
-from __future__ import annotations
-
 import asyncio
 import getpass
 from datetime import UTC, datetime, timedelta

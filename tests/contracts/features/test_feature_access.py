@@ -1,7 +1,5 @@
 """Who can read and write what through Feast's server: a real server, real tokens."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterator

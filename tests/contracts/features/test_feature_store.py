@@ -1,7 +1,5 @@
 """The embedded Feast store on real rows: materialization, retrieval, what they must never do."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a materialization reaches, what it refuses, and when it believes that it is done."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A corrected table reaches the online store whatever was there; SQLite and Redis by one rule."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing

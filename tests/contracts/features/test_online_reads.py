@@ -1,7 +1,5 @@
 """Online reads by every back-end, against Feast's own: values, ages, policies, failures."""
 
-from __future__ import annotations
-
 import copy
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """The commands that write a view online again, or forget values there."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any

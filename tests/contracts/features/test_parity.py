@@ -1,7 +1,5 @@
 """Parity: what is online is what retrieval gives, and where it is not, the check finds it."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from datetime import timedelta

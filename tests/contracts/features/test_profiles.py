@@ -1,7 +1,5 @@
 """Every profile keeps the same promises: SQLite, servers, and Spark."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

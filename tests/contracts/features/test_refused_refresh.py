@@ -1,7 +1,5 @@
 """A refresh for training that is refused leaves all that readers see as it was."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The gates under a real Prefect API: cached by content, shown in the UI, never retried."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The vectorised engine on real Redis and SQLite: byte for byte what Feast writes, newer wins."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Versions of views and services in a real registry, and snapshots made again from their pins."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

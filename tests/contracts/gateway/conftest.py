@@ -1,7 +1,5 @@
 """One Envoy with one small server behind it for all tests of the folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

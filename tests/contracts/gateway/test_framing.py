@@ -1,7 +1,5 @@
 """Requests that can be read in two ways, sent to a real Envoy: none becomes two behind it."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl

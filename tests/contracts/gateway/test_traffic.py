@@ -1,7 +1,5 @@
 """Shares at a real Envoy: split, stickiness, mirrors, and what restarts leave of them."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a real Envoy lets through: TLS 1.3, listed paths, bounded bodies, headers of its own."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

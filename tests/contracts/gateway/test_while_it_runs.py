@@ -1,7 +1,5 @@
 """What a running Envoy takes without a restart: models, certificates, and no second Envoy."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Tokens, keys and certificates at a real Envoy, with the guard of the server behind it."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

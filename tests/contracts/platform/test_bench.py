@@ -1,7 +1,5 @@
 """Every measurement of the bench on little data: all its figures are there, and are numbers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A deploy to a real Prefect server: once, again, after changes, and for two use cases."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

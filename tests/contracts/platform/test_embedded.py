@@ -1,7 +1,5 @@
 """The embedded Prefect server: it serves one run, and never outlives it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

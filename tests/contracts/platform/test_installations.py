@@ -1,7 +1,5 @@
 """Projects and installations side by side: none sees, changes or serves another's values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

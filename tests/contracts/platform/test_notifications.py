@@ -1,7 +1,5 @@
 """What people are told: each message as a real server renders it and a real receiver gets it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta

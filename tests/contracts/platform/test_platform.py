@@ -3,8 +3,6 @@
 The tests go on from each other, in this order: a start takes many seconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

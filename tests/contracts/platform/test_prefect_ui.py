@@ -1,7 +1,5 @@
 """Forms of parameters in Prefect's UIs, and what its pages may ask."""
 
-from __future__ import annotations
-
 import urllib.request
 from typing import Any
 

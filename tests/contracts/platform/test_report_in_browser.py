@@ -1,7 +1,5 @@
 """The report in a real browser, and its tasks under a real Prefect API."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from pathlib import Path

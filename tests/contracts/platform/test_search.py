@@ -1,7 +1,5 @@
 """Searches with real trainings under a real Prefect API."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The second use case from the command line: a regression, on real rows of some weeks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

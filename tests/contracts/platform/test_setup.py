@@ -1,7 +1,5 @@
 """Set-up as people and CI call it: through make, from a checkout whose path has a space."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

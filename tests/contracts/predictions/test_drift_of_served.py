@@ -1,7 +1,5 @@
 """Drift checks of what was served: a real flow run, a registered champion, a log of its answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

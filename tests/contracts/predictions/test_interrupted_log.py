@@ -1,7 +1,5 @@
 """The prediction log under kill -9, several processes, a full disk, and damaged parts."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """An installation with an MLflow database whose schema migrations ran once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

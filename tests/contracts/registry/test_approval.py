@@ -1,7 +1,5 @@
 """Consent before promotion, asked once, bound to its evidence, never guessed."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime, timedelta
 from typing import Literal

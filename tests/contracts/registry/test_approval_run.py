@@ -1,7 +1,5 @@
 """The run that asks a person: on a real Prefect server, with a real worker and a real browser."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Smaller networks in a real registry: whose child a version is, and what is made smaller next."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.contracts.base import ModelVersionRef

@@ -1,7 +1,5 @@
 """Models and rows that nobody here knows, converted by a file that describes them and no code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lineage under a real Prefect API: flow runs are told, and no failure of it fails a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A text encoder from elsewhere through registry and conversion, under a real Prefect API."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

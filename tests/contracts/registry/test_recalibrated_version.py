@@ -1,7 +1,5 @@
 """A champion whose scores are wrong, mapped anew: real programs, judgements, MLflow and gates."""
 
-from __future__ import annotations
-
 import pytest
 from torch import Tensor
 

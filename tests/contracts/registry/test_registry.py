@@ -1,7 +1,5 @@
 """The registry on a real MLflow over SQLite: registering, attaching, promoting."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The registry interrupted: killed or failing at every step, raced, and locked out."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sqlite3
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Many processes write one registry at once, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

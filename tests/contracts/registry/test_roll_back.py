@@ -1,7 +1,5 @@
 """Taking a promotion back, on a real MLflow over SQLite."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

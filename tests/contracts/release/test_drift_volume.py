@@ -1,7 +1,5 @@
 """Drift checks by volume: really published rows start them on a real Prefect server, once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID

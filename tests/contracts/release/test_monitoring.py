@@ -1,7 +1,5 @@
 """Monitoring and data docs under a real Prefect API: shown in the UI, told once."""
 
-from __future__ import annotations
-
 import pytest
 from prefect import flow
 

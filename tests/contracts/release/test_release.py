@@ -1,7 +1,5 @@
 """Releases end to end: flows on a real Prefect API, a real registry, ledger and admin interface."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Releases with nothing left out: registry, serving process, Envoy, log, labels, flow, kills."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clients that nobody here wrote; each in an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

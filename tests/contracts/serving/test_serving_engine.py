@@ -1,7 +1,5 @@
 """The engine on really registered versions, with the runtimes that serve them."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator

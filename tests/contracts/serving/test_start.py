@@ -1,7 +1,5 @@
 """What a serving process imports before it answers."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import subprocess

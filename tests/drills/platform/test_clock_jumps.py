@@ -1,7 +1,5 @@
 """The machine's clock jumps by hours, ahead and back, while things run that go by it."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The disk is full: under the loop at every stage, and under a platform that runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

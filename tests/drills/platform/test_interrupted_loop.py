@@ -3,8 +3,6 @@
 On the platform as a user starts it, with the requests that the buttons of Prefect's UIs send.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -6,8 +6,6 @@ back by itself, as far as it does; the whole platform only by `up`, as after a p
 kill the databases are read with plain SQL, past all of the project's own code: see `Account`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -4,8 +4,6 @@ A run really fails on a real worker; its message arrives on every channel and sa
 The addresses hold secrets; afterwards no log, event or page of the API has one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack

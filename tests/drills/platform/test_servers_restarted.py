@@ -3,8 +3,6 @@
 The platform's profile `server`. Redis keeps nothing on disk here, so it comes back empty.
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import subprocess

@@ -5,8 +5,6 @@ nothing else. They are deployed by `python -m falaj deploy`, and the loops run t
 deployments on real workers.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Evidence, drift reports and standings for tests of the controller."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The controller of one model on a database of its own, and a platform that keeps its runs."""
 
-from __future__ import annotations
-
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action, Evidence
 from tasks.control.retraining.incidents import Here, answer, note_ends, settle, start_claimed

@@ -7,8 +7,6 @@
 A run of this platform is a file named by its key, made with O_EXCL, so each key has one run.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

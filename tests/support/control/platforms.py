@@ -5,8 +5,6 @@ and can be counted. All is counted by plain SQL in the two databases, not by the
 them.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager

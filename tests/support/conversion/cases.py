@@ -1,7 +1,5 @@
 """One small program with all its forms, and the fixtures that build it, for folders to import."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

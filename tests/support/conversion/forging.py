@@ -1,7 +1,5 @@
 """Forms that go wrong: files changed after the build, in the store under a digest of their own."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Callable

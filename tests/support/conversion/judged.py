@@ -5,8 +5,6 @@
 What was decided is written to `FOLDER/variants.json`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Small programs of the same shape as the trained one, and other ones that go wrong."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Small valid inputs for tests: seeded, built through the project's own contracts and store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

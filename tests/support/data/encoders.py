@@ -1,7 +1,5 @@
 """A small text encoder with random weights, as files of a BERT model, and texts for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Feature views of every type with random rows, and Feast's own way to write them."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

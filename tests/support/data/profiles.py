@@ -1,7 +1,5 @@
 """Profiles for tests: the environment that each needs, with real servers behind it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A small copy of the flights feature repository: real rows of a few days, in files to spoil."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from datetime import datetime, timedelta

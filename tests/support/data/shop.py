@@ -1,7 +1,5 @@
 """A small shop: a use case foreign to the repository, with files to be spoiled."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

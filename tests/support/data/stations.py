@@ -1,7 +1,5 @@
 """Ten weeks of six weather stations, for the monitoring of features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 

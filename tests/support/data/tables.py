@@ -1,7 +1,5 @@
 """Tables for the validation tests: small hand-made ones, and a real week of the flights package."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small use cases of three kinds, each in a folder of its own: for tests of several at once."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

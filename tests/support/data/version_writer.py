@@ -4,8 +4,6 @@ Its commands are the first version, `redis` or `sqlite`, and the store's address
 every feature of every entity to `n`, at noon plus `n` milliseconds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Tiny exported programs, good and bad, as training and the registry hand them over."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

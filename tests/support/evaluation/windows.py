@@ -1,7 +1,5 @@
 """Windows of made-up columns, and scores of a model that nobody trained."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A small library is preloaded that adds to each answer of the machine's clock; no
 touched. It is compiled when it is first needed, by the compiler that set-up needs too.
 """
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """Small disks that fill up: file systems in memory that only this process and its children see."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """A slow processor for real processes: a control group that gets half of one core."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

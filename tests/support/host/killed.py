@@ -3,8 +3,6 @@
 A program calls `serve`; a test starts it by `killed_writer` and has its children killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

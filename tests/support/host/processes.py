@@ -1,7 +1,5 @@
 """Commands of `python -m falaj` from tests, and looking at processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

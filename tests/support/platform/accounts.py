@@ -4,8 +4,6 @@ Plain SQL on files that are opened for reading only, and plain JSON lines: an ac
 happened that no client, flow or recovery of ours has had a hand in.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

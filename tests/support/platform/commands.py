@@ -1,7 +1,5 @@
 """A platform by its commands: what a person types, what it says, and what is then there."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

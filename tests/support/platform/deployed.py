@@ -1,7 +1,5 @@
 """Deploying flows on process pools, and looking at their runs, from tests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

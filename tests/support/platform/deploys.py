@@ -1,7 +1,5 @@
 """Deploying to a real server from tests: plans of a part of the file, and drift results."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path

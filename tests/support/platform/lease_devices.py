@@ -1,7 +1,5 @@
 """Made-up hosts for tests of leases: what is leased are names, so any will do."""
 
-from __future__ import annotations
-
 from tasks.control.leases.devices import CoreLimit, CoreSet, Gpu, HostDevices
 
 

@@ -6,8 +6,6 @@ A worker that holds devices locks a file for each of them. The kernel lets go of
 process that dies, so a lock that cannot be had at once is a device that two hold: the oracle.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

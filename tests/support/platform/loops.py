@@ -1,7 +1,5 @@
 """Whole loops from the command line, each on a repository and a state folder of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Run by the platform in place of `infra.deploying`, as a module.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from datetime import timedelta

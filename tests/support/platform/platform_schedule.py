@@ -5,8 +5,6 @@ Run by the platform in place of `infra.deploying`, as a module.
 Like the project's sweeps it has one run at a time, and drops what is late.
 """
 
-from __future__ import annotations
-
 from prefect import flow
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.client.schemas.schedules import CronSchedule

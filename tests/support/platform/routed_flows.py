@@ -3,8 +3,6 @@
 A stage waits for, or fails without, a file, so that a test decides when what happens.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

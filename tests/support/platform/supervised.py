@@ -4,8 +4,6 @@ CHILDREN is JSON: a list of fields of `Service`, "probe" being a file that must 
 group to be stopped is all whose name begins with "worker".
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

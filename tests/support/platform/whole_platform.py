@@ -5,8 +5,6 @@ test wants to kill it finds here, and what it wants to know of runs it asks over
 would.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -4,8 +4,6 @@
 `leave a child`, or `sleep`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

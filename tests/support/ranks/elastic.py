@@ -1,7 +1,5 @@
 """What tests ask of elastic runs of the tiny worker."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from infra.bench.elastic.hosts import namespace, pids_in

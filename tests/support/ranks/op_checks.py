@@ -1,7 +1,5 @@
 """A rank program: every collective that training uses, on every type, against numpy."""
 
-from __future__ import annotations
-
 import horovod.torch as hvd
 import numpy as np
 import torch

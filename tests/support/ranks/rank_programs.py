@@ -3,8 +3,6 @@
 As a program, with a folder, it is a driver of ranks that would stay for ever.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Small training runs on real ranks, shared by the tests of this folder."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

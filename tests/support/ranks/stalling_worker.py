@@ -1,7 +1,5 @@
 """A rank program of which rank 1 never comes to the second exchange."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -3,8 +3,6 @@
 A strategy joins the conformance test by a line in `CASES`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache

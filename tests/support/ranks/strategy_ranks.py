@@ -4,8 +4,6 @@ Many checks in one process, since a rank takes seconds to start. What rank 0 and
 written to FOLDER for the tests to judge.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the crash tests run in processes of their own: one call, killed at a named step."""
 
-from __future__ import annotations
-
 import os
 import signal
 from multiprocessing.synchronize import Barrier

@@ -1,7 +1,5 @@
 """Evidence with which every gate is open, and ways to edit it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """A real registry whose champion is a real program, and each stage of a release in it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

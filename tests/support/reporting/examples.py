@@ -1,7 +1,5 @@
 """A whole run whose snapshot pins the tables of its refresh, and its steps."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from tasks.contracts.data import TablePin

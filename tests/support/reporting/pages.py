@@ -1,7 +1,5 @@
 """A report's page as a tree of tags and words, and its pictures as trees of their own."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree

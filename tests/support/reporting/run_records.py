@@ -1,7 +1,5 @@
 """A run record as the loop makes it, with every artifact it names really in the store."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Small studies, with trials of every kind, for the pages of searches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tasks.contracts.training import SearchedField, StudyRecord, TrialRecord

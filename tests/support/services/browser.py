@@ -9,8 +9,6 @@ Nothing but loopback can be reached. The browser ends with its `with` block, and
 process is killed.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

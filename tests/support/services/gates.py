@@ -1,7 +1,5 @@
 """A way to a server that can be shut and opened again, as while the server is started anew."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

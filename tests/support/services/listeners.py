@@ -1,7 +1,5 @@
 """Real listeners on the loopback device, whose answers a test gives: HTTP and SMTP."""
 
-from __future__ import annotations
-
 import json
 import socketserver
 import threading

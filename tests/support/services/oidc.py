@@ -1,7 +1,5 @@
 """An OIDC issuer for tests: discovery and keys over HTTP on loopback, tokens signed with RS256."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

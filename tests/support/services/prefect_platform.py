@@ -9,8 +9,6 @@ give pools, deployments and automations names that no other test uses. Everythin
 with its `with` block, and when the test process is killed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from uuid import UUID
 

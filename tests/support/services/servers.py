@@ -1,7 +1,5 @@
 """Real servers for tests: Redis, PostgreSQL and S3; see `infra.bench.processes`."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

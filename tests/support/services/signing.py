@@ -1,7 +1,5 @@
 """Tokens for tests: keys over HTTP on loopback, and a signature as attackers make it."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -3,8 +3,6 @@
 Questions and answers are JSON, on standard input and output.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A real Triton on this machine's processor, from its Python distribution, and questions to it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@
 Prints what they understood, as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A small server with a serving process's admin interface: tracks, a token, its address file."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

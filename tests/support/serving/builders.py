@@ -1,7 +1,5 @@
 """Batches and calls as an engine tells them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real Envoy before a small v2 server, with issuers and clients, for tests."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 import sys

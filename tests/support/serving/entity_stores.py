@@ -1,7 +1,5 @@
 """A feature store of three days with real flights, online up to a full hour."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """A small engine that runs a function, for tests of the protocols in front of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 

@@ -4,8 +4,6 @@ Each is one request with one more behind it (`LAST`), which ends the connection.
 whole request (`HIDDEN`): whoever misses the body's end answers that one too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 HIDDEN_PATH = b"/v2/repository/index"

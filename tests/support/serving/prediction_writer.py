@@ -4,8 +4,6 @@ It tells how many rows are on the disk, one line each time it is more: rows 0 to
 order, of requests `<NAME>-<number>`.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

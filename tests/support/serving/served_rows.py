@@ -1,7 +1,5 @@
 """Batches as an engine tells of them, and logs written from them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A serving process of the tests and raw sockets to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Stand-ins of the engine's own seam to the registry: versions whose answers tell who gave them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """A small server of the v2 protocol: it says what it was asked, and lets in whom its guard does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

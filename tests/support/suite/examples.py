@@ -7,8 +7,6 @@ The profile decides (`pytest --hypothesis-profile thorough`): 25 examples, the s
     @examples(8)  # 8 where others have 25, 96 where they have 300
 """
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 QUICK, THOROUGH = 25, 300

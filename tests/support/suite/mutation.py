@@ -15,8 +15,6 @@ Not mutated: constants of modules, decorated functions, SQL. Left out unless a r
 mutants that change sentences only.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

@@ -6,8 +6,6 @@
 `pytest -m promise` runs them.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import pytest

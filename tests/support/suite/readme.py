@@ -6,8 +6,6 @@
 LOG is what `make run` printed, REPORT the `report.html` that it wrote; the picture needs Chromium.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@ pytest writes its own cache when it ends; here each test that passes is noted at
 killed run of hours is not lost. A run in which all passed forgets them; so does `--cache-clear`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Iterator

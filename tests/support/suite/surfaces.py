@@ -3,8 +3,6 @@
 `python -m tests.support.suite.surfaces FOLDER` writes it to files; a test compares them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from importlib import import_module

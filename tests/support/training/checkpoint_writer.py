@@ -4,8 +4,6 @@ Its commands are the first epoch, and where to write: a folder, or the endpoint 
 service. The state of an epoch holds nothing but its number.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small networks with what is fitted before them, and one as the registry hands it over."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Snapshots in files, ranks as threads that read them, and batches that are equal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small search with real trainings: a flow, and a program that runs it with a folder's files."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

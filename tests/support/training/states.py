@@ -1,7 +1,5 @@
 """Small training states for the tests of checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks as threads of one process that talk through memory: our boundary, faked."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

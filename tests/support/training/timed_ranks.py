@@ -1,7 +1,5 @@
 """Ranks with known shares of their time, and counters of energy as a host shows them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path

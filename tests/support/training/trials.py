@@ -1,7 +1,5 @@
 """Searches without a network: what a trial learns is a formula of its point."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

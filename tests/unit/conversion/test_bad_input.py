@@ -1,7 +1,5 @@
 """What comes in broken: each gives a sentence, leaves nothing half-written, and spoils no other."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import zipfile

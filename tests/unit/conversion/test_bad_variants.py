@@ -3,8 +3,6 @@
 All of them say that they are what they should be: only what they answer betrays them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another map of the scores in a program, in PyTorch and in the forms that are made of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The configuration, the formats and the kinds of models: what holds for every one ever added."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 from pydantic import ValidationError

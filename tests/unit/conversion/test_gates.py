@@ -1,7 +1,5 @@
 """Parity, batch invariance, latency and throughput; no time is judged."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

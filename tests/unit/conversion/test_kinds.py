@@ -1,7 +1,5 @@
 """Rows of any program, and what its answers are worth, without anyone saying what it means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

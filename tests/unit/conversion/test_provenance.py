@@ -1,7 +1,5 @@
 """Provenance metadata: written last, read back, and checked by everyone who loads a variant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Model repositories for Triton: what is written, and what is found before a server would."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib.metadata import distribution
 from typing import Any

@@ -1,7 +1,5 @@
 """`prefect.yaml`: what is wrong in it is found before anything is deployed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which use cases a deploy serves, from which image, and where people are notified."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path

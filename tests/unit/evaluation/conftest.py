@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tasks.evaluation.baseline_model import score_baseline_model

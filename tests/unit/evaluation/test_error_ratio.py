@@ -1,7 +1,5 @@
 """A slice's error beside what plain predictions have there: what the gate on slices judges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

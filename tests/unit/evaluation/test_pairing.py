@@ -1,7 +1,5 @@
 """Two models on the same rows of a window."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

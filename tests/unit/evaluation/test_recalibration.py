@@ -1,7 +1,5 @@
 """A fitted map, against scikit-learn and what made the data; whether it helped."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line as a whole: every command can be described, and a wrong word is exit code 2."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from datetime import UTC, datetime

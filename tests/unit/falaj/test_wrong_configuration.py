@@ -1,7 +1,5 @@
 """A wrong feature repository is refused at once: no server is started and nothing is kept."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the gateway writes for Envoy and for a cluster, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The bench: what it measures, what becomes of results, and that a failure stops nothing else."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from datetime import UTC, datetime

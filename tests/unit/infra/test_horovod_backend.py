@@ -1,7 +1,5 @@
 """Horovod's source is changed exactly or not at all; what a build for GPUs needs."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec

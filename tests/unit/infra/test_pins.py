@@ -1,7 +1,5 @@
 """The lock names one tested version of everything, with digests, within the project's ranges."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the platform is asked to be: configuration, ports, password, services, web applications."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

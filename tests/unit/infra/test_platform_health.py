@@ -1,7 +1,5 @@
 """What status and doctor show, on real files, disks and ports, with and without a platform."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """The supervisor, with real child processes, and under a clock that is set back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A busy database: requests are repeated, locks end, one line is logged; an idle server rests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

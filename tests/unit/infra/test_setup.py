@@ -1,7 +1,5 @@
 """An environment is complete or is made anew, a foreign one is left alone; steps and failures."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

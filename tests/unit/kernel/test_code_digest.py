@@ -1,7 +1,5 @@
 """What decides a stage's content key of its code, and what does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Locks are held by one or shared by readers; YAML loses nothing in silence."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

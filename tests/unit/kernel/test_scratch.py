@@ -1,7 +1,5 @@
 """A process has one name; its scratch folders go with it, or with the next sweep."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

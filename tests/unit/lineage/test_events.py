@@ -1,7 +1,5 @@
 """Events are OpenLineage, name what they should, and bear ids that depend on content alone."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections import Counter

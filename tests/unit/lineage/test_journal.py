@@ -1,7 +1,5 @@
 """What is written once, what a collector gets, and what happens where that fails."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

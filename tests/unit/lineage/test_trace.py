@@ -1,7 +1,5 @@
 """From a digest or a name back to the raw files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Labels that come later: how they are taken in, and which row gets which."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path

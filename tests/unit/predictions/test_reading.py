@@ -1,7 +1,5 @@
 """Windows of the log, its upkeep, erasure of a person, and the command."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What was served in a window, as rows that a drift check compares with its reference."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import shutil
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Which rows and labels a release sees: as a real log writer wrote and people imported them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path

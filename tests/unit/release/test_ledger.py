@@ -1,7 +1,5 @@
 """The record of releases, and the way from a decision to moved traffic, cut off at every point."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

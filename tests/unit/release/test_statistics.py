@@ -1,7 +1,5 @@
 """The tests keep their promise against oracles: exact sums, brute force, simulated versions."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

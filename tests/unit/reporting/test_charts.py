@@ -1,7 +1,5 @@
 """Every picture is well-formed, finite, named, and shows the values it was given."""
 
-from __future__ import annotations
-
 import base64
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report on disk: whole, repeatable, never pointing at an older run, refused in a sentence."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Features over time on the page: every view and feature, its alerts, and no name as a tag."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from tasks.contracts.data import FeatureMonitoring, MonitoredFeature, MonitoredPeriod, MonitoredView

@@ -1,7 +1,5 @@
 """The page of a search, and the outcome of a model compression."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

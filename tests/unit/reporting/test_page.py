@@ -1,7 +1,5 @@
 """The page: whole, in order, self-contained, and deaf to what names in the data try to be."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a training took, on the page: in words, as a picture, and honest about what is not known."""
 
-from __future__ import annotations
-
 from tasks.contracts.telemetry import (
     DeviceTelemetry,
     Diagnosis,

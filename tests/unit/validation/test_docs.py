@@ -1,7 +1,5 @@
 """Data docs: one page a result, nothing from outside."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor

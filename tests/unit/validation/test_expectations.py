@@ -1,7 +1,5 @@
 """Rules as Great Expectations expectations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

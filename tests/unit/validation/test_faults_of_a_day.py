@@ -1,7 +1,5 @@
 """Faults put into real days, spread over the year: each is caught within its day, and named."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

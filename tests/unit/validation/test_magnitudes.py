@@ -1,7 +1,5 @@
 """Absurd numbers are refused against the baseline's, and honest growth is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

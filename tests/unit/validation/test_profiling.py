@@ -1,7 +1,5 @@
 """Baselines: bands come from the clean days, and hold against days that are not like them."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gates: what they return, what they keep, what they refuse and how they say it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

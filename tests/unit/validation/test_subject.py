@@ -1,7 +1,5 @@
 """The table under a suite: faults of the table itself, derived columns, frames."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Suite files: what is refused at the door, and with which words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

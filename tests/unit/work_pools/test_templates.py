@@ -1,7 +1,5 @@
 """Base job templates: of the installed workers' shape, and Kubernetes takes what they make."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """A feature store of three days with real flights, online up to a full hour."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Definitions that move, versions that are not as trained, and a store that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Requests that name entities, against a real feature store on SQLite and on Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The status page in a real browser, served as the admin listener serves it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Claims of one machine that ask, hold, give back and die at random."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What NVML tells, from recorded structures; tests/gpu has the real thing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

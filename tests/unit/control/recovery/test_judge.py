@@ -1,7 +1,5 @@
 """Which runs are lost and what is done about each, from facts alone."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_args
 

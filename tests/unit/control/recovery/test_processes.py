@@ -1,7 +1,5 @@
 """Processes of a run are found by their environment, and only they are ended."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

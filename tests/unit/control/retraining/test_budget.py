@@ -1,7 +1,5 @@
 """Cool-down and the week's budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

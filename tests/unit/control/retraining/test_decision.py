@@ -1,7 +1,5 @@
 """The rule: every line of its table, and what must hold for any evidence."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """How a run that the controller started has ended, by the place that its claim names."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path

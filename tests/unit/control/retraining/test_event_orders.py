@@ -1,7 +1,5 @@
 """Any order of events, kills and sweeps: one run an incident, and the same ones each time."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results answered once and in order, on a real SQLite database."""
 
-from __future__ import annotations
-
 import sqlite3
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a stage goes, what it waits for, and what its run returned."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Alert events are appended once, whole, and read from where the reader stopped."""
 
-from __future__ import annotations
-
 import multiprocessing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

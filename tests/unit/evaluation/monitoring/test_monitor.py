@@ -1,7 +1,5 @@
 """Features over time: statistics are kept, faults are told, clean weeks stay silent."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Entity frames that are odd or wrong: taken as Feast takes them, or refused with a sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sources on S3, and results that become a file: whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bytes laid out for whole columns against those that Feast's own code makes cell by cell."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from feast.protos.feast.types.Value_pb2 import Value

@@ -1,7 +1,5 @@
 """The SQLite online store: the newer value stays, readers go on, refusals are sentences."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Data that is not ours: what cannot be used is refused before training, with column and cure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

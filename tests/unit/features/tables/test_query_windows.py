@@ -1,7 +1,5 @@
 """Queries keep to what they declare: features to known rows, entities to their window."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files as strangers write them: what cannot be read is told with its line, column and cure."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Rows of other data are not merged into the published tables of a use case."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What single inputs tell about the label: the label itself is refused, a leak is seen."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import numpy as np

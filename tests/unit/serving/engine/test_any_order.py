@@ -1,7 +1,5 @@
 """Whatever happens in whatever order, every call has one outcome, and the right one."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field

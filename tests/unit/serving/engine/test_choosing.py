@@ -1,7 +1,5 @@
 """Which variant serves: by name, by goal, else the simplest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

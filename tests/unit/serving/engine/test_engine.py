@@ -1,7 +1,5 @@
 """Calls through the engine: batches, tracks, bounds, deadlines, versions."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

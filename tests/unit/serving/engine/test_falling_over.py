@@ -1,7 +1,5 @@
 """Two backends of a version: the second one answers where the first one fails, until it is back."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Golden batches of programs of several families, without a registry."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

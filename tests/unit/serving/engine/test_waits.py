@@ -1,7 +1,5 @@
 """Calls are refused by the time that they would wait, before anybody reads them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Columns as model inputs, as training made them; what a version was trained with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

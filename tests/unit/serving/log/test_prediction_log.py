@@ -1,7 +1,5 @@
 """The observer that logs predictions: what is logged is what was served, or is counted."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What is counted, and what Prometheus reads of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The log: JSON lines with what belongs in them and nothing else."""
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.handlers

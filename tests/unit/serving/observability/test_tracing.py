@@ -1,7 +1,5 @@
 """Spans of sampled calls, received by a real OTLP endpoint and read from a file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

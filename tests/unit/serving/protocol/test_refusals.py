@@ -1,7 +1,5 @@
 """Tensors and columns that no model takes, over gRPC and HTTP, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

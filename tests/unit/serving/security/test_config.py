@@ -1,7 +1,5 @@
 """What a security configuration may not say, and the command for keys and certificates."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

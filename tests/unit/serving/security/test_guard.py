@@ -1,7 +1,5 @@
 """The guard alone: tokens, keys, tenants, limits, and what it remembers."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

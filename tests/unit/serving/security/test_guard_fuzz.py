@@ -1,7 +1,5 @@
 """Whatever is presented, the guard answers with a principal or a refusal of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

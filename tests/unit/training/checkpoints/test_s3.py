@@ -1,7 +1,5 @@
 """Checkpoints on S3, against a real HTTP server that speaks its protocol, and keys for it."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The connection's own protocol against an engine whose answers the test holds back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

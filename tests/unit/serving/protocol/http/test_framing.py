@@ -1,7 +1,5 @@
 """Requests that can be read in two ways: one answer each, or the end of their connection."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Generator, Sequence
