@@ -89,9 +89,9 @@ class DatasetSchema(Contract):
             )
         codes = np.empty((len(frame), len(self.categorical)), dtype=np.int32)
         for position, name in enumerate(self.categorical):
-            values = frame[name].astype("category")
-            table = np.array([category_code(str(v)) for v in values.cat.categories] + [0])
-            codes[:, position] = table[values.cat.codes.to_numpy()]  # null has code -1: the last
+            values = frame[name].astype(object)  # categories of pandas end a text at a zero byte
+            table = {value: category_code(str(value)) for value in set(values.dropna())}
+            codes[:, position] = values.map(table).to_numpy(np.int32, na_value=0)
         numbers = np.empty((len(frame), len(self.numeric)), dtype=np.float32)
         for position, name in enumerate(self.numeric):
             numbers[:, position] = frame[name].to_numpy(dtype=np.float32, na_value=np.nan)

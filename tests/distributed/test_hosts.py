@@ -7,6 +7,7 @@ Horovod's traffic goes over the chosen interface: without that the ranks could n
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def listening(host: str) -> set[str]:
     found = set()
     for pid in hosts.pids_in(hosts.namespace(host)):
         if "elastic" in command_of(pid):
-            sockets = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            sockets = set()
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    sockets.add(os.readlink(entry))
             # psutil would show the connections of this process's own namespace.
             for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
                 _, local, _, state, *_, inode = line.split()[:10]

@@ -137,6 +137,7 @@ def test_psi_is_the_sum_of_both_relative_entropies(left: list[int], right: list[
     assert psi(p, q) == pytest.approx(entropy(*both) + entropy(*both[::-1]), abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:ks_2samp:RuntimeWarning")  # of the p-value
 @given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1))
 def test_the_distance_of_numbers_is_that_of_kolmogorov_and_smirnov(
     left: list[int], right: list[int]

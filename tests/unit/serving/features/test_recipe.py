@@ -29,7 +29,7 @@ SCHEMA = DatasetSchema(
 ROW = st.fixed_dictionaries(
     {
         "kind": st.none() | st.text(max_size=5),
-        "place": st.none() | st.sampled_from(["", "a", "é", "A A"]),
+        "place": st.none() | st.sampled_from(["", "a", "é", "A A", "a\0", "\0"]),
         "size": st.none() | st.floats(width=32),
         "weight": st.none() | st.floats(),
         "count": st.none() | st.integers(-(2**40), 2**40),
