@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flows.config import PipelineConfig
     from tasks.features.access.audit import AuditLine, AuditTrail
     from tasks.features.access.server import Listening
-    from tasks.features.checks.parity import ViewParity
+    from tasks.features.checks.report import ViewParity
 
 START_TIMEOUT_S = 180
 UNSAFE = ("INTRA_COMMUNICATION_BASE64",)

@@ -9,7 +9,7 @@ from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureRefresh, FeatureTables, ValidatedDataset
 from tasks.evaluation.task import check_test_window, monitor_features
-from tasks.features.checks.parity import ParityReport
+from tasks.features.checks.report import ParityReport
 from tasks.features.task import (
     build_feature_tables,
     build_training_set,

@@ -19,7 +19,7 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
-from tasks.features.checks.parity import ParityReport
+from tasks.features.checks.report import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import Settings

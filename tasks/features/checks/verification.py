@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
 from tasks.features.access.profile import read_profile
 from tasks.features.access.store import GuardedFeatureStore, quiet
-from tasks.features.checks.parity import SnapshotVerification
+from tasks.features.checks.report import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config
 from tasks.features.offline.duck import parquet
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.checks.parity import ParityReport, check_parity
+from tasks.features.checks.parity import check_parity
+from tasks.features.checks.report import ParityReport
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation

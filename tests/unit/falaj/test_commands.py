@@ -12,7 +12,7 @@ from falaj import session
 from falaj.__main__ import COMMANDS, main
 from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
-from tasks.features.checks.parity import ParityReport, ViewParity
+from tasks.features.checks.report import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
 
