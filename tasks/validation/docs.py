@@ -30,7 +30,8 @@ padding:6px 12px 6px 0;text-align:left;vertical-align:top}.bad{color:#b3341c;fon
 """
 _OUTSIDE = re.compile(
     r"<script\b[^>]*\bsrc=[\"']https?://[^>]*>\s*</script>|<link\b[^>]*\bhref=[\"']https?://[^>]*>"
-    r"|<img\b[^>]*\bsrc=[\"']https?://[^>]*>|<iframe\b.*?</iframe>",
+    r"|<img\b[^>]*\bsrc=[\"']https?://[^>]*>|<iframe\b.*?</iframe>"
+    r"|\burl\(\s*[\"']?https?://[^)]*\)",
     re.IGNORECASE | re.DOTALL,
 )
 _FAR_LINK = re.compile(r"(<a\b[^>]*?)\bhref=[\"']https?://[^\"']*[\"']", re.IGNORECASE)

@@ -38,7 +38,7 @@ def test_every_result_gets_a_page_and_the_index_leads_to_it(
     assert "age has" in refused
     assert "people" in refused
     for page in site.index.parent.glob("*.html"):
-        assert not re.search(r"(src|href)=[\"']https?://", page.read_text())
+        assert not re.search(r"https?://", page.read_text())
     shutil.rmtree(store.root / "failed_validations")
     assert build_site(store, tmp_path / "home").num_pages == 1
     assert len(list(site.index.parent.iterdir())) == 2
@@ -70,7 +70,9 @@ def test_what_would_be_loaded_from_outside_is_taken_out() -> None:
     page = (
         "<link rel='x' href='https://a.example/b.css'><script src=\"https://c.example/d.js\">"
         "</script><img src='http://e.example/f.png'><a class='g' href='https://h.example'>i</a>"
-        "<script>kept()</script>"
+        "<script>kept()</script><style>a{background: url('https://j.example/k.png') 0 0}</style>"
     )
 
-    assert without_outside(page) == "<a class='g' >i</a><script>kept()</script>"
+    assert without_outside(page) == (
+        "<a class='g' >i</a><script>kept()</script><style>a{background:  0 0}</style>"
+    )
