@@ -64,7 +64,7 @@ def test_three_hosts_train_one_network_and_nothing_shows_a_secret(
             ranks = ranks_on(host, job.run)
             assert len(ranks) == 2  # a guard and a rank
             for pid in ranks:
-                assert SECRET not in psutil.Process(pid).environ().values()
+                assert SECRET not in str(psutil.Process(pid).environ())
             assert listening(host) <= {hosts.address(host)}
         for pid in psutil.pids():
             assert SECRET not in command_of(pid)

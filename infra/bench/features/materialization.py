@@ -54,8 +54,8 @@ def _compare(folder: Path, address: str, client: Redis, num_keys: int) -> Measur
     ours_redis = num_keys / _materialized(folder / "v_r", {**redis, "type": REDIS}, ENGINE)
     ours = _hashes(client)
     client.flushall()
-    commands = [[key, *(part for pair in h.items() for part in pair)] for key, h in ours]
-    raw = num_keys / seconds(lambda: _piped(client, [("HSET", *words) for words in commands]))
+    commands = [["HSET", key, *(part for pair in h.items() for part in pair)] for key, h in ours]
+    raw = num_keys / seconds(lambda: _piped(client, commands))
     feast_db, our_db = folder / "feast.db", folder / "ours.db"
     plain, newer = (
         {"type": t, "path": str(f)} for t, f in (("sqlite", feast_db), (SQLITE, our_db))

@@ -119,7 +119,8 @@ def _command(name: str, model: Path, folder: Path, port: int) -> list[str] | Non
 
 
 def _is_ready(port: int) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready"):
+    url = f"http://127.0.0.1:{port}/v2/health/ready"
+    with suppress(OSError), urllib.request.urlopen(url, timeout=2):
         return True
     return False
 

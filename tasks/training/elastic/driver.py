@@ -129,7 +129,6 @@ class History:
         return time.monotonic() - self._started
 
 
-LOGGER = logging.getLogger(__name__)
 PING_EVERY_S = 1.0
 # Ranks that are still starting are waited for so long before the others begin or regroup.
 GATHER_S = 10.0

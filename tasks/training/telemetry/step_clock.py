@@ -294,7 +294,6 @@ def quantile(ordered: Sequence[int], share: float) -> float | None:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] / 1e9 if ordered else None
 
 
-LOGGER = logging.getLogger(__name__)
 WARM_PROFILED_STEPS = 1
 NUM_STEPS = 5
 """Steps of a profile: enough for shares of a step, and a trace of a few megabytes."""

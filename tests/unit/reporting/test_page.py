@@ -37,7 +37,8 @@ def test_the_page_names_the_facts_of_the_run(store: ArtifactStore) -> None:
         record.question, record.run_id, "Promoted: version 3 is the champion", "327,346", "8,255",
         "0.752", "[0.747, 0.758]", "0.0412 ms", "scikit-learn gradient boosting", "cancelled",
         "carrier_stats", "tensorrt-fp16", "no NVIDIA device was found", "better than the champion",
-        "8970679c4d1b", "AMD EPYC 7B13", record.dataset.snapshot.data.sha256,
+        "8970679c4d1b", "AMD EPYC 7B13", "Latency of one row against AUC",
+        "Price of a million rows against AUC", record.dataset.snapshot.data.sha256,
     ):  # fmt: skip
         assert words in page.words, words
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.training.elastic.config import ElasticConfig
-from tasks.training.elastic.process import ElasticSpec, Member, ssh_command
+from tasks.training.elastic.process import ElasticSpec, Member, _local, ssh_command
 from tests.support.host.processes import wait_until
 
 REMOTE = ElasticConfig.model_validate(
@@ -54,3 +54,13 @@ def test_a_rank_that_cannot_begin_is_described_with_its_last_words(member: Membe
     assert "No module named" in member.end_in_words()
     assert not member.lost_host
     assert not member.left_in_good_order
+
+
+def test_a_rank_of_this_host_is_given_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FALAJ_DATABASE_PASSWORD", "a-secret")
+    spec = ElasticSpec("module", tmp_path, {"OMP_NUM_THREADS": "1"})
+    command, environment = _local(spec, ElasticConfig())
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert "a-secret" not in str((command, environment))
