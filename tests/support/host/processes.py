@@ -30,7 +30,10 @@ def falaj(*words: str, **environment: str) -> subprocess.Popen[str]:
 def run_falaj(*words: str, limit_s: float = 900, **environment: str) -> tuple[int, str]:
     """Exit code of a command, and what it said."""
     with falaj(*words, **environment) as process:
-        said, _ = process.communicate(timeout=limit_s)
+        try:
+            said, _ = process.communicate(timeout=limit_s)
+        finally:
+            process.kill()  # one that hangs would be waited for without end
     return process.returncode, said
 
 
