@@ -65,7 +65,8 @@ WORKERS := -n 2 --dist loadfile --no-loadscope-reorder # a file's tests share wh
 test: setup ## run the tests, but for the slow ones, on two workers (PYTEST_ARGS="-n 0": on none)
 	@$(VENV_PYTHON) -m pytest $(WORKERS) $(PYTEST_ARGS)
 
-# Slow tests, and properties with twelve times the examples. One of seven parts takes ten minutes.
+# Slow tests, and properties with twelve times the examples. One of seven parts takes ten minutes: by
+# seconds of a quiet host, doubled for the bench's tests, which run one after the other.
 SLOW := -m "(slow or hypothesis) and not drill" --hypothesis-profile thorough --resume
 PARTS := --splits 7 --durations-path tests/durations.json
 PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium # with their Debian packages

@@ -86,10 +86,10 @@ def signature_of(model: str, version: str) -> Signature:
     return SIGNATURE
 
 
-def fields(*keys: str) -> tuple[dict[str, set[str]], bool]:
+def fields(*keys: str, is_whole: bool = True) -> tuple[dict[str, set[str]], bool]:
     """What may be hidden: columns of the model, `subject`, and these keys."""
     columns = {name for spec in SIGNATURE.inputs for name in spec.columns}
-    return {MODEL: columns | set(keys)}, True
+    return {MODEL: columns | set(keys)}, is_whole
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def test_a_student_that_is_no_smaller_is_refused(
 
 
 def test_a_parent_of_settings_that_nobody_reads_any_more_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="late version 7 was trained with settings that"):
+    with pytest.raises(ConfigurationError, match="version 7 was trained with settings that"):
         planned(tmp_path, {"gears": 5})
 
 
