@@ -1,5 +1,7 @@
 """DuckDB connections of this room: bounded memory, UTC, spill to a folder that goes away."""
 
+from __future__ import annotations  # held classes of DuckDB are told of as leaks at the end
+
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime

@@ -4,6 +4,8 @@ Nothing is corrected here. What does not fit is refused with a sentence; whether
 is for the expectation suites.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import logging
 from datetime import UTC, datetime, timedelta

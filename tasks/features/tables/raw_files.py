@@ -3,6 +3,8 @@
 What a feature repository says about a table as it comes from outside.
 """
 
+from __future__ import annotations
+
 import csv
 import gzip
 import itertools
