@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from flows.config import PipelineConfig
 from infra.bench.figures import LeftOut, Measured, at_most, interleaved, median_ratio
@@ -66,8 +67,9 @@ def figures(bench: Bench) -> Measured:
 def _ours_s(dataset: ValidatedDataset, config: PipelineConfig, store: ArtifactStore) -> float:
     began = time.process_time()
     both = dataset, config.splits.train, dataset, config.current
-    windows = open_windows(*both, config.drift, store)
-    compare_features(dataset.snapshot.columns, windows, config.drift, ())
+    with threadpool_limits(1):
+        windows = open_windows(*both, config.drift, store)
+        compare_features(dataset.snapshot.columns, windows, config.drift, ())
     return time.process_time() - began
 
 

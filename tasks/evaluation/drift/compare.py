@@ -43,6 +43,8 @@ from tasks.kernel.settings import ArtifactStore
 
 logger = logging.getLogger(__name__)
 
+READ_TOGETHER = 16
+"""Columns of a window in memory at once."""
 PREDICTION = "prediction"
 SCORE = "score"
 
@@ -178,10 +180,16 @@ def compare_features(
     columns: DatasetSchema, windows: Windows, config: DriftConfig, with_unit: Collection[str]
 ) -> tuple[tuple[FeatureDrift, ...], list[str], list[str]]:
     """Change of each feature, numbers first, the signs of faults, and what only looks like one."""
-    examined = [
-        *(examine_numbers(name, windows) for name in columns.numeric),
-        *(examine_categories(name, windows) for name in columns.categorical),
-    ]
+    examined = []
+    for examine, names in (
+        (examine_numbers, columns.numeric),
+        (examine_categories, columns.categorical),
+    ):
+        for first in range(0, len(names), READ_TOGETHER):
+            some = names[first : first + READ_TOGETHER]
+            for window in filter(None, windows):
+                window.load(some)
+            examined += [examine(name, windows) for name in some]
     changes = measure_changes(
         [column.histogram for column in examined], *_draws(windows.reference, windows.current)
     )

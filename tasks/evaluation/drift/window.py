@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class WindowColumns:
             dates[order], return_index=True, return_inverse=True
         )
         self._groups, self._rows = self._within_groups(rows[order])
+        self._loaded = pa.table({})
 
     def _within_groups(self, rows: NDArray[np.intp]) -> tuple[list[int], slice | NDArray[np.intp]]:
         """Row groups that hold some rows, and where the rows are in these, as a slice if they can.
@@ -100,6 +102,11 @@ class WindowColumns:
         """UTC days that have rows."""
         return len(self.dates)
 
+    def load(self, names: Sequence[str]) -> None:
+        """Read several columns at once, which takes half the time; the ones before are let go."""
+        present = [name for name in names if name in self._file.schema_arrow.names]
+        self._loaded = self._file.read_row_groups(self._groups, columns=present, use_threads=False)
+
     def numbers(self, name: str) -> Numbers:
         """A numeric column."""
         column = self._read(name)
@@ -120,13 +127,14 @@ class WindowColumns:
         return Categories(positions.astype(np.intp), coded.dictionary.to_pylist())
 
     def _read(self, name: str) -> pa.ChunkedArray:
-        if name not in self._file.schema_arrow.names:
+        if name not in self._loaded.column_names:
+            self.load([name])
+        if name not in self._loaded.column_names:
             raise DataContractError(
                 f"the rows of {self._window} lack column {name!r}; expected all columns of the "
                 "reference. Build the snapshot with the model's feature service"
             )
-        table = self._file.read_row_groups(self._groups, columns=[name], use_threads=False)
-        return table.column(0)
+        return self._loaded.column(name)
 
 
 class Numbers:
