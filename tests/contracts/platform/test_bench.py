@@ -19,6 +19,7 @@ NUM_FIGURES = {
     "features/materialization": 4,
     "features/online_read": 4,
     "features/false_alarms": 2,
+    "features/drift_check": 2,
     "training/launch": 1,
     "training/reading": 2,
     "training/compression": 8,
@@ -32,7 +33,7 @@ NUM_FIGURES = {
     "serving/roll_back": 1,
 }
 """With those that a host leaves out, and says why; of the others only that there are some."""
-MAY_BE_LEFT_OUT = ("mlserver", "kserve", "bf16", "cut link", "joining host")
+MAY_BE_LEFT_OUT = ("mlserver", "kserve", "Evidently", "bf16", "cut link", "joining host")
 MUST_BE_ZERO = ("differ", "lost or wrong", "neither logged nor counted", "contradicts")
 
 
