@@ -180,7 +180,7 @@ def trade_chart(
     title: str, x_title: str, y_title: str, rows: Sequence[tuple[float, Estimate]]
 ) -> Markup:
     """What each row costs against its value and interval; without a note it is a ring."""
-    with canvas(520, 300, (74, 14, 66, 48)) as drawing:
+    with canvas(520, 270, (74, 14, 36, 48)) as drawing:
         axes = drawing.axes
         axes.set_xscale("log")
         for n, (cost, row) in enumerate(sorted(rows, key=lambda row: row[0])):
