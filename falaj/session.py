@@ -107,6 +107,7 @@ def _import_while_it_starts(settings: Settings) -> None:
     if not settings.store.root.exists():  # a first run will need these too
         # Feast turns on warnings that the import of Great Expectations would then give.
         import tasks.validation.runner
+        from tasks.features.access.profile import import_feast
 
-        # isort: split
+        import_feast()
         import tasks.features.online.materialization  # noqa: F401

@@ -127,6 +127,9 @@ def materialize_features(
     settings = Settings.from_environment()
     views = online_views(tables, window, settings.features_home, settings.feature_repo)
     if views is None:
+        from tasks.features.access.profile import import_feast
+
+        import_feast()
         from tasks.features.online.materialization import materialize
 
         with on_behalf_of(flow_run.id):
@@ -193,6 +196,9 @@ def build_training_set(
     key = training_set_key(tables, window, config, repo)
     snapshot = store.find(SNAPSHOTS, key, FeatureSnapshot)
     if snapshot is None:
+        from tasks.features.access.profile import import_feast
+
+        import_feast()
         from tasks.features.snapshot import build_training_set as build
 
         with on_behalf_of(flow_run.id):

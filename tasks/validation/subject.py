@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError, StorageError
@@ -132,11 +133,11 @@ class Subject:
         numeric = {name for name, kind in types.items() if is_of_kind(kind, "number")}
         with self._mistakes_explained("bands of the baseline"):
             rows = judge_days(baseline, SUBJECT, numeric, self.query)
-        columns = [f"{quoted(name)} VARCHAR" for name in ("period", *baseline.columns)]
-        self._make(f"TABLE {DAYS} ({', '.join(columns)})", "table of days")
-        if rows:
-            places = ", ".join("?" * len(columns))
-            self._con.executemany(f"INSERT INTO {DAYS} VALUES ({places})", rows)
+        names = ("period", *baseline.columns)
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        table = pa.table([pa.array(column, pa.string()) for column in columns], names)
+        self._con.register("judged_days", table)  # row by row would take as long as judging
+        self._make(f"TABLE {DAYS} AS FROM judged_days", "table of days")
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         """Rows of a query over the subject and its aggregates."""

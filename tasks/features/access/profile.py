@@ -12,8 +12,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import wraps
+from inspect import Parameter, isclass, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -25,6 +27,7 @@ from tasks.kernel.settings import DEFAULT_PROFILE, Settings
 ASOF_STORE = "tasks.features.offline.store.AsofDuckDBOfflineStore"
 LOSSY_STORES = re.compile(r"^(dask|file)$|dask|\.file(offlinestore)?$|fileofflinestore", re.I)
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_MANY = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 ENCRYPTED_POSTGRES = ("require", "verify-ca", "verify-full")
 REDIS_OPTIONS = {
     "ssl",
@@ -330,29 +333,48 @@ def redis_refusal(connection_string: str) -> Iterator[str]:
 
 
 def import_feast() -> None:
-    """Import Feast lean, for a process that only reads; does nothing where it is imported already.
+    """Import Feast lean; does nothing where it is imported already.
 
-    The type checks that typeguard adds to Feast's classes compile each of them again: 4.7 of 6.2 s
-    of CPU. They are for whoever writes definitions; here these come from a registry. PyTorch, which
-    Feast takes where it is there, is 150 MB more for a process that stays. Whatever needs PyTorch
-    or typeguard later has them whole.
+    The type checks that typeguard adds to every method of Feast's classes compile each of them
+    again: 4 of 6 s of CPU. What definitions are made with is checked all the same, see `_checked`.
+    PyTorch, which Feast takes where it is there, is 150 MB more for a process that stays. Whatever
+    needs PyTorch or typeguard later has them whole.
     """
     if "feast" in sys.modules:
         return
     import typeguard
 
-    checked, torch = typeguard.typechecked, sys.modules.get("torch")
-    typeguard.typechecked = _unchecked  # type: ignore[assignment]
+    typechecked, torch = typeguard.typechecked, sys.modules.get("torch")
+    typeguard.typechecked = _checked  # type: ignore[assignment]
     if torch is None:
         sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
     try:
         importlib.import_module("feast")
     finally:
-        typeguard.typechecked = checked
+        typeguard.typechecked = typechecked
         if torch is None:
             del sys.modules["torch"]
 
 
-def _unchecked(target: Any) -> Any:
-    """As `typeguard.typechecked`, without checks."""
+def _checked(target: Any) -> Any:
+    """As `typeguard.typechecked`, for what a class is made with alone, and without compiling it."""
+    if not isclass(target) or "__init__" not in vars(target):
+        return target
+    make = target.__init__
+    parameters = signature(make)
+
+    @wraps(make)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        from typeguard import TypeCheckError, check_type
+
+        hints = get_type_hints(make)
+        for name, value in parameters.bind(*args, **kwargs).arguments.items():
+            if name in hints and parameters.parameters[name].kind not in _MANY:
+                try:
+                    check_type(value, hints[name])
+                except TypeCheckError as exc:
+                    raise TypeError(f"{target.__name__}, argument {name!r}: {exc}") from None
+        make(*args, **kwargs)
+
+    target.__init__ = checked  # type: ignore[method-assign]
     return target

@@ -26,10 +26,16 @@ assert "torch" not in sys.modules
 assert typeguard.typechecked is whole
 assert "TypeCheckMemo" not in feast.FeatureView.__init__.__code__.co_names
 assert feast.FeatureStore.get_online_features.__code__.co_names
+try:
+    feast.Entity(name="station", join_keys="station_id")
+except TypeError as error:
+    assert "Entity, argument 'join_keys'" in str(error), error
+else:
+    raise AssertionError("a wrong definition was taken")
 """
 
 
-def test_feast_comes_without_pytorch_and_without_compiling_its_classes_again() -> None:
+def test_feast_comes_lean_and_still_says_what_is_wrong_in_a_definition() -> None:
     line = [sys.executable, "-c", IMPORTED]
     done = subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
