@@ -3,7 +3,7 @@
 import logging
 import os
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 import httpx
@@ -27,9 +27,11 @@ from tasks.contracts.training import (
 from tasks.kernel.retry_policy import RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.compression.plan import StudentPlan
 from tasks.training.config import TrainingConfig
 from tasks.training.search.trial import TrialOrder
+
+if TYPE_CHECKING:
+    from tasks.training.compression.plan import StudentPlan
 
 LOGGER = logging.getLogger(__name__)
 # Above the longest `time_limit_s`, which the driver keeps itself and which names what was reached.
@@ -136,7 +138,7 @@ def train_distributed(
 )
 def plan_student(
     parent: CompressionParent, config: CompressionConfig, present: TrainingConfig
-) -> StudentPlan:
+) -> "StudentPlan":
     """Decide what a smaller network is, and prune the parent where that is asked for.
 
     Safe to retry: the pruned weights appear whole, under a key of their content, or not at all.
