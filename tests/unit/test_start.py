@@ -8,6 +8,7 @@ import pytest
 ROWS = "torch sklearn pyarrow.dataset matplotlib"
 HEAVY = {
     "flows.feature_refresh": "feast torch pandas",
+    "flows.pipeline": "feast torch pandas sklearn mlflow",
     "tasks.evaluation.task": ROWS,
     "tasks.conversion.task": "torch onnx onnxruntime openvino nncf sklearn",
     "tasks.validation.task": "great_expectations duckdb",
