@@ -94,7 +94,6 @@ def test_a_result_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
         client.set_flow_run_state(run.id, Cancelled(), force=True)
     retraining_sweep_flow()
     (claim,) = ledger.claims(ClaimState.ENDED)
-    assert claim.end is not None
     assert claim.end.state == "cancelled"
 
     ledger.store_result(MODEL, config.name, builders.stable(1), FREE)
@@ -156,7 +155,6 @@ def test_a_drift_check_stores_its_result_and_the_loop_ends_with_advice(
     assert ledger.claims(ClaimState.CLAIMED) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
     prefect_api: PrefectApi, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +179,6 @@ def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
         with pytest.raises(KilledError):
             decision_flow(result.result_id)
         (claim,) = ledger.claims(ClaimState.STARTED)
-        assert claim.started is not None
         assert claim.started.kind == "in_process"
         retraining_sweep_flow()  # the process that runs it lives
         assert len(ledger.claims(ClaimState.STARTED)) == 1
@@ -189,5 +186,4 @@ def test_without_deployments_the_loop_runs_here_and_a_lost_one_is_taken_up(
         monkeypatch.setattr(ProcessName, "of_this", lambda: later)
         retraining_sweep_flow()
     (claim,) = ledger.claims(ClaimState.ENDED)
-    assert claim.end is not None
     assert (claim.end.state, len(windows)) == ("completed", 2)

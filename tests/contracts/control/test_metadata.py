@@ -64,7 +64,6 @@ def test_a_database_of_the_release_before_versions_is_adopted_with_its_data(url:
     make_landed(url, *GROUPS)
     ledger = Ledger(url)
     (action,) = ledger.claims(ClaimState.STARTED)
-    assert action.started is not None
     assert action.started.run_id == "run-0"
     (decision,) = ledger.decisions()
     assert decision.version == decision.evidence.version == 1

@@ -76,7 +76,6 @@ def trace(planned: Plan) -> dict[str, Any]:
     } | {"automation": automation("decide-on-drift").model_dump(mode="json")}
 
 
-@pytest.mark.slow
 def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
     api: PrefectApi, plan: Plan, tmp_path: Path
 ) -> None:
@@ -112,7 +111,6 @@ async def pause_schedule(client: PrefectClient, name: str) -> None:
     await client.update_deployment_schedule(found.id, found.schedules[0].id, active=False)
 
 
-@pytest.mark.slow
 def test_a_changed_entry_changes_its_deployment_alone_and_a_changed_automation_itself(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -190,7 +188,6 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     assert main(["deploy", "--check", *arguments]) == 0
 
 
-@pytest.mark.slow
 def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path: Path) -> None:
     async def pause(client: PrefectClient) -> None:
         await client.pause_deployment((await client.read_deployment_by_name("search/search")).id)
@@ -214,7 +211,6 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
     assert automation("decide-on-drift").id == automation_id
 
 
-@pytest.mark.slow
 def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     plan: Plan, tmp_path: Path
 ) -> None:

@@ -42,8 +42,7 @@ def fill(made: Installation) -> None:
 
 def temperature(made: Installation) -> float | None:
     store = open_store(made.home, made.repository.path)
-    value: float | None = store.get_online_features(**ASKED).to_dict()["temp"][0]
-    return value
+    return store.get_online_features(**ASKED).to_dict()["temp"][0]
 
 
 def in_celsius(made: Installation) -> None:
@@ -69,7 +68,6 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     seen = temperature(flights)
     fill(airports)
     other = temperature(airports)
-    assert seen is not None
     assert other == pytest.approx((seen - 32) / 1.8, abs=1e-3)
     assert temperature(flights) == seen
     store = open_store(airports.home, airports.repository.path)
@@ -83,7 +81,6 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     assert temperature(flights) == seen
 
 
-@pytest.mark.slow
 def test_two_installations_of_one_project_cannot_share_a_redis(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +98,6 @@ def test_two_installations_of_one_project_cannot_share_a_redis(
         fill(second)
 
 
-@pytest.mark.slow
 def test_projects_whose_names_end_alike_cannot_share_a_redis(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

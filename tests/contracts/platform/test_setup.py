@@ -44,9 +44,7 @@ def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "tools"
     program(folder / "python3.11", f'exec {shlex.quote(sys.executable)} "$@"')
     for name in ("make", "sh", "awk", "rm", "env"):
-        found = shutil.which(name)
-        assert found is not None
-        (folder / name).symlink_to(found)
+        (folder / name).symlink_to(shutil.which(name))
     return folder
 
 

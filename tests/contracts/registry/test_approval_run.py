@@ -137,7 +137,6 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
     promoting(decision)  # a promotion that is retried asks once
     waiting = wait_for(number, StateType.PAUSED)
     expiry = wait_for(number, StateType.SCHEDULED, of="approval-expiry")
-    assert decision.approval is not None
     assert expiry.expected_start_time == decision.approval.deadline
 
     for wrong in (
@@ -170,7 +169,6 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
 def completed(number: int) -> FlowRun:
     """The run about a version, which ended well."""
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
     assert done.state.is_completed(), done.state.message
     return done
 
@@ -254,7 +252,6 @@ def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(waiting.id, Scheduled(), force=True)
     failed = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert failed.state is not None
     assert failed.state.is_failed()
     assert "without an answer about flight-delay" in str(failed.state.message)
     assert office.world.champion == before

@@ -92,7 +92,6 @@ def test_a_classifier_of_pictures_goes_through_by_configuration_alone(
     assert [variant.quality_name for variant in result.variants] == ["accuracy"] * 4
     assert all(variant.parity_max is not None for variant in result.variants)
     assert all(variant.latencies for variant in result.variants[:2])
-    assert result.variants[0].files is not None
     file = settings.store.path(result.variants[0].files) / "model.onnx"
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     [answers] = session.run(["classes"], {"pixels": pixels[80:]})

@@ -46,12 +46,11 @@ def told(home: Path) -> list[tuple[str, str]]:
 
 
 def facets(home: Path, job: str, change: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(
+    return next(
         e["run"]["facets"]
         for e in Journal(home / "lineage").events()
         if (e["job"]["name"], e["eventType"]) == (job, change)
     )
-    return found
 
 
 def test_steps_belong_to_their_flow_run_and_that_to_the_outermost(home: Path) -> None:

@@ -41,10 +41,8 @@ def back(world: World, order: str = "order", replaced: int = 2) -> Rollback:
 
 def test_the_champion_before_serves_again_and_the_record_says_why(world: World) -> None:
     before = find_champion_state(NAME, world.location, NOW)
-    assert before is not None
     assert before.version.version == 2
     assert before.promoted_at is not None
-    assert before.previous is not None
     assert (before.previous.version, before.previous_trouble) == (1, None)
 
     record = back(world)
@@ -52,14 +50,12 @@ def test_the_champion_before_serves_again_and_the_record_says_why(world: World) 
     assert world.champion == 1
     assert (record.restored.version, record.replaced.version) == (1, 2)
     found = find_champion(NAME, world.location, world.store)
-    assert found is not None
     assert found.version == record.restored
     version = world.version(1)
     (kept,) = (world.registry.run_folder(version.run_id) / "rollback").iterdir()
     assert digest_of(kept) == version.tags["rollback_sha256"]
     assert Rollback.model_validate_json(kept.read_text()) == record
     after = find_champion_state(NAME, world.location, NOW)
-    assert after is not None
     assert (after.version.version, after.promoted_at, after.previous) == (1, None, None)
 
 
@@ -73,8 +69,6 @@ def test_the_same_order_is_carried_out_once(world: World) -> None:
 def test_a_version_whose_files_are_missing_never_serves_again(world: World) -> None:
     shutil.rmtree(world.version(1).folder)
     known = find_champion_state(NAME, world.location, NOW)
-    assert known is not None
-    assert known.previous_trouble is not None
     assert "model.json is missing" in known.previous_trouble
     with pytest.raises(RegistryError, match="The alias was not moved"):
         back(world)
@@ -113,7 +107,6 @@ def test_the_controller_takes_back_a_promotion_that_hurts_once(
         decision_flow(result.result_id)
     assert world.champion == 1
     (claim,) = ledger.claims(ClaimState.ENDED)
-    assert claim.end is not None
     assert (claim.order.action, claim.end.state) == (Action.ROLL_BACK, "completed")
 
     # Now that version 1 serves, what was said of version 2 moves nothing more.
@@ -135,7 +128,6 @@ def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World
     record = withdrawn(world, 2)
 
     assert world.champion == 1
-    assert record.champion is not None
     assert (record.version.version, record.champion.version) == (2, 1)
     version = world.version(2)
     (kept,) = (world.registry.run_folder(version.run_id) / "withdrawal").iterdir()
@@ -143,7 +135,6 @@ def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World
     assert Withdrawal.model_validate_json(kept.read_text()) == record
     assert (version.tags["withdrawn"], version.tags["withdrawn_by"]) == ("mean of all time", "ana")
     standing = find_champion_state(NAME, world.location, NOW)
-    assert standing is not None
     assert standing.promoted_at is None  # traffic follows at once, as after a roll back
 
     again = world.promoted(1, against=(comparison("champion:1", 0.004),))

@@ -163,10 +163,8 @@ class World:
         return self.store.root.parent
 
     @property
-    def database(self) -> Path:
-        path = self.location.database_path
-        assert path is not None
-        return path
+    def database(self) -> Path | None:
+        return self.location.database_path
 
     def with_database_of(self, template: Path) -> Self:
         """Save the second that the schema migrations take."""

@@ -249,7 +249,6 @@ def test_a_floor_above_the_ceiling_is_rejected_with_the_fix() -> None:
 def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_same(
     good: Evidence,
 ) -> None:
-    assert good.record.manifest is not None
     fit = MapFit(
         map=Calibrator(slope=1.1, intercept=0.2),
         slope_error=0.1,
