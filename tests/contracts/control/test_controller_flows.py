@@ -32,6 +32,7 @@ from tests.support.control.builders import FREE, MODEL
 from tests.support.data.builders import metric
 from tests.support.platform.deployed import deploy
 from tests.support.services.prefect_platform import PrefectApi
+from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +74,7 @@ def runs_of(ledger: Ledger) -> list[FlowRun]:
 
 
 @pytest.mark.timeout(600)
+@proves(Promise.LOST_EVENT, "the sweep answers: one run")
 def test_a_result_starts_the_loop_once_and_the_sweep_follows_it_to_its_end(
     deployment: UUID, ledger: Ledger, config: PipelineConfig
 ) -> None:
