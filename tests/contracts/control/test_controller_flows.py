@@ -1,7 +1,6 @@
 """The controller's flows on a real Prefect server: what they start, once, and what they record."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -57,10 +56,8 @@ def deployment(prefect_api: PrefectApi, config: PipelineConfig) -> Iterator[UUID
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    return Ledger(Settings.from_environment().metadata_url)
+def ledger(settings: Settings) -> Ledger:
+    return Ledger(settings.metadata_url)
 
 
 def runs_of(ledger: Ledger) -> list[FlowRun]:

@@ -17,10 +17,9 @@ pytestmark = pytest.mark.usefixtures("on_prefect")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+def home(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OPENLINEAGE_URL", raising=False)
-    return tmp_path / "home"
+    return settings.home
 
 
 @flow(name="converting", **RECORDED)
