@@ -21,7 +21,6 @@ from tasks.registry.promotion import (
     answer_and_promote,
     find_champion_state,
     open_question,
-    promote,
 )
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.suite.promises import Promise, proves
@@ -44,8 +43,7 @@ def present(world: World, seed: int = 0, rival: int | None = None) -> Presented:
 def ask(
     world: World, what: Presented, now: datetime = NOON, config: PromotionConfig = ASKING
 ) -> PromotionDecision:
-    ref, report, made = what
-    return promote(ref, report, world.dataset, made, config, world.location, world.store, now=now)
+    return world.promote(*what, config, now)
 
 
 def said(

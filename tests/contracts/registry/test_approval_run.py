@@ -27,7 +27,6 @@ from flows.promotion import (
 from tasks.contracts.release import PromotionDecision
 from tasks.features.access.audit import AuditTrail
 from tasks.registry.config import ApprovalConfig, PromotionConfig
-from tasks.registry.promotion import promote
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy
 from tests.support.registry.builders import CONFIG, World, comparison
@@ -52,13 +51,8 @@ class Office:
         """Register the model of one seed and promote it as far as the question."""
         reigning = self.world.champion
         against = (comparison(f"champion:{reigning}", 0.004),) if reigning else ()
-        ref, report = self.world.register(seed, against=against)
         config = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=timeout_h))
-        made = self.world.attach(ref)
-        world = self.world
-        return promote(
-            ref, report, world.dataset, made, config, world.location, world.store, datetime.now(UTC)
-        )
+        return self.world.promoted(seed, against, config, datetime.now(UTC))
 
     def state_of(self, version: int) -> str:
         return self.world.version(version).tags["approval"]

@@ -20,7 +20,6 @@ from tasks.kernel.files import digest_of
 from tasks.registry import task as registry_tasks
 from tasks.registry.candidate import IMPORTS, claim_model_name, register_import
 from tasks.registry.config import PromotionConfig
-from tasks.registry.connection import load_mlflow
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
 from tasks.registry.model_folder import attach_variants, read_version
 from tasks.registry.programs import (
@@ -39,11 +38,6 @@ from tests.support.suite.promises import Promise, proves
 NAME = CONFIG.model_name
 
 
-def client(world: World) -> Any:
-    uri = world.location.uri
-    return load_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
 # Registering
 
 
@@ -54,8 +48,8 @@ def test_a_registered_version_holds_the_whole_model_and_its_run(
     ref, report = world.register()
     world.attach(ref)
 
-    version = client(world).get_model_version_by_alias(NAME, CANDIDATE)
-    run = client(world).get_run(ref.run_id)
+    version = world.mlflow.get_model_version_by_alias(NAME, CANDIDATE)
+    run = world.mlflow.get_run(ref.run_id)
     folder = world.version(1).folder
     assert (ref.version, int(version.version), version.run_id) == (1, 1, ref.run_id)
     assert version.tags | {"manifest_sha256": "", "variants_sha256": ""} == {
@@ -73,9 +67,9 @@ def test_a_registered_version_holds_the_whole_model_and_its_run(
     assert run.data.metrics["test_auc"] == report.overall.auc.value
     assert run.data.metrics["test_auc_low"] == report.overall.auc.low
     assert run.data.metrics["auc_difference_yardstick_high"] == pytest.approx(0.002)
-    history = client(world).get_metric_history(ref.run_id, "epoch_validation_auc")
+    history = world.mlflow.get_metric_history(ref.run_id, "epoch_validation_auc")
     assert [(m.step, m.value) for m in history] == [(0, 0.70), (1, 0.71), (2, 0.72), (3, 0.73)]
-    assert {f.path for f in client(world).list_artifacts(ref.run_id)} == {"model", "pictures"}
+    assert {f.path for f in world.mlflow.list_artifacts(ref.run_id)} == {"model", "pictures"}
     manifest = json.loads((folder / "model.json").read_text())
     assert manifest["snapshot_sha256"] == ref.snapshot_sha256
     assert digest_of(folder / "program.pt2") == ref.program_sha256
@@ -97,7 +91,7 @@ def test_registering_the_same_model_again_changes_nothing_but_the_alias(world: W
     assert again == first
     assert [v.number for v in world.registry.versions(NAME)] == [1, 2]
     assert world.alias(CANDIDATE) == 1
-    assert len(client(world).search_runs(["1"])) == 2
+    assert len(world.mlflow.search_runs(["1"])) == 2
 
 
 @pytest.mark.parametrize(
@@ -274,7 +268,7 @@ def test_the_first_candidate_through_the_gates_becomes_champion_and_the_decision
 ) -> None:
     decision = world.promoted()
 
-    version = client(world).get_model_version_by_alias(NAME, CHAMPION)
+    version = world.mlflow.get_model_version_by_alias(NAME, CHAMPION)
     assert decision.promoted
     assert decision.previous_champion is None
     assert int(version.version) == 1

@@ -36,9 +36,7 @@ def processes() -> Any:
 
 def runs_of(world: World) -> list[Any]:
     """All runs of the experiment, deleted ones too."""
-    uri = world.location.uri
-    client = load_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
-    return list(client.search_runs(["1"], run_view_type=3))
+    return list(world.mlflow.search_runs(["1"], run_view_type=3))
 
 
 def killed(processes: Any, target: Callable[..., None], *args: object) -> None:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -23,7 +23,7 @@ from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
-from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import attach_variants
 from tasks.registry.promotion import promote
@@ -31,6 +31,7 @@ from tests.support.data import builders
 from tests.support.data.builders import metric, metric_set
 
 CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")
+DEFAULTS, FEBRUARY = PromotionConfig(), datetime(2014, 2, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="session")
@@ -176,6 +177,12 @@ class World:
     def registry(self) -> Registry:
         return Registry(self.location)
 
+    @property
+    def mlflow(self) -> Any:
+        """MLflow's own client."""
+        uri = self.location.uri
+        return load_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
+
     def alias(self, name: str) -> int | None:
         found = self.registry.by_alias(CONFIG.model_name, name)
         return None if found is None else found.number
@@ -206,25 +213,18 @@ class World:
         ref: ModelVersionRef,
         report: EvaluationReport,
         made: tuple[ModelVariant, ...],
-        config: PromotionConfig | None = None,
+        config: PromotionConfig = DEFAULTS,
+        now: datetime = FEBRUARY,
     ) -> PromotionDecision:
-        return promote(
-            ref,
-            report,
-            self.dataset,
-            made,
-            config or PromotionConfig(),
-            self.location,
-            self.store,
-            now=datetime(2014, 2, 1, tzinfo=UTC),
-        )
+        where = (self.location, self.store)
+        return promote(ref, report, self.dataset, made, config, *where, now)
 
     def promoted(
-        self, seed: int = 0, against: tuple[PairedComparison, ...] = ()
+        self, seed: int = 0, against: tuple[PairedComparison, ...] = (), *how: Any
     ) -> PromotionDecision:
         """Register, attach and try to promote the model of one seed."""
         ref, report = self.register(seed, against=against)
-        return self.promote(ref, report, self.attach(ref))
+        return self.promote(ref, report, self.attach(ref), *how)
 
     def attach(self, ref: ModelVersionRef, content: str = "graph") -> tuple[ModelVariant, ...]:
         made = variants(self.store, ref.program_sha256, content)
