@@ -21,6 +21,7 @@ from tasks.contracts.evaluation import (
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
+from tasks.registry.approval import Question
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
@@ -216,8 +217,9 @@ class World:
         config: PromotionConfig = DEFAULTS,
         now: datetime = FEBRUARY,
     ) -> PromotionDecision:
-        where = (self.location, self.store)
-        return promote(ref, report, self.dataset, made, config, *where, now)
+        evidence = {"evaluation": report, "dataset": self.dataset, "variants": made}
+        asked = Question(candidate=ref, config=config, **evidence)
+        return promote(asked, self.location, self.store, now)
 
     def promoted(
         self, seed: int = 0, against: tuple[PairedComparison, ...] = (), *how: Any
