@@ -124,21 +124,13 @@ def test_a_version_whose_files_were_damaged_is_passed_over_by_a_new_one(world: W
 # Attaching
 
 
-def test_variants_of_another_program_are_not_attached(world: World) -> None:
-    ref, _ = world.register()
-    alien = builders.variants(world.store, "f" * 64)
-
-    with pytest.raises(RegistryError, match="was made from program ffffffffffff"):
-        attach_variants(ref, alien, world.location, world.store)
-    assert read_version(world.version(1)).variants is None
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"files": None}, "is kept but names no files"),
         ({"name": "../escape"}, "no folder name"),
         ({"name": "openvino-int8"}, "is there twice"),
+        ({"source_sha256": "f" * 64}, "was made from program ffffffffffff"),
     ],
 )
 def test_variants_that_cannot_be_filed_are_refused(
@@ -150,6 +142,7 @@ def test_variants_that_cannot_be_filed_are_refused(
 
     with pytest.raises(RegistryError, match=f"{words}.*nothing was attached"):
         attach_variants(ref, bad, world.location, world.store)
+    assert read_version(world.version(1)).variants is None
 
 
 def test_variants_for_another_hardware_class_stay_when_one_is_converted_again(
