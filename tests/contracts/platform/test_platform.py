@@ -30,19 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    platform = Platform(tmp_path_factory.mktemp("platform"))
-    try:
-        code, said = platform.up()
-        assert code == 0, said
-        (platform.home / "said").write_text(said)
+    with Platform(tmp_path_factory.mktemp("platform")) as platform:
         yield platform
-    finally:
-        platform.end()
 
 
 def test_up_starts_all_and_shows_the_password_once(platform: Platform) -> None:
-    said = (platform.home / "said").read_text()
-    word = platform.password.partition(":")[2]
+    said, word = platform.said, platform.password.partition(":")[2]
     assert said.count(word) == 1
     assert stat.S_IMODE(platform.files.secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(platform.files.folder.stat().st_mode) == 0o700

@@ -197,9 +197,7 @@ def whole_platform(
         {"FALAJ_FEATURE_REPO": str(repository.path), **(environment or {})},
         repository=repository,
     )
-    try:
-        code, said = platform.up()
-        assert code == 0, said
+    with platform:
         for deployment in platform.ask("POST", "/deployments/filter", {"limit": 200}):
             flow = platform.ask("GET", f"/flows/{deployment['flow_id']}")
             for schedule in deployment["schedules"]:
@@ -207,5 +205,3 @@ def whole_platform(
                     path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
                     platform.ask("PATCH", path, {"active": False})
         yield platform
-    finally:
-        platform.end()
