@@ -18,7 +18,12 @@ import pytest
 from infra.platform.config import DATABASE_URL, REDIS_URL
 from tests.support.host.processes import wait_until
 from tests.support.platform.whole_platform import LIMIT_S, WholePlatform, whole_platform
-from tests.support.services.servers import postgres_server, postgres_with_trigrams, redis_server
+from tests.support.services.servers import (
+    answers,
+    postgres_server,
+    postgres_with_trigrams,
+    redis_server,
+)
 from tests.support.suite.promises import Promise, proves
 
 PROGRAMS = postgres_with_trigrams()
@@ -101,14 +106,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> Iter
     folder = tmp_path_factory.mktemp("on-servers")
     with whole_platform(folder, "--profile", "server", environment=addresses) as platform:
         yield platform
-
-
-def answers(uri: str) -> bool:
-    try:
-        psycopg.connect(uri, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True
 
 
 def _die_with_parent() -> None:
