@@ -77,10 +77,9 @@ def evaluation(
     store: ArtifactStore,
     trained: TrainedModel,
     auc: float = 0.75,
-    error: float = 0.01,
     against: tuple[PairedComparison, ...] = (),
 ) -> EvaluationReport:
-    key = content_key("evaluation", trained, auc, error, list(against))
+    key = content_key("evaluation", trained, auc, list(against))
 
     def build(folder: StagedFolder) -> EvaluationReport:
         (folder.path / "predictions.parquet").write_bytes(b"predictions" + key.encode())
@@ -89,7 +88,7 @@ def evaluation(
             model_sha256=trained.program.sha256,
             snapshot_sha256=trained.snapshot_sha256,
             window=trained.splits.test,
-            overall=metric_set(auc, error),
+            overall=metric_set(auc, 0.01),
             slices=(
                 SliceMetrics(column="carrier", value="AA", metrics=metric_set(auc)),
                 SliceMetrics(column="carrier", value="EV", metrics=metric_set(auc - 0.05)),
