@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.results or (None if options.small else RESULTS)
     try:
         measurements = chosen(options.part)
-        earlier = [_earlier(folder, each) for each in measurements]
+        parts = {each.part for each in measurements}
+        stored = {part: read_results(folder, part) if folder else {} for part in parts}
+        earlier = [stored[each.part].get(each.name) for each in measurements]
     except ValueError as exc:
         say(str(exc))
         return WRONG_USAGE
@@ -72,10 +74,6 @@ def _measure(
         if failure := results[-1].failure:
             say(f"  failed: {failure}")
     return results
-
-
-def _earlier(folder: Path | None, measurement: Measurement) -> Result | None:
-    return read_results(folder, measurement.part).get(measurement.name) if folder else None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from flows.config import read_import_config
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.parts import Bench, newest_record
-from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import ConversionRows, PreparedRows, SnapshotRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
@@ -97,20 +98,23 @@ def sentence_encoder(
     imported = export_encoder(config.encoder, store)
     corpus = config.corpus.model_copy(update=bench.size({}, FEW_TEXTS))
     rows = prepare_corpus(corpus, config.encoder, store)
-    version = ModelVersionRef(
-        name=config.registry.model_name,
-        version=1,
-        run_id="0" * 32,
-        program_sha256=imported.program.sha256,
-        snapshot_sha256=rows.data.sha256,
-    )
-    program = RegisteredProgram(
-        version=version,
-        program=imported.program,
-        family=imported.family,
-        signature=imported.signature,
-    )
+    of = (imported.program, rows.data.sha256)
+    program = unregistered(*of, family=imported.family, signature=imported.signature)
     return program, rows, config.conversion
+
+
+def unregistered(
+    program: Artifact, snapshot_sha256: str, number: int = 1, **described: Any
+) -> RegisteredProgram:
+    """A program as a registry would describe it."""
+    version = ModelVersionRef(
+        name="bench",
+        version=number,
+        run_id="0" * 32,
+        program_sha256=program.sha256,
+        snapshot_sha256=snapshot_sha256,
+    )
+    return RegisteredProgram(version=version, program=program, **described)
 
 
 def full_texts(rows: PreparedRows, store: ArtifactStore, count: int) -> ModelInputs:

@@ -139,11 +139,10 @@ class Runner:
     small: bool
     commit: str = field(default_factory=checked_out)
 
-    def is_done(self, earlier: Result | None) -> bool:
+    def is_done(self, earlier: Result) -> bool:
         """Whether an earlier result is of this commit, of the same size, and no failure."""
         return (
-            earlier is not None
-            and earlier.failure is None
+            earlier.failure is None
             and (earlier.commit, earlier.small) == (self.commit, self.small)
             and bool(self.commit)
             and not self.commit.endswith(CHANGED)

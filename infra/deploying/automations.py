@@ -139,13 +139,12 @@ HOW_TO_BE_TOLD = (
 )
 
 
-def channel_blocks(environment: Mapping[str, str] | None = None) -> tuple[BlockItem, ...]:
+def channel_blocks(environment: Mapping[str, str] = os.environ) -> tuple[BlockItem, ...]:
     """Blocks of the channels whose address the environment has.
 
     Raises:
         ConfigurationError: an address is of another kind.
     """
-    environment = os.environ if environment is None else environment
     return tuple(
         BlockItem(name=channel.block_name, block=channel.block(address))
         for channel in CHANNELS
@@ -255,7 +254,7 @@ class AutomationItem(Item):
         )
 
 
-def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> AutomationItem:
+def decide_on_drift(*, cooldown_s: int = COOLDOWN_S) -> AutomationItem:
     """The automation that starts a decision for a drift result."""
 
     async def actions(client: PrefectClient) -> list[ActionTypes]:
@@ -267,7 +266,6 @@ def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> Au
         return [RunDeployment.model_validate(start)]
 
     return AutomationItem(
-        resume=resume,
         name="decide-on-drift",
         description="A drift result on a model starts a decision, at once and then not again for "
         f"{cooldown_s} s; the controller's sweep finds what is passed over.",
@@ -278,7 +276,7 @@ def decide_on_drift(*, cooldown_s: int = COOLDOWN_S, resume: bool = False) -> Au
     )
 
 
-def notify(notification: Notification, *, resume: bool = False) -> AutomationItem:
+def notify(notification: Notification) -> AutomationItem:
     """The automation that notifies people of something, through every channel that there is."""
 
     async def actions(client: PrefectClient) -> list[ActionTypes]:
@@ -289,7 +287,6 @@ def notify(notification: Notification, *, resume: bool = False) -> AutomationIte
         ]
 
     return AutomationItem(
-        resume=resume,
         name=notification.automation_name,
         description="Notifies people, and says what to do next.",
         actions=actions,
@@ -297,12 +294,6 @@ def notify(notification: Notification, *, resume: bool = False) -> AutomationIte
         match=notification.match,
         quiet_s=notification.quiet_s,
     )
-
-
-def automation_items(*, resume: bool = False) -> tuple[AutomationItem, ...]:
-    """All automations."""
-    notices = (notify(each, resume=resume) for each in notifications())
-    return (decide_on_drift(resume=resume), *notices)
 
 
 def _view(automation: AutomationCore) -> dict[str, Any]:

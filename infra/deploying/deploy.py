@@ -4,8 +4,9 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
@@ -15,9 +16,11 @@ from prefect.exceptions import PrefectHTTPStatusError
 from infra.deploying.automations import (
     HOW_TO_BE_TOLD,
     AutomationItem,
-    automation_items,
     channel_blocks,
     channels_there,
+    decide_on_drift,
+    notifications,
+    notify,
 )
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
@@ -26,6 +29,7 @@ from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.kernel.errors import TransientError
 
+AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
 """Where a server that starts is waited for, one that restarts meanwhile is tried again."""
 
@@ -68,11 +72,15 @@ def make_plan(
     image = None
     if pool_type == "kubernetes":
         image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
-    pools = pool_items(pool_type, image, resume=resume)
+
+    def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
+        return tuple(replace(item, resume=resume) for item in items)
+
+    pools = pool_items(pool_type, image)
     return Plan(
-        places=(*pools, use_case_block(use_cases), *channel_blocks()),
-        deployments=deployment_items(read_prefect_file(file), use_cases, resume=resume),
-        automations=automation_items(resume=resume),
+        places=resuming([*pools, use_case_block(use_cases), *channel_blocks()]),
+        deployments=resuming(deployment_items(read_prefect_file(file), use_cases)),
+        automations=resuming([decide_on_drift(), *map(notify, notifications())]),
     )
 
 

@@ -178,9 +178,7 @@ class DeploymentItem(Item):
             yield given if active is None else {**given, "active": active}
 
 
-def deployment_items(
-    file: PrefectFile, use_cases: Sequence[UseCase], *, resume: bool = False
-) -> tuple[DeploymentItem, ...]:
+def deployment_items(file: PrefectFile, use_cases: Sequence[UseCase]) -> tuple[DeploymentItem, ...]:
     """All deployments of a file, for all use cases.
 
     Raises:
@@ -188,9 +186,7 @@ def deployment_items(
             have one name.
     """
     items = tuple(
-        DeploymentItem(
-            resume=resume, flow=load_flow(entry.entrypoint), entry=entry, use_case=use_case
-        )
+        DeploymentItem(flow=load_flow(entry.entrypoint), entry=entry, use_case=use_case)
         for entry in file.deployments
         for use_case in (use_cases if entry.is_per_use_case else [None])
     )

@@ -193,7 +193,7 @@ class UseCase:
 
 
 def read_use_cases(
-    repos: Sequence[str], environment: Mapping[str, str] | None = None
+    repos: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> tuple[UseCase, ...]:
     """The use cases of a deploy.
 
@@ -207,7 +207,6 @@ def read_use_cases(
         ConfigurationError: a repository describes no use case, or two have one name or would
             register their models under one.
     """
-    environment = os.environ if environment is None else environment
     own = Settings.from_environment(environment).feature_repo
     repos = list(repos) or [r for r in environment.get(REPOS_VARIABLE, "").split(":") if r]
     found = tuple(_use_case(r, own, place == 0) for place, r in enumerate(repos or [str(own)]))

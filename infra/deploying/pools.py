@@ -26,14 +26,13 @@ _IMAGE = re.compile(
 )
 
 
-def read_image(environment: Mapping[str, str] | None = None) -> str:
+def read_image(environment: Mapping[str, str] = os.environ) -> str:
     """The image that runs are started from: this project, installed, with its requirements.
 
     Raises:
         ConfigurationError: it is not named, is no name of an image, or names whatever is newest.
             Without one Prefect takes an image of its own, in which no flow of this project is.
     """
-    environment = os.environ if environment is None else environment
     image = environment.get(IMAGE_VARIABLE, "")
     if _IMAGE.fullmatch(image) is None:
         raise ConfigurationError(
@@ -135,13 +134,12 @@ class PoolItem(Item):
         return pool, {queue.name: queue for queue in found if queue.name in self.queues}
 
 
-def pool_items(pool_type: PoolType, image: str | None, *, resume: bool) -> tuple[Item, ...]:
+def pool_items(pool_type: PoolType, image: str | None) -> tuple[Item, ...]:
     """All pools of a type.
 
     Args:
         pool_type: of which type.
         image: from which pods are started, unless they name another; None for processes.
-        resume: see `Item`.
     """
     file, items = read_pools_file(), list[Item]()
     for name, pool in (file.process if pool_type == "process" else file.kubernetes).items():
@@ -150,7 +148,6 @@ def pool_items(pool_type: PoolType, image: str | None, *, resume: bool) -> tuple
             template["variables"]["properties"]["image"]["default"] = image
         items.append(
             PoolItem(
-                resume=resume,
                 name=name,
                 pool_type=pool_type,
                 description=pool.description,

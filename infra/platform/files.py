@@ -5,8 +5,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -160,8 +159,7 @@ def _read(file: Path, kind: type[Value]) -> Value | None:
         ) from exc
 
 
-@contextmanager
-def only_supervisor(files: PlatformFiles) -> Iterator[None]:
+def only_supervisor(files: PlatformFiles) -> AbstractContextManager[None]:
     """Be the one supervisor of this state folder.
 
     Raises:
@@ -174,8 +172,7 @@ def only_supervisor(files: PlatformFiles) -> Iterator[None]:
             "make down ends it"
         )
 
-    with only_one(files.lock, refusal, wait_s=LOCK_WAIT_S):
-        yield
+    return only_one(files.lock, refusal, wait_s=LOCK_WAIT_S)
 
 
 def supervisor_pid(files: PlatformFiles) -> int | None:

@@ -98,12 +98,13 @@ class Status(BaseModel):
 def read_status(files: PlatformFiles) -> Status:
     """Read the supervisor's files, and query the servers themselves."""
     state, running = read_state(files), is_running(files.home)
+    settings = replace(Settings.from_environment(), home=files.home)
     status = Status(
         running=running,
         phase=state.phase if state else "starting",
         home=files.home,
         options={name: str(value) for name, value in kept_options(files).items()},
-        leases=_leases(files),
+        leases=tuple(LeaseRepository(settings.leases_path).claims()),
     )
     if not running:
         phase = "dead" if state is not None and state.phase != "stopped" else "down"
@@ -126,12 +127,6 @@ def read_status(files: PlatformFiles) -> Status:
     pools = _pools(endpoint, files, [name.removeprefix(WORKER) for name in workers], wrong)
     found = {"endpoint": endpoint, "services": services, "pools": pools, "wrong": tuple(wrong)}
     return status.model_copy(update=found)
-
-
-def _leases(files: PlatformFiles) -> tuple[Claim, ...]:
-    """The leases of this host; reading makes nothing."""
-    settings = replace(Settings.from_environment(), home=files.home)
-    return tuple(LeaseRepository(settings.leases_path).claims())
 
 
 def _pools(

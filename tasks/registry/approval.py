@@ -48,7 +48,7 @@ VISIBLE = r"[^\s\x1c-\x1f]"  # what `str.strip` leaves: it takes four separators
 
 
 class Question(Contract):
-    """What a person is asked to agree to: everything that the gates looked at."""
+    """May this version be the champion? Gates are asked, and a person where `config` says so."""
 
     candidate: ModelVersionRef
     evaluation: EvaluationReport

@@ -149,7 +149,9 @@ def _register(
     snapshot = dataset.snapshot
     run_name = f"{snapshot.feature_service}-{trained.program.sha256[:8]}"
     run = registry.start_run(config.experiment, run_name, tags)
-    parameters = {_taggable(name): text for name, text in flattened(trained.config)}
+    # MLflow allows letters, digits and `_-. /:` in names.
+    fields = flattened(trained.config)
+    parameters = {re.sub(r"[^\w\-. /:]", "_", name): text for name, text in fields}
     registry.log(run.run_id, parameters, [*_learnt(trained), *_final(evaluation)])
     draw_pictures(evaluation, run.folder / "pictures")
     folder, commit = run.folder / MODEL_FOLDER, tags["code_commit"]
@@ -171,11 +173,6 @@ def _tags(trained: CandidateModel, snapshot: FeatureSnapshot, code_commit: str) 
         "code_commit": code_commit,
         "feature_service": snapshot.feature_service,
     }
-
-
-def _taggable(name: str) -> str:
-    """MLflow allows letters, digits and `_-. /:` in names."""
-    return re.sub(r"[^\w\-. /:]", "_", name)
 
 
 def _learnt(trained: CandidateModel) -> Iterator[MetricPoint]:
@@ -271,16 +268,13 @@ def register_import(
         "code_commit": code_commit,
     }
     name = config.model_name
+
+    def is_same(record: VersionRecord) -> bool:
+        made = record.imported
+        return made is not None and (made.family, made.signature, made.columns) == described
+
     with held_registry(location) as registry:
-        version = _find_undamaged(
-            registry,
-            name,
-            tags,
-            lambda record: (
-                (m := record.imported) is not None
-                and (m.family, m.signature, m.columns) == described
-            ),
-        )
+        version = _find_undamaged(registry, name, tags, is_same)
         if version is None:
             discard_half_runs(registry, config)
             run_name = f"import-{imported.program.sha256[:8]}"

@@ -3,14 +3,13 @@
 import logging
 from datetime import datetime
 
-from tasks.contracts.base import Contract, ModelVersionRef
+from tasks.contracts.base import Contract
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import (
     Approval,
     ChampionState,
     GateResult,
-    ModelVariant,
     PromotionDecision,
     Rollback,
     Withdrawal,
@@ -50,14 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def promote(
-    candidate: ModelVersionRef,
-    evaluation: EvaluationReport,
-    dataset: ValidatedDataset,
-    variants: tuple[ModelVariant, ...],
-    config: PromotionConfig,
-    location: RegistryLocation,
-    store: ArtifactStore,
-    now: datetime,
+    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
 ) -> PromotionDecision:
     """Ask all gates; where all are open, point the alias `champion` at the candidate.
 
@@ -68,7 +60,7 @@ def promote(
     A version that is the champion already is judged again but neither moved nor recorded again; if
     a gate is closed by now, `promoted` is False and the alias stays where it is.
 
-    Where `config.approval` requires it, open gates are not enough: the first call writes the
+    Where `asked.config.approval` requires it, open gates are not enough: the first call writes the
     question down and the candidate waits, and only a recorded approval of that question lets the
     alias move (see `approval`).
 
@@ -78,32 +70,25 @@ def promote(
         StorageError: the disk refused; the alias was not moved.
     """
     with held_registry(location) as registry:
-        version = registry.confirmed(candidate)
-        current = registry.by_alias(candidate.name, CHAMPION)
+        version = registry.confirmed(asked.candidate)
+        current = registry.by_alias(asked.candidate.name, CHAMPION)
         evidence = Evidence(
-            candidate=candidate,
+            candidate=asked.candidate,
             record=read_version(version),
-            evaluation=evaluation,
-            dataset=dataset,
-            variants=variants,
-            lost=_lost(evaluation, dataset, store),
+            evaluation=asked.evaluation,
+            dataset=asked.dataset,
+            variants=asked.variants,
+            lost=_lost(asked.evaluation, asked.dataset, store),
             champion=None if current is None else current.ref,
             now=now,
             withdrawn=registry.why_withdrawn(version),
         )
-        gates = judge(evidence, config)
+        gates = judge(evidence, asked.config)
         approval = None
-        if config.approval.enabled and not _is_champion(version, current):
-            question = Question(
-                candidate=candidate,
-                evaluation=evaluation,
-                dataset=dataset,
-                variants=variants,
-                config=config,
-            )
+        if asked.config.approval.enabled and not _is_champion(version, current):
             is_open = all(gate.passed for gate in gates)
-            approval = consent(registry, version, question, now, ask=is_open)
-        decision = _decide(version, current, gates, approval, config)
+            approval = consent(registry, version, asked, now, ask=is_open)
+        decision = _decide(version, current, gates, approval, asked.config)
         if not _is_champion(version, current):
             _record(registry, version, decision)
             if decision.promoted:
@@ -137,15 +122,7 @@ def answer_and_promote(
         StorageError: the disk refused; the alias was not moved.
     """
     asked = record_answer(name, number, answer, location, digest)
-    return decide_question(asked, location, store, answer.given)
-
-
-def decide_question(
-    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
-) -> PromotionDecision:
-    """Ask the gates about the evidence of a question once more, and heed what was answered."""
-    evidence = asked.candidate, asked.evaluation, asked.dataset, asked.variants
-    return promote(*evidence, asked.config, location, store, now)
+    return promote(asked, location, store, answer.given)
 
 
 class OpenQuestion(Contract):
@@ -188,10 +165,10 @@ def open_question(
     """
     registry = Registry(location)
     asked = read_question(registry, registry.version(name, number))
-    decision = decide_question(asked, location, store, now)
+    decision = promote(asked, location, store, now)
     if again and not decision.promoted:
         asked = reopen_question(name, number, location, now)
-        decision = decide_question(asked, location, store, now)
+        decision = promote(asked, location, store, now)
     text = describe(decision, registry.run_folder(asked.candidate.run_id))
     return OpenQuestion(digest=asked.digest, decision=decision, markdown=text)
 
@@ -216,7 +193,7 @@ def settle(
         return answer_and_promote(name, number, answer, location, store, digest)
     registry = Registry(location)
     asked = read_question(registry, registry.version(name, number))
-    decision = decide_question(asked, location, store, now)
+    decision = promote(asked, location, store, now)
     if decision.approval is not None and decision.approval.state == WAITING:
         raise RegistryError(
             f"the run that asks about {name} version {number} was resumed as if the question were "

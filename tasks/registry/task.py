@@ -33,7 +33,7 @@ from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord,
 from tasks.kernel.retry_policy import RETRIED
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry import approval, candidate, model_folder, programs, promotion
-from tasks.registry.approval import Answer
+from tasks.registry.approval import Answer, Question
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import Registry
@@ -279,17 +279,14 @@ def promote_candidate(
 
     Safe to retry: the decision is kept by digest and moving the alias is the last step.
     """
-    location, store = _installation()
-    decision = promotion.promote(
-        candidate,
-        evaluation,
-        dataset,
-        variants,
-        config,
-        location,
-        store,
-        now=datetime.now(UTC),
+    asked = Question(
+        candidate=candidate,
+        evaluation=evaluation,
+        dataset=dataset,
+        variants=variants,
+        config=config,
     )
+    decision = promotion.promote(asked, *_installation(), now=datetime.now(UTC))
     show_gates(decision)
     return decision
 

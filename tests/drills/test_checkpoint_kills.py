@@ -25,7 +25,6 @@ def test_a_killed_writer_never_leaves_half_a_checkpoint_on_a_disk(tmp_path: Path
 def test_a_killed_writer_never_leaves_half_a_checkpoint_on_s3() -> None:
     with s3_server() as endpoint:
         keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
-        S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, **keys).create_dir(
-            "lake"
-        )
+        store = S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True, **keys)
+        store.create_dir("lake")
         kill_and_look([endpoint, "lake/run"], KILLS, SEED)

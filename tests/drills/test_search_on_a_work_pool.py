@@ -2,24 +2,19 @@
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.training import trial_flow
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform.deployed import deploy
+from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
 
@@ -29,23 +24,9 @@ POOL = "trials"
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "results"))
-    with prefect_test_harness(server_startup_timeout=120):
-        yield Settings.from_environment()
-
-
-@contextmanager
-def worker() -> Iterator[None]:
-    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-    environment |= {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(PROJECT_ROOT)}
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL]
-    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment) as process:
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGINT)
+    return Settings.from_environment()
 
 
 def engines(settings: Settings) -> list[int]:
@@ -59,7 +40,9 @@ def engines(settings: Settings) -> list[int]:
 
 
 @proves(Promise.INTERRUPT, "the lost trial is taken up")
-def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -> None:
+def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(
+    prefect_api: PrefectApi, on_prefect: None, settings: Settings
+) -> None:
     with get_client(sync_client=True) as client:
         deploy(client, trial_flow, "pool", POOL)
     data = dataset(settings.store, frame(NUM_ROWS))
@@ -72,7 +55,7 @@ def test_trials_run_on_the_pool_and_a_lost_one_is_taken_up(settings: Settings) -
         killed.append(engines(settings)[0])
         os.kill(killed[0], signal.SIGKILL)
 
-    with worker():
+    with prefect_api.worker(POOL):
         killer = Thread(target=kill_one, daemon=True)
         killer.start()
         study = search_under_test(data, config)

@@ -108,7 +108,9 @@ class Cluster:
             *("PidFile=none", "UsePAM=no", "StrictModes=no", "PasswordAuthentication=no"),
             "PermitRootLogin=prohibit-password",
         )
-        sshd = [sshd_path(), "-D", "-e", "-f", "/dev/null", "-h", str(host_key)]
+        # Sshd wants to be called by its absolute path.
+        program = str(shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin"))
+        sshd = [program, "-D", "-e", "-f", "/dev/null", "-h", str(host_key)]
         sshd += [word for option in options for word in ("-o", option)]
         self._sshds[host] = self.start_on(host, sshd, self.folder / f"{host}.log")
         wait_until(lambda: self._answers(host), f"sshd of {host} answers")
@@ -167,13 +169,6 @@ def namespace(host: str) -> str:
 def address(host: str) -> str:
     """A host's address on the switch."""
     return f"{NETWORK}.{10 + int(host[1:])}"
-
-
-def sshd_path() -> str:
-    """The absolute path that sshd wants to be called by."""
-    found = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin")
-    assert found is not None
-    return found
 
 
 def make_key(path: Path) -> None:

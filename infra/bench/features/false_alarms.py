@@ -22,7 +22,7 @@ from tasks.contracts.data import LandedRows
 from tasks.features.snapshot import EVENT_TIME
 from tasks.features.tables.build import published_path
 from tasks.features.tables.landing import land_raw_rows
-from tasks.kernel.settings import ArtifactStore, Settings
+from tasks.kernel.settings import Settings
 from tasks.validation.expectations import compile_suite, run_checks
 from tasks.validation.outcome import failure_in_words
 from tasks.validation.subject import open_subject
@@ -83,12 +83,9 @@ def _sources(config: PipelineConfig, settings: Settings) -> Iterator[Source]:
         column = None if table.static else "event_timestamp"
         yield Source(f"feature-{table.name}", suite, folder, column, {})
     training = config.features.training_set
-    largest = _largest_snapshot(store)
+    snapshots = (store.root / "snapshots").glob("*/data.parquet")
+    largest = max(snapshots, key=lambda file: file.stat().st_size)
     yield Source("training", read_suite(repo, training.suite), largest, EVENT_TIME, {})
-
-
-def _largest_snapshot(store: ArtifactStore) -> Path:
-    return max((store.root / "snapshots").glob("*/data.parquet"), key=lambda f: f.stat().st_size)
 
 
 def _days(window: TimeWindow) -> Iterator[TimeWindow]:

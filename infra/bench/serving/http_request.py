@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnxruntime
 import psutil
 
 from infra.bench.figures import Figure, LeftOut, Measured, at_most, interleaved, median_ratio
@@ -45,7 +44,6 @@ BOUNDS = {1: 4.5, 64: 2.2}
 """By the number of connections."""
 BOUND_BESIDE = {"mlserver": 0.25, "kserve": 0.20}
 UNLOGGED = {"log": {"enabled": False}}
-_DTYPES = {"INT32": np.int32, "FP32": np.float32}
 
 
 class _Tensor(msgspec.Struct):
@@ -80,16 +78,11 @@ def one_row() -> bytes:
 
 def model_alone(file: Path, body: bytes) -> Callable[[], bytes]:
     """Decode, run, encode: the least that a server must do."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = peers.session(str(file))
     decoder, encoder = msgspec.json.Decoder(_Request), msgspec.json.Encoder()
 
     def call() -> bytes:
-        inputs = {
-            tensor.name: np.array(tensor.data, _DTYPES[tensor.datatype]).reshape(tensor.shape)
-            for tensor in decoder.decode(body).inputs
-        }
+        inputs = {each.name: peers.array(each, each.data) for each in decoder.decode(body).inputs}
         (score,) = session.run(None, inputs)
         output = _Tensor("score", "FP32", list(score.shape), score.tolist())
         return encoder.encode(_Answer(MODEL, [output]))

@@ -15,14 +15,15 @@ import onnxruntime
 _TYPES = {"INT32": np.int32, "FP32": np.float32}
 
 
-def _session(file: str) -> Any:
+def session(file: str) -> Any:
     """One session on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-def _array(tensor: Any, data: Any) -> np.ndarray:
+def array(tensor: Any, data: Any) -> np.ndarray:
+    """A tensor's numbers in its shape."""
     return np.array(data, _TYPES[tensor.datatype]).reshape(tensor.shape)
 
 
@@ -34,12 +35,12 @@ if importlib.util.find_spec("mlserver"):
 
         async def load(self) -> bool:
             """Open the session."""
-            self._session = _session(self.settings.parameters.uri)
+            self._session = session(self.settings.parameters.uri)
             return True
 
         async def predict(self, payload: Any) -> Any:
             """Scores of a request's rows."""
-            inputs = {each.name: _array(each, each.data.root) for each in payload.inputs}
+            inputs = {each.name: array(each, each.data.root) for each in payload.inputs}
             (score,) = self._session.run(None, inputs)
             values = {"shape": list(score.shape), "datatype": "FP32", "data": score.tolist()}
             outputs = [types.ResponseOutput(name="score", **values)]
@@ -59,11 +60,11 @@ if importlib.util.find_spec("kserve"):
 
         def __init__(self, name: str, file: str) -> None:
             super().__init__(name)
-            self._session, self.ready = _session(file), True
+            self._session, self.ready = session(file), True
 
         def predict(self, payload: Any, headers: Any = None, **kwargs: Any) -> Any:
             """Scores of a request's rows."""
-            inputs = {each.name: _array(each, each.data) for each in payload.inputs}
+            inputs = {each.name: array(each, each.data) for each in payload.inputs}
             (score,) = self._session.run(None, inputs)
             output = InferOutput("score", list(score.shape), "FP32", score.tolist())
             return InferResponse(

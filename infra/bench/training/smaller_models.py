@@ -11,11 +11,10 @@ from functools import partial
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from infra.bench.conversion import build_all
+from infra.bench.conversion import build_all, unregistered
 from infra.bench.figures import Figure, LeftOut, Measured, at_least
 from infra.bench.parts import Bench
 from infra.bench.training.trainings import Trainings
-from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import SnapshotRows, tabular_signature
 from tasks.contracts.evaluation import StudentReport
 from tasks.contracts.release import CompressionParent, RegisteredProgram
@@ -113,19 +112,8 @@ def _quality_figure(one: Smaller, speeds: dict[str, float]) -> Figure:
 
 
 def _program(model: TrainedModel, number: int) -> RegisteredProgram:
-    version = ModelVersionRef(
-        name="bench",
-        version=number,
-        run_id="bench",
-        program_sha256=model.program.sha256,
-        snapshot_sha256=model.snapshot_sha256,
-    )
-    return RegisteredProgram(
-        version=version,
-        program=model.program,
-        columns=model.columns,
-        signature=tabular_signature(model.columns),
-    )
+    columns, of = model.columns, (model.program, model.snapshot_sha256, number)
+    return unregistered(*of, columns=columns, signature=tabular_signature(columns))
 
 
 def _compressed(trainings: Trainings, parent: CompressionParent, way: str, epochs: int) -> Smaller:

@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,11 +100,9 @@ class LeaseRepository:
             found = list(self.living())
         return sorted(found, key=lambda claim: (claim.grant is None, claim.order))
 
-    @contextmanager
-    def deciding(self) -> Iterator[None]:
+    def deciding(self) -> AbstractContextManager[int]:
         """Be the only one on this machine who gives and frees."""
-        with locked(private_folder(self.folder) / DECIDING):
-            yield
+        return locked(private_folder(self.folder) / DECIDING)
 
     def living(self) -> Iterator[Claim]:
         """All claims that are somebody's, while `deciding`; files of dead holders are removed."""

@@ -31,9 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def way(prefect_api: PrefectApi) -> Iterator[Gate]:
     """The way to the server; shut, it is away for longer than Prefect's client asks again."""
-    port = urlsplit(prefect_api.url).port
-    assert port
-    with prefect_api.in_process(), gate(port) as made:
+    with prefect_api.in_process(), gate(urlsplit(prefect_api.url).port) as made:
         through = {
             PREFECT_API_URL: f"http://127.0.0.1:{made.port}/api",
             PREFECT_CLIENT_MAX_RETRIES: 0,

@@ -78,13 +78,11 @@ def test_a_database_that_is_away_is_no_decision_and_names_no_password() -> None:
 
 
 def test_the_command_lists_decisions_and_prints_them_as_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     assert main(["decisions"]) == 0
     assert capsys.readouterr().out.startswith("No such decision is recorded")
-    controller = Controller(Settings.from_environment().metadata_url)
+    controller = Controller(settings.metadata_url)
     controller.see(builders.stale(0))
     controller.see(builders.faulty(1))
 

@@ -52,7 +52,6 @@ def test_devices_of_a_killed_holder_are_free_when_nothing_that_it_started_runs(
 ) -> None:
     line = [sys.executable, "-c", HOLDING, str(tmp_path / "leases")]
     holder = subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
     child = int(holder.stdout.readline())
     try:
         holder.wait(60)

@@ -35,7 +35,6 @@ def leased_work(policy: StageLease) -> dict[str, str]:
         threads = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
-        assert lease is not None
         return {"grant": str(lease.grant), "threads": threads}
 
 

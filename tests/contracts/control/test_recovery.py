@@ -86,7 +86,6 @@ def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_st
             coordinator.wait(60)
             os.kill(int(client.read_flow_run(run).labels[PID]), signal.SIGKILL)
         left = client.read_flow_run(run)
-        assert left.state is not None
         assert left.state.is_running(), "nobody said that it is gone"
 
         with get_client(sync_client=True) as second:
@@ -104,7 +103,6 @@ def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_st
             wait_until(lambda: journal(tmp_path).count("loop") == 2, "the second attempt", 300)
             (tmp_path / "enough").touch()
             done = wait_for_run(client, run, is_final, "the loop has ended", 500)
-    assert done.state is not None
     assert done.state.is_completed(), done.state.message
     assert journal(tmp_path) == ["loop", "first", "second", "loop"]
     assert not pids_whose_command_holds(str(tmp_path))

@@ -68,7 +68,6 @@ def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_
     config = LoopConfig(folder=str(tmp_path))
     run = start(client, config)
     failed = ended(client, run)
-    assert failed.state is not None
     assert failed.state.name == "Failed"
     said = failed.state.message or ""
     assert "DataContractError: column distance has 3 nulls; nothing was trained (run " in said
@@ -78,7 +77,6 @@ def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_
     set_state(client, run, type="SCHEDULED", name="AwaitingRetry", message="Retry from the UI")
     wait_for_run(client, run, lambda r: r.run_count == 2, "the second attempt")
     done = ended(client, run)
-    assert done.state is not None
     assert done.state.name == "Completed", done.state.message
     assert journal(tmp_path) == ["loop", "first", "second", "loop", "second"]
 
@@ -104,7 +102,6 @@ def test_cancelling_a_loop_ends_its_stages_processes(
 
     wait_until(lambda: not pids_whose_command_holds(str(tmp_path)), "none of them is left", 60)
     cancelled = ended(client, run)
-    assert cancelled.state is not None
     assert cancelled.state.is_cancelled()
 
 

@@ -37,7 +37,9 @@ from tests.support.services.prefect_platform import PrefectApi, prefect_api_serv
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-LOOKED_AT = ("feature_refresh", "training", "drift_check", "parity_check", "search", "decision")
+PART = part_of_the_file(
+    "feature_refresh", "training", "drift_check", "parity_check", "search", "decision"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectApi]:
 @pytest.fixture(scope="module")
 def plan(api: PrefectApi, tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """A part of what the files say, so that each deploy here is short; deployed once."""
-    planned = plan_of(part_of_the_file(*LOOKED_AT), tmp_path_factory.mktemp("file"))
+    planned = plan_of(PART, tmp_path_factory.mktemp("file"))
     assert "deployment training/cpu" in redeploy(planned).written
     return planned
 
@@ -76,7 +78,6 @@ def trace(planned: Plan) -> dict[str, Any]:
     } | {"automation": automation("decide-on-drift").model_dump(mode="json")}
 
 
-@pytest.mark.slow
 def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
     api: PrefectApi, plan: Plan, tmp_path: Path
 ) -> None:
@@ -85,7 +86,7 @@ def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
     assert trace(plan) == before
 
     on_server(lambda client: pause_schedule(client, "drift-check/cpu"))
-    (tmp_path / "part.yaml").write_text(part_of_the_file(*LOOKED_AT))
+    (tmp_path / "part.yaml").write_text(PART)
     command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file"]
     own = subprocess.run(
         [sys.executable, "-m", *command, str(tmp_path / "part.yaml")],
@@ -101,9 +102,8 @@ def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
     assert found.differences == []
     assert "deployment drift-check/cpu: schedule drift-daily is paused" in "".join(found.notes)
     assert automation("decide-on-drift").model_dump(mode="json") == before["automation"]
-    assert redeploy(plan_of(part_of_the_file(*LOOKED_AT), tmp_path, resume=True)).written == [
-        "deployment drift-check/cpu"
-    ]
+    resumed = redeploy(plan_of(PART, tmp_path, resume=True))
+    assert resumed.written == ["deployment drift-check/cpu"]
     assert deployments(plan)["drift-check/cpu"].schedules[0].active
 
 
@@ -112,14 +112,12 @@ async def pause_schedule(client: PrefectClient, name: str) -> None:
     await client.update_deployment_schedule(found.id, found.schedules[0].id, active=False)
 
 
-@pytest.mark.slow
 def test_a_changed_entry_changes_its_deployment_alone_and_a_changed_automation_itself(
     plan: Plan, tmp_path: Path
 ) -> None:
-    text = part_of_the_file(*LOOKED_AT)
-    assert text.count("15 4 * * *") == 1
+    assert PART.count("15 4 * * *") == 1
     before = trace(plan)
-    changed = plan_of(text.replace("15 4 * * *", "45 3 * * *"), tmp_path)
+    changed = plan_of(PART.replace("15 4 * * *", "45 3 * * *"), tmp_path)
     changed = replace(changed, automations=(decide_on_drift(cooldown_s=900), *plan.automations[1:]))
 
     told = on_server(lambda client: check(client, changed)).differences
@@ -133,7 +131,7 @@ def test_a_changed_entry_changes_its_deployment_alone_and_a_changed_automation_i
     assert (slug, schedule_id) == before["parity-check/cpu"][2][0][:2]
     assert after["automation"]["id"] == before["automation"]["id"]
 
-    content = yaml.safe_load(text)
+    content = yaml.safe_load(PART)
     for entry in content["deployments"]:
         if entry["entrypoint"].endswith("parity_check_flow"):
             del entry["schedules"]
@@ -179,7 +177,7 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
         await client.update_work_queue(queue.id, priority=1)
 
     on_server(change)
-    (tmp_path / "part.yaml").write_text(part_of_the_file(*LOOKED_AT))
+    (tmp_path / "part.yaml").write_text(PART)
     arguments = ["--file", str(tmp_path / "part.yaml"), "--repo", REPO]
     assert main(["deploy", "--check", *arguments]) == 1
     told = capsys.readouterr().out
@@ -190,7 +188,6 @@ def test_what_a_hand_has_changed_is_told_and_put_right(
     assert main(["deploy", "--check", *arguments]) == 0
 
 
-@pytest.mark.slow
 def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path: Path) -> None:
     async def pause(client: PrefectClient) -> None:
         await client.pause_deployment((await client.read_deployment_by_name("search/search")).id)
@@ -206,7 +203,7 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
         "deployment parity-check/cpu",
         "automation decide-on-drift",
     }
-    redeploy(plan_of(part_of_the_file(*LOOKED_AT), tmp_path, resume=True))
+    redeploy(plan_of(PART, tmp_path, resume=True))
     found = deployments(plan)
     assert not found["search/search"].paused
     assert found["parity-check/cpu"].schedules[0].active
@@ -214,7 +211,6 @@ def test_what_a_person_has_paused_stays_paused_until_asked(plan: Plan, tmp_path:
     assert automation("decide-on-drift").id == automation_id
 
 
-@pytest.mark.slow
 def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -224,7 +220,7 @@ def test_a_second_use_case_has_deployments_of_its_own_beside_the_first(
     renamed = described.replace("name: flights\n", "name: other\n", 1)
     (other / "use_case.yaml").write_text(renamed.replace("model_name: ", "model_name: other-", 1))
     before = trace(plan)
-    both = plan_of(part_of_the_file(*LOOKED_AT), tmp_path, [REPO, f"{other}=/srv/other"])
+    both = plan_of(PART, tmp_path, [REPO, f"{other}=/srv/other"])
     outcome = redeploy(both)
 
     further = {label for label in outcome.written if label.endswith("-other")}

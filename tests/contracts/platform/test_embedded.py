@@ -54,7 +54,6 @@ def test_a_flow_runs_on_it_and_an_ended_or_killed_run_leaves_no_process(
         stderr=subprocess.DEVNULL,
         text=True,
     ) as run:
-        assert run.stdout
         assert run.stdout.readline().startswith("result 42")
         servers = [p for p in processes_of(tmp_path) if p.pid != run.pid]
         assert servers

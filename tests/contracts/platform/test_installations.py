@@ -26,6 +26,7 @@ def installation(
     folder: Path, project: str = "flights", registry: str | None = None
 ) -> Installation:
     """A state folder and a repository of the project, its registry where it is said."""
+    folder.mkdir(exist_ok=True)
     made = Installation.at(folder, num_days=1)
     repo = made.repository.path
     for file in (repo / "feature_store.yaml", *repo.glob("profiles/*.yaml")):
@@ -42,8 +43,7 @@ def fill(made: Installation) -> None:
 
 def temperature(made: Installation) -> float | None:
     store = open_store(made.home, made.repository.path)
-    value: float | None = store.get_online_features(**ASKED).to_dict()["temp"][0]
-    return value
+    return store.get_online_features(**ASKED).to_dict()["temp"][0]
 
 
 def in_celsius(made: Installation) -> None:
@@ -60,8 +60,6 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     shared = f"sqlite:///{tmp_path}/shared.db"
     if kind == "server":
         choose_server(monkeypatch, running, running.new_database())
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
     flights = installation(tmp_path / "a", "flights", shared)
     airports = installation(tmp_path / "b", "airports", shared)
     in_celsius(airports)
@@ -69,7 +67,6 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     seen = temperature(flights)
     fill(airports)
     other = temperature(airports)
-    assert seen is not None
     assert other == pytest.approx((seen - 32) / 1.8, abs=1e-3)
     assert temperature(flights) == seen
     store = open_store(airports.home, airports.repository.path)
@@ -83,12 +80,9 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     assert temperature(flights) == seen
 
 
-@pytest.mark.slow
 def test_two_installations_of_one_project_cannot_share_a_redis(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
     first, second = installation(tmp_path / "a"), installation(tmp_path / "b")
     choose_server(monkeypatch, running, running.new_database())
     fill(first)
@@ -101,13 +95,10 @@ def test_two_installations_of_one_project_cannot_share_a_redis(
         fill(second)
 
 
-@pytest.mark.slow
 def test_projects_whose_names_end_alike_cannot_share_a_redis(
     tmp_path: Path, running: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Feast removes keys by `*<project>`: dropping a view of one would drop the other's."""
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
     choose_server(monkeypatch, running, running.new_database())
     fill(installation(tmp_path / "a", "flights"))
     with pytest.raises(ConfigurationError, match="one name ends in the other"):

@@ -30,19 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    platform = Platform(tmp_path_factory.mktemp("platform"))
-    try:
-        code, said = platform.up()
-        assert code == 0, said
-        (platform.home / "said").write_text(said)
+    with Platform(tmp_path_factory.mktemp("platform")) as platform:
         yield platform
-    finally:
-        platform.end()
 
 
 def test_up_starts_all_and_shows_the_password_once(platform: Platform) -> None:
-    said = (platform.home / "said").read_text()
-    word = platform.password.partition(":")[2]
+    said, word = platform.said, platform.password.partition(":")[2]
     assert said.count(word) == 1
     assert stat.S_IMODE(platform.files.secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(platform.files.folder.stat().st_mode) == 0o700
@@ -108,7 +101,6 @@ def test_a_run_goes_through_and_those_planned_by_schedule_can_be_forgotten(
     platform: Platform,
 ) -> None:
     environment = platform_environment(platform.home)
-    assert environment
     assert environment["PREFECT_API_URL"] == platform.endpoint.api_url
     platform.until_state(platform.start_run(0.5), "COMPLETED")
 
@@ -128,7 +120,6 @@ def test_a_run_goes_through_and_those_planned_by_schedule_can_be_forgotten(
 def test_each_killed_server_comes_back_and_meanwhile_it_is_shown(platform: Platform) -> None:
     for name in ("mlflow", "prefect"):
         server = platform.service(name)
-        assert server
         server.kill()
         wait_until(
             lambda: f"{name} is " in " ".join(read_status(platform.files).wrong),  # noqa: B023
@@ -147,9 +138,7 @@ def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(
 ) -> None:
     run = platform.start_run(600)
     worker = platform.service("worker-cpu")
-    assert worker
     victim = worker if killed == "worker" else worker.parent()
-    assert victim
     tree = [victim, *victim.children(recursive=True)]
     assert any("prefect.engine" in process.cmdline() for process in tree)
     victim.kill()
@@ -172,7 +161,6 @@ def test_after_kill_9_nothing_is_left_and_up_resumes_with_the_same_state(
     cut = platform.start_run(600)
     for number in (signal.SIGINT, signal.SIGKILL):
         with platform.command("down") as down:
-            assert down.stdout
             assert "Waiting up to" in down.stdout.readline()
             assert "cpu" in pools_paused(platform)
             down.send_signal(number)
@@ -182,7 +170,6 @@ def test_after_kill_9_nothing_is_left_and_up_resumes_with_the_same_state(
     assert any("make up resumes them" in said for said in read_status(platform.files).wrong)
     password, api_url = platform.password, platform.endpoint.api_url
     pid = supervisor_pid(platform.files)
-    assert pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: platform.processes() == [], "nothing left", LIMIT_S)
     assert not is_running(platform.home)

@@ -1,6 +1,5 @@
 """Searches with real trainings under a real Prefect API."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from tasks.kernel.settings import PROJECT_ROOT, Settings
 from tasks.training.launch.launcher import launch_training
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.services.prefect_platform import PrefectApi
 from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -46,7 +46,7 @@ def test_trials_are_trained_and_drawn(on_prefect: None, settings: Settings) -> N
 
 
 def test_a_search_that_is_killed_goes_on_where_it_was(
-    on_prefect: None, settings: Settings, tmp_path: Path
+    prefect_api: PrefectApi, on_prefect: None, settings: Settings, tmp_path: Path
 ) -> None:
     data = dataset(settings.store, frame(NUM_ROWS))
     config = use_case(num_trials=2, pruner="none")
@@ -54,7 +54,8 @@ def test_a_search_that_is_killed_goes_on_where_it_was(
     (tmp_path / "config.json").write_text(config.model_dump_json())
     trials = settings.home / "training" / "trials"
     command = [sys.executable, "-m", "tests.support.training.searches", str(tmp_path)]
-    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=_environment()) as search:
+    environment = prefect_api.command_environment()
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment) as search:
         # The first trial is done and the second one has a checkpoint.
         wait_until(
             lambda: (
@@ -74,10 +75,3 @@ def test_a_search_that_is_killed_goes_on_where_it_was(
     assert [trial.state for trial in study.trials] == ["complete", "complete"]
     assert trained_once(settings) == 2
     assert settings.store.num_builds - builds <= 1  # the first trial was not trained again
-
-
-def _environment() -> dict[str, str]:
-    """What a process of its own needs to use the test's Prefect API."""
-    from prefect.settings import PREFECT_API_URL
-
-    return {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}

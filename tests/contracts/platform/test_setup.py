@@ -44,9 +44,7 @@ def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "tools"
     program(folder / "python3.11", f'exec {shlex.quote(sys.executable)} "$@"')
     for name in ("make", "sh", "awk", "rm", "env"):
-        found = shutil.which(name)
-        assert found is not None
-        (folder / name).symlink_to(found)
+        (folder / name).symlink_to(shutil.which(name))
     return folder
 
 
@@ -88,14 +86,6 @@ def called(
     )
 
 
-def test_a_finished_environment_is_not_touched(checkout: Checkout, tools: Path) -> None:
-    finish(checkout)
-    before = sorted(checkout.venv.rglob("*"))
-    done = make(checkout, tools, "setup")
-    assert done.stdout == "set-up: .venv is up to date\n"
-    assert sorted(checkout.venv.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     ("command", "called"),
     [
@@ -107,15 +97,17 @@ def test_a_finished_environment_is_not_touched(checkout: Checkout, tools: Path) 
         (("bench",), "called: -m infra.bench"),
     ],
 )
-def test_commands_set_up_first_and_run_in_the_checkout(
+def test_commands_leave_a_finished_environment_as_it_is_and_run_in_the_checkout(
     checkout: Checkout, tools: Path, command: tuple[str, ...], called: str
 ) -> None:
     finish(checkout)
+    before = sorted(checkout.venv.rglob("*"))
     caller = {"PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere", "PYTHONWARNINGS": "error"}
     done = make(checkout, tools, *command, extra=caller)
     first, *rest = done.stdout.splitlines()
     assert first == "set-up: .venv is up to date"
     assert rest == [called, "PYTHONPATH=", str(checkout.root)]
+    assert sorted(checkout.venv.rglob("*")) == before
 
 
 def test_slow_tests_run_where_what_they_need_cannot_be_had(checkout: Checkout, tools: Path) -> None:

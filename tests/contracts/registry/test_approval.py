@@ -21,7 +21,6 @@ from tasks.registry.promotion import (
     answer_and_promote,
     find_champion_state,
     open_question,
-    promote,
 )
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.suite.promises import Promise, proves
@@ -44,8 +43,7 @@ def present(world: World, seed: int = 0, rival: int | None = None) -> Presented:
 def ask(
     world: World, what: Presented, now: datetime = NOON, config: PromotionConfig = ASKING
 ) -> PromotionDecision:
-    ref, report, made = what
-    return promote(ref, report, world.dataset, made, config, world.location, world.store, now=now)
+    return world.promote(*what, config, now)
 
 
 def said(
@@ -88,7 +86,6 @@ def test_an_approval_moves_the_champion_and_is_recorded_in_decision_tags_and_fil
 
     assert decision.promoted
     assert world.champion == 1
-    assert decision.approval is not None
     assert (decision.approval.state, decision.approval.approver) == ("approved", "Ana")
     assert decision.approval.answered == NOON + HOUR
     seen = tags(world)
@@ -109,12 +106,10 @@ def test_a_rejected_version_is_not_asked_about_again_unless_asked_for(world: Wor
 
     later = ask(world, what, NOON + 100 * HOUR)
     assert state_of(later) == "rejected"
-    assert not open_question(
-        NAME, 1, world.location, world.store, NOON + 100 * HOUR, again=False
-    ).is_open
-    again = open_question(NAME, 1, world.location, world.store, NOON + 100 * HOUR, again=True)
+    where = (NAME, 1, world.location, world.store, NOON + 100 * HOUR)
+    assert not open_question(*where, again=False).is_open
+    again = open_question(*where, again=True)
     assert again.is_open
-    assert again.decision.approval is not None
     assert again.decision.approval.approver is None
     assert answer(world, said(after=101 * HOUR, by="Bo")).promoted
     assert tags(world)["approver"] == "Bo"
@@ -124,9 +119,7 @@ def test_the_champions_standing_names_the_version_that_a_person_is_asked_about(
     world: World,
 ) -> None:
     def asked_about(after: timedelta) -> int | None:
-        known = find_champion_state(NAME, world.location, NOON + after)
-        assert known
-        return known.asked_about
+        return find_champion_state(NAME, world.location, NOON + after).asked_about
 
     ask(world, present(world), config=PromotionConfig())
     assert asked_about(HOUR) is None

@@ -27,7 +27,6 @@ from flows.promotion import (
 from tasks.contracts.release import PromotionDecision
 from tasks.features.access.audit import AuditTrail
 from tasks.registry.config import ApprovalConfig, PromotionConfig
-from tasks.registry.promotion import promote
 from tests.support.host.processes import wait_until
 from tests.support.platform.deployed import deploy
 from tests.support.registry.builders import CONFIG, World, comparison
@@ -52,13 +51,8 @@ class Office:
         """Register the model of one seed and promote it as far as the question."""
         reigning = self.world.champion
         against = (comparison(f"champion:{reigning}", 0.004),) if reigning else ()
-        ref, report = self.world.register(seed, against=against)
         config = PromotionConfig(approval=ApprovalConfig(enabled=True, timeout_h=timeout_h))
-        made = self.world.attach(ref)
-        world = self.world
-        return promote(
-            ref, report, world.dataset, made, config, world.location, world.store, datetime.now(UTC)
-        )
+        return self.world.promoted(seed, against, config, datetime.now(UTC))
 
     def state_of(self, version: int) -> str:
         return self.world.version(version).tags["approval"]
@@ -137,7 +131,6 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
     promoting(decision)  # a promotion that is retried asks once
     waiting = wait_for(number, StateType.PAUSED)
     expiry = wait_for(number, StateType.SCHEDULED, of="approval-expiry")
-    assert decision.approval is not None
     assert expiry.expected_start_time == decision.approval.deadline
 
     for wrong in (
@@ -170,7 +163,6 @@ def test_a_person_approves_in_the_ui_and_finished_tasks_are_not_run_again(
 def completed(number: int) -> FlowRun:
     """The run about a version, which ended well."""
     done = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert done.state is not None
     assert done.state.is_completed(), done.state.message
     return done
 
@@ -254,7 +246,6 @@ def test_a_run_that_is_forced_to_go_on_without_an_answer_approves_nothing(office
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(waiting.id, Scheduled(), force=True)
     failed = wait_for(number, StateType.COMPLETED, StateType.FAILED, StateType.CRASHED)
-    assert failed.state is not None
     assert failed.state.is_failed()
     assert "without an answer about flight-delay" in str(failed.state.message)
     assert office.world.champion == before

@@ -50,7 +50,6 @@ def compressed(installed: Installation, parent: ModelVersionRef) -> ModelVersion
     version = registry.confirmed(ref)
     registry.set_alias(version, CHAMPION)
     manifest = read_version(version).manifest
-    assert manifest is not None
     assert manifest.compression == compression
     assert version.tags["compressed_from"] == str(parent.version)
     return ref

@@ -17,10 +17,9 @@ pytestmark = pytest.mark.usefixtures("on_prefect")
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path / "home"))
+def home(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("OPENLINEAGE_URL", raising=False)
-    return tmp_path / "home"
+    return settings.home
 
 
 @flow(name="converting", **RECORDED)
@@ -46,12 +45,11 @@ def told(home: Path) -> list[tuple[str, str]]:
 
 
 def facets(home: Path, job: str, change: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(
+    return next(
         e["run"]["facets"]
         for e in Journal(home / "lineage").events()
         if (e["job"]["name"], e["eventType"]) == (job, change)
     )
-    return found
 
 
 def test_steps_belong_to_their_flow_run_and_that_to_the_outermost(home: Path) -> None:

@@ -60,14 +60,12 @@ def test_an_encoder_becomes_a_version_with_variants_that_any_runtime_loads(
     version = registry.confirmed(first.version)
     record = read_version(version)
     assert record.damage == ()
-    assert record.imported is not None
     assert record.imported.family == "text-embedding"
     assert set(record.imported.origin_files) == {
         "config.json",
         "model.safetensors",
         "tokenizer.json",
     }
-    assert record.variants is not None
     filed = [entry.folder for entry in record.variants.variants if entry.folder]
     assert len(filed) == sum(variant.accepted for variant in first.variants)
 
@@ -85,7 +83,6 @@ def test_an_encoder_becomes_a_version_with_variants_that_any_runtime_loads(
     assert again.version == first.version
     assert [v.files for v in again.variants] == [v.files for v in first.variants]
 
-    assert first.variants[0].files is not None
     model = settings.store.path(first.variants[0].files) / "model.onnx"
     ids = np.array([[2, 5, 8, 3, 0, 0]])
     mask = np.array([[1, 1, 1, 1, 0, 0]])
@@ -121,7 +118,6 @@ def test_a_wrong_file_is_refused_with_a_sentence(
 
 def test_the_real_encoder_gives_the_embedding_that_its_authors_published() -> None:
     config = read_import_config(DESCRIBED).encoder
-    assert config is not None
     files = find_files(config)
     network, _ = read_encoder(files)
     ids = torch.tensor(

@@ -44,7 +44,6 @@ def test_a_champion_that_promises_too_much_is_mapped_judged_and_replaced(
     assert decision.promoted, decision.gates
     assert decision.previous_champion == boastful.version
     manifest = read_version(installed.champion).manifest
-    assert manifest is not None
     assert manifest.calibration == model.calibration
     assert manifest.calibration.source == boastful
     assert installed.champion.tags["recalibrated_from"] == str(boastful.version)
@@ -60,11 +59,9 @@ def test_a_champion_that_promises_too_much_is_mapped_judged_and_replaced(
     assert later.program.version == decision.candidate
     assert later.calibration == model.calibration
     outcome = installed.fitted(later)
-    assert outcome.fit is not None
     again = map_program(later, outcome.fit, installed.dataset, SPLITS, installed.store)
     assert again.calibration.whole_map == outcome.fit.map.after(model.calibration.whole_map)
     refusal = why_no_gain(installed.judge(again), decision.candidate.version)
-    assert refusal is not None
     assert "does not help beyond doubt" in refusal
 
 

@@ -1,8 +1,7 @@
 """Taking a promotion back, on a real MLflow over SQLite."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -41,25 +40,20 @@ def back(world: World, order: str = "order", replaced: int = 2) -> Rollback:
 
 def test_the_champion_before_serves_again_and_the_record_says_why(world: World) -> None:
     before = find_champion_state(NAME, world.location, NOW)
-    assert before is not None
     assert before.version.version == 2
     assert before.promoted_at is not None
-    assert before.previous is not None
     assert (before.previous.version, before.previous_trouble) == (1, None)
 
     record = back(world)
 
     assert world.champion == 1
     assert (record.restored.version, record.replaced.version) == (1, 2)
-    found = find_champion(NAME, world.location, world.store)
-    assert found is not None
-    assert found.version == record.restored
+    assert find_champion(NAME, world.location, world.store).version == record.restored
     version = world.version(1)
     (kept,) = (world.registry.run_folder(version.run_id) / "rollback").iterdir()
     assert digest_of(kept) == version.tags["rollback_sha256"]
     assert Rollback.model_validate_json(kept.read_text()) == record
     after = find_champion_state(NAME, world.location, NOW)
-    assert after is not None
     assert (after.version.version, after.promoted_at, after.previous) == (1, None, None)
 
 
@@ -73,32 +67,29 @@ def test_the_same_order_is_carried_out_once(world: World) -> None:
 def test_a_version_whose_files_are_missing_never_serves_again(world: World) -> None:
     shutil.rmtree(world.version(1).folder)
     known = find_champion_state(NAME, world.location, NOW)
-    assert known is not None
-    assert known.previous_trouble is not None
     assert "model.json is missing" in known.previous_trouble
     with pytest.raises(RegistryError, match="The alias was not moved"):
         back(world)
     assert world.champion == 2
 
 
-@contextmanager
-def killed_before_the_alias_moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def withdrawn(world: World, number: int = 2) -> Withdrawal:
+    return withdraw(NAME, number, "mean of all time", "ana", world.location, NOW)
+
+
+@pytest.mark.parametrize("change", [back, withdrawn])
+def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[World], object]
+) -> None:
     def killed(registry: Registry, version: object, alias: str) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "set_alias", killed)
         with pytest.raises(KeyboardInterrupt):
-            yield
-
-
-def test_one_killed_before_the_alias_moved_is_done_by_the_next_call(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with killed_before_the_alias_moves(monkeypatch):
-        back(world)
+            change(world)
     assert world.champion == 2
-    back(world)
+    change(world)
     assert world.champion == 1
 
 
@@ -113,7 +104,6 @@ def test_the_controller_takes_back_a_promotion_that_hurts_once(
         decision_flow(result.result_id)
     assert world.champion == 1
     (claim,) = ledger.claims(ClaimState.ENDED)
-    assert claim.end is not None
     assert (claim.order.action, claim.end.state) == (Action.ROLL_BACK, "completed")
 
     # Now that version 1 serves, what was said of version 2 moves nothing more.
@@ -127,24 +117,18 @@ def test_the_controller_takes_back_a_promotion_that_hurts_once(
 # Withdrawing
 
 
-def withdrawn(world: World, number: int) -> Withdrawal:
-    return withdraw(NAME, number, "mean of all time", "ana", world.location, NOW)
-
-
 def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World) -> None:
-    record = withdrawn(world, 2)
+    record = withdrawn(world)
 
     assert world.champion == 1
-    assert record.champion is not None
     assert (record.version.version, record.champion.version) == (2, 1)
     version = world.version(2)
     (kept,) = (world.registry.run_folder(version.run_id) / "withdrawal").iterdir()
     assert digest_of(kept) == version.tags["withdrawal_sha256"]
     assert Withdrawal.model_validate_json(kept.read_text()) == record
     assert (version.tags["withdrawn"], version.tags["withdrawn_by"]) == ("mean of all time", "ana")
-    standing = find_champion_state(NAME, world.location, NOW)
-    assert standing is not None
-    assert standing.promoted_at is None  # traffic follows at once, as after a roll back
+    # Traffic follows at once, as after a roll back.
+    assert find_champion_state(NAME, world.location, NOW).promoted_at is None
 
     again = world.promoted(1, against=(comparison("champion:1", 0.004),))
     assert not again.promoted
@@ -165,16 +149,6 @@ def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
     model = world.model(2)
     assert find_incumbent(model, CONFIG, world.location, world.store) is None
     assert world.promoted(2).promoted
-
-
-def test_a_withdrawal_that_was_cut_off_is_completed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with killed_before_the_alias_moves(monkeypatch):
-        withdrawn(world, 2)
-    assert world.champion == 2
-    withdrawn(world, 2)
-    assert world.champion == 1
 
 
 def test_the_command_withdraws_and_keeps_who_said_why(world: World) -> None:

@@ -28,10 +28,7 @@ def test_schedules_of_a_platform_go_on_after_a_jump(
 ) -> None:
     for name, value in clock.environment.items():
         monkeypatch.setenv(name, value)
-    platform = Platform(tmp_path / "home", ("--deploying", platform_schedule.__name__))
-    try:
-        code, said = platform.up()
-        assert code == 0, said
+    with Platform(tmp_path / "home", ("--deploying", platform_schedule.__name__)) as platform:
         wait_patiently(lambda: runs(platform, "COMPLETED"), "a first run")
         for hours in (-3, 0):
             clock.jump_to(hours)
@@ -41,10 +38,7 @@ def test_schedules_of_a_platform_go_on_after_a_jump(
                 f"runs that were planned since the clock is at {hours:+} h",
             )
         platform.until_well()
-        code, said = platform.run("doctor")
-        assert "PROBLEM" not in said
-    finally:
-        platform.end()
+        assert "PROBLEM" not in platform.run("doctor")[1]
 
 
 def runs(platform: Platform, state: str = "%") -> set[str]:

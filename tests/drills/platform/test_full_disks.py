@@ -97,21 +97,15 @@ def builds(home: Path) -> dict[str, float]:
 def test_a_platform_on_a_full_disk_is_told_of_and_works_again_with_space(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    with small_disk(home, 400 * MB) as disk:
-        platform = Platform(home)
-        try:
-            code, said = platform.up()
-            assert code == 0, said
-            with disk.filled():
-                code, said = platform.run("doctor")
-                assert code == 1, said
-                assert "free some space" in said
-                assert f"GB free at {home}" in said
-                assert "Traceback" not in said
-                code, said = platform.run("status")
-                assert "Traceback" not in said
-            platform.until_well()
-            run = platform.start_run(0.5)
-            platform.until_state(run, "COMPLETED")
-        finally:
-            platform.end()
+    with small_disk(home, 400 * MB) as disk, Platform(home) as platform:
+        with disk.filled():
+            code, said = platform.run("doctor")
+            assert code == 1, said
+            assert "free some space" in said
+            assert f"GB free at {home}" in said
+            assert "Traceback" not in said
+            code, said = platform.run("status")
+            assert "Traceback" not in said
+        platform.until_well()
+        run = platform.start_run(0.5)
+        platform.until_state(run, "COMPLETED")

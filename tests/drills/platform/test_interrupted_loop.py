@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from tests.support.host.processes import wait_until
-from tests.support.platform.accounts import STAGES, Account
+from tests.support.platform.accounts import STAGES
 from tests.support.platform.whole_platform import (
     FINAL,
+    LIMIT_S,
     RUN,
     WholePlatform,
     environment_of,
@@ -29,13 +30,9 @@ from tests.support.suite.promises import Promise, proves
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
 
-LIMIT_S = 3600
-"""Of each wait; generous, since a busy machine is ten times slower than a quiet one."""
-
 GONE_WITHIN_S = 5
 """Promise: the processes of a cancelled training are gone after so many seconds."""
 
-ENDED_WITHIN_S = 60
 LONG = {"max_epochs": 400, "patience": 400}
 CANCEL: dict[str, object] = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True}
 """What the button Cancel of both UIs sends."""
@@ -86,24 +83,6 @@ def of_training(platform: WholePlatform, loop: str) -> list[psutil.Process]:
     return [*engines, *platform.training("guard"), *platform.training("rank")]
 
 
-def assert_all_ended(platform: WholePlatform) -> None:
-    """Nothing of any run is left: no state that waits, no lease, no slot, no process."""
-    account = Account(platform.home)
-    for left in (account.unfinished, account.leases, account.slots, platform.orphans):
-        wait_until(lambda left=left: not left(), f"{left.__name__}: {left()}", ENDED_WITHIN_S)
-
-
-def assert_completed_once(platform: WholePlatform, loop: str) -> None:
-    """Every stage came to its end once, nothing was built twice, the promotion is whole."""
-    wait_until(lambda: state_type(platform, loop) in FINAL, f"loop {loop} has ended", LIMIT_S)
-    assert state_type(platform, loop) == "COMPLETED", platform.state_of(loop)
-    account = Account(platform.home)
-    assert account.completions(loop) == dict.fromkeys(STAGES, 1), account.stage_runs(loop)
-    assert not account.repeated_builds()
-    account.champion()
-    assert_all_ended(platform)
-
-
 @proves(Promise.NO_ORPHANS, "cancelled: processes gone in 5 s, no lease, no slot")
 @pytest.mark.parametrize("also_its_stages", [False, True])
 def test_cancel_ends_a_training_within_seconds_and_leaves_nothing(
@@ -119,7 +98,7 @@ def test_cancel_ends_a_training_within_seconds_and_leaves_nothing(
     begun = time.monotonic()
     wait_until(lambda: not any(map(lives, processes)), "the training's processes are gone", 120)
     gone_s = time.monotonic() - begun
-    assert_all_ended(platform)
+    platform.check_all_ended()
     assert state_type(platform, loop) == "CANCELLED"
     stages = [run["state_name"] for run in platform.stage_runs(loop)]
     assert stages == ["Completed", "Cancelled"]
@@ -139,8 +118,8 @@ def test_a_training_whose_worker_is_evicted_goes_on_and_repeats_nothing(
     else:  # as Kubernetes does with what it wants to move
         engines = [e for e in platform.engines() if environment_of(e)[RUN] != loop]
         os.killpg(engines[0].pid, signal.SIGTERM)
-    assert_completed_once(platform, loop)
-    assert len(Account(platform.home).stage_runs(loop)["training"]) == 2
+    platform.check_completed_once(loop)
+    assert len(platform.account.stage_runs(loop)["training"]) == 2
     [folder] = set(platform.home.glob("artifacts/models/*")) - models
     text = "".join(file.read_text() for file in folder.glob("**/*.log"))
     done = re.findall(r"rank 0 \| DEBUG epoch (\d+): train", text)
@@ -174,12 +153,12 @@ def test_retry_in_the_ui_goes_on_from_the_failed_stage(
         loop = platform.start_loop()
         wait_until(lambda: state_type(platform, loop) in FINAL, "the loop has failed", LIMIT_S)
         assert state_type(platform, loop) == "FAILED"
-        assert Account(platform.home).completions(loop) == {"feature-refresh": 1, "training": 1}
+        assert platform.account.completions(loop) == {"feature-refresh": 1, "training": 1}
     clicked = {"state": AGAIN, "force": force}
     reply = platform.ask("POST", f"/flow_runs/{loop}/set_state", clicked)
     assert reply["status"] == "ACCEPT", reply
     wait_until(lambda: platform.state_of(loop)["run_count"] == 2, "the second attempt", LIMIT_S)
-    assert_completed_once(platform, loop)
-    runs = Account(platform.home).stage_runs(loop)
+    platform.check_completed_once(loop)
+    runs = platform.account.stage_runs(loop)
     attempts = {stage: len(states) for stage, states in runs.items()}
     assert attempts == {**dict.fromkeys(STAGES, 1), "conversion": 2}

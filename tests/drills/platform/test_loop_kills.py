@@ -21,7 +21,7 @@ from infra.orchestration.client import is_running
 from infra.platform.supervisor import GRACE_S, KILL_MARGIN_S
 from tasks.control.recovery.judge import TASK_RUN_GRACE_S
 from tests.support.host.processes import wait_until
-from tests.support.platform.accounts import STAGES, Account
+from tests.support.platform.accounts import STAGES
 from tests.support.platform.whole_platform import (
     RUN,
     WholePlatform,
@@ -125,7 +125,7 @@ def brought_to_its_end(platform: WholePlatform, loop: str) -> str:
 
 def problems_of(platform: WholePlatform, loop: str) -> list[str]:
     """All that is not as promised after a loop has ended; waits as long as the promises allow."""
-    account, problems = Account(platform.home), []
+    account, problems = platform.account, []
     for left, limit_s, what in (
         (platform.orphans, GONE_WITHIN_S, "orphans"),
         (account.unfinished, FREED_WITHIN_S, "stuck runs"),

@@ -17,9 +17,13 @@ import pytest
 
 from infra.platform.config import DATABASE_URL, REDIS_URL
 from tests.support.host.processes import wait_until
-from tests.support.platform.accounts import STAGES, Account
-from tests.support.platform.whole_platform import FINAL, WholePlatform, whole_platform
-from tests.support.services.servers import postgres_server, postgres_with_trigrams, redis_server
+from tests.support.platform.whole_platform import LIMIT_S, WholePlatform, whole_platform
+from tests.support.services.servers import (
+    answers,
+    postgres_server,
+    postgres_with_trigrams,
+    redis_server,
+)
 from tests.support.suite.promises import Promise, proves
 
 PROGRAMS = postgres_with_trigrams()
@@ -29,11 +33,7 @@ pytestmark = [
     pytest.mark.skipif(PROGRAMS is None, reason="no PostgreSQL with pg_trgm is installed here"),
 ]
 
-LIMIT_S = 3600
-"""Of each wait; generous, since a busy machine is ten times slower than a quiet one."""
-
 AWAY_S = 8.0
-ENDED_WITHIN_S = 60
 STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -108,14 +108,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> Iter
         yield platform
 
 
-def answers(uri: str) -> bool:
-    try:
-        psycopg.connect(uri, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True
-
-
 def _die_with_parent() -> None:
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
@@ -126,7 +118,7 @@ def _die_with_parent() -> None:
 def test_a_loop_goes_on_when_postgresql_and_redis_are_restarted_under_it(
     platform: WholePlatform, servers: Servers, number: signal.Signals
 ) -> None:
-    account = Account(platform.home, servers.uri)
+    account = platform.account
     platform.renew_data()
     platform.until_well()
     loop = platform.start_loop(training={"max_epochs": 60, "patience": 60})
@@ -144,12 +136,5 @@ def test_a_loop_goes_on_when_postgresql_and_redis_are_restarted_under_it(
     restart(servers.redis)
     restart(servers.postgresql)
 
-    wait_until(lambda: platform.state_of(loop)["type"] in FINAL, "the loop has ended", LIMIT_S)
-    state = platform.state_of(loop)
-    assert state["type"] == "COMPLETED", state
-    assert account.completions(loop) == dict.fromkeys(STAGES, 1)
-    assert not account.repeated_builds()
-    account.champion()
-    for look in (account.unfinished, account.leases, account.slots, platform.orphans):
-        wait_until(lambda look=look: not look(), f"{look.__name__}: {look()}", ENDED_WITHIN_S)
+    platform.check_completed_once(loop)
     platform.until_well()

@@ -66,26 +66,20 @@ def shifted(number: int, version: int = 1) -> Evidence:
     return evidence(number=number, version=version, auc=metric(0.0))
 
 
-def stable(number: int, version: int = 1) -> Evidence:
+def stable(number: int) -> Evidence:
     """Nothing moved."""
-    return evidence(DriftResult.STABLE, number, version=version, auc=metric(0.0))
+    return evidence(DriftResult.STABLE, number, auc=metric(0.0))
 
 
-def faulty(number: int, version: int = 1) -> Evidence:
+def faulty(number: int) -> Evidence:
     """The feed is broken."""
-    return evidence(DriftResult.DATA_FAULT, number, version=version)
+    return evidence(DriftResult.DATA_FAULT, number)
 
 
-def hurt(number: int, version: int = 2) -> Evidence:
-    """The champion of two days ago errs more than the one before it."""
-    return evidence(
-        number=number,
-        version=version,
-        auc=metric(-0.1),
-        champion_age_days=2.0,
-        former_version=version - 1,
-        former_difference=comparison(metric(-0.03)),
-    )
+def hurt(number: int) -> Evidence:
+    """Version 2, the champion of two days ago, errs more than the one before it."""
+    former = {"former_version": 1, "former_difference": comparison(metric(-0.03))}
+    return evidence(number=number, version=2, auc=metric(-0.1), champion_age_days=2.0, **former)
 
 
 def reference(version: int) -> ModelVersionRef:

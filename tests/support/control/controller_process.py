@@ -12,15 +12,15 @@ import signal
 import sys
 from pathlib import Path
 
-from tasks.control.retraining.incidents import Here, answer, note_ends, settle, start_claimed
-from tasks.control.retraining.ledger import Ledger
-from tasks.control.retraining.records import ClaimState, Order, RunEnd, StartedAction
+from tasks.control.retraining.records import Order, StartedAction
+from tests.support.control.controller import Controller, Runs
 
 
-class FileRuns:
+class FileRuns(Runs):
     """Keeps one file for each run."""
 
     def __init__(self, folder: Path, die: str = "") -> None:
+        super().__init__()
         self.folder, self.die = folder, die
 
     def start(self, order: Order) -> StartedAction:
@@ -31,22 +31,15 @@ class FileRuns:
             os.kill(os.getpid(), signal.SIGKILL)
         return StartedAction(kind="deployment", run_id=order.incident_id, place="a file")
 
-    def end(self, order: Order, started: StartedAction) -> RunEnd | None:
-        return None
-
 
 def main(url: str, folder: str, command: str, result_id: str = "", times: str = "1") -> None:
-    ledger, runs = Ledger(url), FileRuns(Path(folder), command)
+    controller = Controller(url)
+    controller.runs = FileRuns(Path(folder), command)
     if command == "sweep":
-        note_ends(ledger, runs.end)
-        for model, use_case in ledger.unsettled():
-            settle(ledger, model, use_case, "the sweep", Here(None))
-        left = [claim.order for claim in ledger.claims(ClaimState.CLAIMED)]
-        start_claimed(ledger, left, runs.start)
+        controller.sweep()
         return
     for _ in range(int(times)):
-        made = answer(ledger, result_id, f"process {os.getpid()}", Here(None))
-        start_claimed(ledger, made.orders, runs.start)
+        controller.ask(result_id)
 
 
 if __name__ == "__main__":

@@ -89,16 +89,15 @@ class ControlledPlatform:
 
     def num_events(self) -> int:
         """Drift results that the server knows of."""
-        ((number,),) = self.prefect(f"SELECT count(*) FROM events WHERE event = '{JUDGED}'")
-        return int(number)
+        return self.prefect(f"SELECT count(*) FROM events WHERE event = '{JUDGED}'")[0][0]
 
     def num_sweeps(self) -> int:
         """Sweeps that were completed."""
-        ((number,),) = self.prefect(
-            "SELECT count(*) FROM flow_run AS run JOIN flow ON flow.id = run.flow_id "
+        completed = self.prefect(
+            "SELECT run.id FROM flow_run AS run JOIN flow ON flow.id = run.flow_id "
             "WHERE flow.name = 'retraining-sweep' AND run.state_type = 'COMPLETED'"
         )
-        return int(number)
+        return len(completed)
 
     def prefect(self, query: str) -> list[Any]:
         """Rows of the server's database."""
@@ -136,10 +135,8 @@ def acting(platform: ControlledPlatform) -> list[str]:
 
 def num_unanswered(platform: ControlledPlatform) -> int:
     """Results that nobody has answered."""
-    ((number,),) = platform.operation(
-        "SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL"
-    )
-    return int(number)
+    unanswered = "SELECT count(*) FROM falaj_verdicts WHERE answered_at IS NULL"
+    return platform.operation(unanswered)[0][0]
 
 
 def outcomes(platform: ControlledPlatform) -> list[str]:

@@ -21,10 +21,6 @@ class SmallDisk:
 
     folder: Path
 
-    def resize(self, num_bytes: int) -> None:
-        """Make it larger, or smaller."""
-        self._mount("-o", f"remount,size={num_bytes}")
-
     @contextmanager
     def filled(self) -> Iterator[None]:
         """Full to the last byte inside the block, whoever deletes what."""
@@ -42,10 +38,8 @@ class SmallDisk:
 
     def close(self) -> None:
         """Let nothing be written to it any more."""
-        self._mount("-o", "remount,ro")
-
-    def _mount(self, *options: str) -> None:
-        subprocess.run(["mount", *options, "tmpfs", str(self.folder)], check=True)
+        command = ["mount", "-o", "remount,ro", "tmpfs", str(self.folder)]
+        subprocess.run(command, check=True)
 
 
 @contextmanager

@@ -48,7 +48,6 @@ class KilledWriter:
 
     def _hear(self, *expected: str) -> tuple[str, int]:
         """Word and number of the next line."""
-        assert self._process.stdout
         word, _, number = self._process.stdout.readline().strip().partition(" ")
         assert word in expected
         return word, int(number or 0)
@@ -59,7 +58,6 @@ class KilledWriter:
         Returns:
             The last number that was said to be whole; the one before `first` for none.
         """
-        assert self._process.stdin
         self._process.stdin.write(f"{first} {' '.join(where)}\n")
         self._process.stdin.flush()
         _, child = self._hear("child")

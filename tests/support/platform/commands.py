@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.error import HTTPError
 
 import psutil
@@ -29,7 +29,7 @@ SMALL = ("--deploying", "tests.support.platform.platform_pools")
 
 @dataclass
 class Platform:
-    """A platform and what its commands said.
+    """A platform, up while its block lasts, and what `up` said.
 
     Attributes:
         environment: what its commands are given besides that of the tests.
@@ -40,6 +40,17 @@ class Platform:
     options: tuple[str, ...] = SMALL
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    said: str = ""
+
+    def __enter__(self) -> Self:
+        code, self.said = self.up()
+        if code:
+            self.end()
+        assert code == 0, self.said
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     @property
     def files(self) -> PlatformFiles:

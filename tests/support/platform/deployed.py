@@ -1,6 +1,5 @@
 """Deploying flows on process pools, and looking at their runs, from tests."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,6 +10,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
+
+from infra.bench.parts import wait_until
 
 
 def deploy(
@@ -33,16 +34,13 @@ def wait_for_run(
     what: str,
     limit_s: float = 240,
 ) -> FlowRun:
-    """Poll a run until `condition` holds.
+    """Poll a run until `condition` holds; the run as it is then."""
 
-    Raises:
-        AssertionError: it did not within the limit.
-    """
-    deadline = time.monotonic() + limit_s
-    while not condition(seen := client.read_flow_run(run)):
-        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}; {seen.state!r}"
-        time.sleep(0.2)
-    return seen
+    def seen() -> FlowRun | None:
+        found = client.read_flow_run(run)
+        return found if condition(found) else None
+
+    return wait_until(seen, what, limit_s, pause_s=0.2)
 
 
 def is_final(run: FlowRun) -> bool:

@@ -49,10 +49,7 @@ class Loop:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(
-            (self.home / "reports" / "latest" / "report.json").read_text()
-        )
-        return content
+        return json.loads((self.home / "reports" / "latest" / "report.json").read_text())
 
     @property
     def record(self) -> RunRecord:
@@ -65,6 +62,4 @@ class Loop:
 def champion_of(home: Path, name: str) -> RegisteredVersion:
     """The version that a state folder's registry has as champion."""
     settings = Settings.from_environment({"FALAJ_HOME": str(home)})
-    found = Registry(RegistryLocation.of(settings)).by_alias(name, CHAMPION)
-    assert found is not None
-    return found
+    return Registry(RegistryLocation.of(settings)).by_alias(name, CHAMPION)

@@ -31,8 +31,6 @@ class LoopConfig(BaseModel):
 
     name: str = "routed"
     folder: str
-    number: int = 7
-    pause_s: float = 0
     routing: RoutingConfig = RoutingConfig()
 
     @property
@@ -60,7 +58,6 @@ def note(config: LoopConfig, what: str) -> None:
 def first_flow(number: int, config: LoopConfig) -> Number:
     """Double a number."""
     note(config, "first")
-    time.sleep(config.pause_s)
     return Number(value=2 * number, digits=tuple(str(2 * number)))
 
 
@@ -68,7 +65,6 @@ def first_flow(number: int, config: LoopConfig) -> Number:
 def second_flow(first: Number, config: LoopConfig) -> tuple[Number, ...]:
     """Fail without the file `allowed`; with the file `slow`, start processes and wait."""
     note(config, "second")
-    time.sleep(config.pause_s)
     if (config.path / "slow").exists():
         sleeper = [sys.executable, "-c", f"import time; time.sleep(900) # {config.folder}"]
         line = [sys.executable, "-S", guard.__file__, str(os.getpid()), "2", "--", *sleeper]
@@ -87,7 +83,7 @@ def loop_flow(config: LoopConfig) -> LoopResult:
     """Both stages, here or on work pools."""
     note(config, "loop")
     stages = Stages(config.name, config.routing, ArtifactStore(config.path / "store"))
-    first = stages.run("training", first_flow, config.number, config)
+    first = stages.run("training", first_flow, 7, config)
     second = stages.run("conversion", second_flow, first, config)
     return LoopResult(first=first, second=second, stages=tuple(stages.times))
 

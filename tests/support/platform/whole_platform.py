@@ -17,8 +17,11 @@ import pandas as pd
 import psutil
 import yaml
 
+from infra.platform.config import DATABASE_URL
 from infra.platform.files import supervisor_pid
 from tests.support.data.repository import SmallRepository
+from tests.support.host.processes import wait_until
+from tests.support.platform.accounts import STAGES, Account
 from tests.support.platform.commands import Platform
 from tests.support.platform.loops import loop_repository
 
@@ -27,6 +30,10 @@ DAY_HOURS = (8, 18)
 """Local hours in which every airport's weather is read by flights."""
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+LIMIT_S = 3600
+"""Of a loop; generous, since a busy machine is ten times slower than a quiet one."""
+
+ENDED_WITHIN_S = 60
 
 
 def command_of(process: psutil.Process) -> list[str]:
@@ -102,6 +109,11 @@ class WholePlatform(Platform):
         found = self.ask("POST", "/flow_runs/filter", query)
         return sorted(found, key=lambda run: str(run["created"]))
 
+    @property
+    def account(self) -> Account:
+        """What is written about it, in whichever database its profile has."""
+        return Account(self.home, self.environment.get(DATABASE_URL))
+
     def supervisor(self) -> psutil.Process:
         pid = supervisor_pid(self.files)
         assert pid, "a supervisor lives"
@@ -125,6 +137,22 @@ class WholePlatform(Platform):
             below = [each for guard in guards for each in tree_of(guard)[1:]]
             found += guards if kind == "guard" else [one for one in below if not _is_guard(one)]
         return list(dict.fromkeys(found))
+
+    def check_all_ended(self) -> None:
+        """Nothing of any run is left: no state that waits, no lease, no slot, no process."""
+        account = self.account
+        for left in (account.unfinished, account.leases, account.slots, self.orphans):
+            wait_until(lambda left=left: not left(), f"{left.__name__}: {left()}", ENDED_WITHIN_S)
+
+    def check_completed_once(self, loop: str) -> None:
+        """Every stage came to its end once, nothing was built twice, the promotion is whole."""
+        wait_until(lambda: self.state_of(loop)["type"] in FINAL, f"loop {loop} has ended", LIMIT_S)
+        assert self.state_of(loop)["type"] == "COMPLETED", self.state_of(loop)
+        account = self.account
+        assert account.completions(loop) == dict.fromkeys(STAGES, 1), account.stage_runs(loop)
+        assert not account.repeated_builds()
+        account.champion()
+        self.check_all_ended()
 
     def orphans(self) -> list[str]:
         """What lives, names the folder, and belongs neither to the supervisor nor to a live run."""
@@ -169,9 +197,7 @@ def whole_platform(
         {"FALAJ_FEATURE_REPO": str(repository.path), **(environment or {})},
         repository=repository,
     )
-    try:
-        code, said = platform.up()
-        assert code == 0, said
+    with platform:
         for deployment in platform.ask("POST", "/deployments/filter", {"limit": 200}):
             flow = platform.ask("GET", f"/flows/{deployment['flow_id']}")
             for schedule in deployment["schedules"]:
@@ -179,5 +205,3 @@ def whole_platform(
                     path = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
                     platform.ask("PATCH", path, {"active": False})
         yield platform
-    finally:
-        platform.end()

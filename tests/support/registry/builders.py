@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -21,9 +21,10 @@ from tasks.contracts.evaluation import (
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
+from tasks.registry.approval import Question
 from tasks.registry.candidate import register_candidate
 from tasks.registry.config import PromotionConfig, RegistryConfig
-from tasks.registry.connection import RegistryLocation, prepare_database
+from tasks.registry.connection import RegistryLocation, load_mlflow, prepare_database
 from tasks.registry.mlflow_registry import CHAMPION, RegisteredVersion, Registry
 from tasks.registry.model_folder import attach_variants
 from tasks.registry.promotion import promote
@@ -31,6 +32,7 @@ from tests.support.data import builders
 from tests.support.data.builders import metric, metric_set
 
 CONFIG = RegistryConfig(model_name="flight-delay", experiment="training")
+DEFAULTS, FEBRUARY = PromotionConfig(), datetime(2014, 2, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +77,9 @@ def evaluation(
     store: ArtifactStore,
     trained: TrainedModel,
     auc: float = 0.75,
-    error: float = 0.01,
     against: tuple[PairedComparison, ...] = (),
 ) -> EvaluationReport:
-    key = content_key("evaluation", trained, auc, error, list(against))
+    key = content_key("evaluation", trained, auc, list(against))
 
     def build(folder: StagedFolder) -> EvaluationReport:
         (folder.path / "predictions.parquet").write_bytes(b"predictions" + key.encode())
@@ -87,7 +88,7 @@ def evaluation(
             model_sha256=trained.program.sha256,
             snapshot_sha256=trained.snapshot_sha256,
             window=trained.splits.test,
-            overall=metric_set(auc, error),
+            overall=metric_set(auc, 0.01),
             slices=(
                 SliceMetrics(column="carrier", value="AA", metrics=metric_set(auc)),
                 SliceMetrics(column="carrier", value="EV", metrics=metric_set(auc - 0.05)),
@@ -163,10 +164,8 @@ class World:
         return self.store.root.parent
 
     @property
-    def database(self) -> Path:
-        path = self.location.database_path
-        assert path is not None
-        return path
+    def database(self) -> Path | None:
+        return self.location.database_path
 
     def with_database_of(self, template: Path) -> Self:
         """Save the second that the schema migrations take."""
@@ -177,6 +176,12 @@ class World:
     @property
     def registry(self) -> Registry:
         return Registry(self.location)
+
+    @property
+    def mlflow(self) -> Any:
+        """MLflow's own client."""
+        uri = self.location.uri
+        return load_mlflow().MlflowClient(tracking_uri=uri, registry_uri=uri)
 
     def alias(self, name: str) -> int | None:
         found = self.registry.by_alias(CONFIG.model_name, name)
@@ -208,25 +213,19 @@ class World:
         ref: ModelVersionRef,
         report: EvaluationReport,
         made: tuple[ModelVariant, ...],
-        config: PromotionConfig | None = None,
+        config: PromotionConfig = DEFAULTS,
+        now: datetime = FEBRUARY,
     ) -> PromotionDecision:
-        return promote(
-            ref,
-            report,
-            self.dataset,
-            made,
-            config or PromotionConfig(),
-            self.location,
-            self.store,
-            now=datetime(2014, 2, 1, tzinfo=UTC),
-        )
+        evidence = {"evaluation": report, "dataset": self.dataset, "variants": made}
+        asked = Question(candidate=ref, config=config, **evidence)
+        return promote(asked, self.location, self.store, now)
 
     def promoted(
-        self, seed: int = 0, against: tuple[PairedComparison, ...] = ()
+        self, seed: int = 0, against: tuple[PairedComparison, ...] = (), *how: Any
     ) -> PromotionDecision:
         """Register, attach and try to promote the model of one seed."""
         ref, report = self.register(seed, against=against)
-        return self.promote(ref, report, self.attach(ref))
+        return self.promote(ref, report, self.attach(ref), *how)
 
     def attach(self, ref: ModelVersionRef, content: str = "graph") -> tuple[ModelVariant, ...]:
         made = variants(self.store, ref.program_sha256, content)

@@ -57,15 +57,20 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
         def uri(port: int) -> str:
             return f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
 
-        def answers(port: int) -> bool:
-            try:
-                psycopg.connect(uri(port), connect_timeout=5).close()
-            except psycopg.OperationalError:
-                return False
-            return True
+        def is_ready(port: int) -> bool:
+            return answers(uri(port))
 
-        with server(command, answers, folder / "postgres.log", Path(scratch)) as (port, _):
+        with server(command, is_ready, folder / "postgres.log", Path(scratch)) as (port, _):
             yield uri(port)
+
+
+def answers(uri: str) -> bool:
+    """Whether a PostgreSQL takes connections."""
+    try:
+        psycopg.connect(uri, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def postgres_with_trigrams() -> Path | None:

@@ -56,7 +56,9 @@ def tables() -> Iterator[str]:
 
 def http() -> Iterator[str]:
     """Every path of the serving API with its statuses, and every field of its messages."""
-    document = _openapi()
+    from serving.protocol.http import openapi
+
+    document = openapi.document()
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield f"{method.upper()} {path} {' '.join(sorted(operation['responses']))}"
@@ -105,12 +107,6 @@ def _prefect_file() -> dict[str, Any]:
 def _flow(entry: dict[str, Any]) -> Any:
     module, _, name = entry["entrypoint"].rpartition(".")
     return getattr(import_module(module), name)
-
-
-def _openapi() -> dict[str, Any]:
-    from serving.protocol.http.openapi import document
-
-    return document()
 
 
 SURFACES = {each.__name__: each for each in (deployments, parameters, report, tables, http)}

@@ -15,7 +15,7 @@ from infra.platform import supervisor
 from infra.platform.api import PROBE_TIMEOUT_S
 from infra.platform.supervisor import Child, Clock, Service
 from tests.support.host.clocks import make_clock
-from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import command_of, pids_whose_command_holds, wait_until
 from tests.support.platform import supervised as supervised_module
 from tests.support.platform.supervised import LIMIT_S, sleeper, supervised
 
@@ -151,19 +151,9 @@ def test_what_a_killed_guard_leaves_is_ended_before_the_next_start(tmp_path: Pat
 
 def living(mark: str) -> list[int]:
     """Processes of the command itself: guard and supervisor hold it too, as an argument."""
-    others = (b"guard.py", supervised_module.__name__.encode())
-    return [
-        pid
-        for pid in pids_whose_command_holds(mark)
-        if not any(word in command_line(pid) for word in others)
-    ]
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b"guard.py"
+    others = ("guard.py", supervised_module.__name__)
+    commands = {pid: command_of(pid) for pid in pids_whose_command_holds(mark)}
+    return [pid for pid, line in commands.items() if line and not any(o in line for o in others)]
 
 
 def test_it_starts_in_order_and_ends_workers_before_what_they_need(tmp_path: Path) -> None:

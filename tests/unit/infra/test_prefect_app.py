@@ -53,9 +53,7 @@ class Busy:
             raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
 
 
-def ask(
-    app: Any, parts: list[bytes], method: str = "POST", kind: str = "http"
-) -> tuple[int, bytes]:
+def ask(app: Any, parts: list[bytes], method: str) -> tuple[int, bytes]:
     """Status and body of the answer to one request."""
     sent: list[Any] = []
     waiting = [
@@ -70,34 +68,29 @@ def ask(
         sent.append(message)
 
     with suppress(OperationalError):  # a server logs it: the answer has been given
-        asyncio.run(app({"type": kind, "method": method, "path": "/"}, receive, send))
+        asyncio.run(app({"type": "http", "method": method, "path": "/"}, receive, send))
     starts = [m["status"] for m in sent if m["type"] == "http.response.start"]
     assert len(starts) == 1, "more than one answer, or none"
     return starts[0], b"".join(m.get("body", b"") for m in sent)
 
 
-def test_a_change_that_found_the_database_busy_is_asked_again_with_the_same_body() -> None:
-    app = Busy(times=2)
-    assert ask(RepeatBusy(app, FAST), [b"para", b"meters"]) == (201, b"made 201")
-    assert app.bodies == [b"parameters"] * 3
-    assert app.after == [{"type": "http.disconnect"}] * 3  # the caller's end is still heard of
-
-
-def test_one_that_stays_busy_is_told_so_in_the_end() -> None:
-    app = Busy(times=99)
-    assert ask(RepeatBusy(app, FAST), [b"x"]) == (503, b"made 503")
-    assert len(app.bodies) == 1 + len(FAST)
-
-
 @pytest.mark.parametrize(
-    ("parts", "method"), [([b"x"], "GET"), ([b"x" * MAX_BODY_BYTES, b"y", b"z"], "POST")]
+    ("times", "parts", "method", "status", "num_asked"),
+    [
+        pytest.param(2, [b"para", b"meters"], "POST", 201, 3, id="busy twice"),
+        pytest.param(99, [b"x"], "POST", 503, 1 + len(FAST), id="busy for ever"),
+        pytest.param(1, [b"x"], "GET", 503, 1, id="only reads"),
+        pytest.param(1, [b"x" * MAX_BODY_BYTES, b"y", b"z"], "POST", 503, 1, id="long to keep"),
+    ],
 )
-def test_what_only_reads_or_is_too_long_to_keep_is_passed_on_once(
-    parts: list[bytes], method: str
+def test_a_change_that_found_the_database_busy_is_asked_again_with_the_same_body(
+    times: int, parts: list[bytes], method: str, status: int, num_asked: int
 ) -> None:
-    app = Busy(times=1)
-    assert ask(RepeatBusy(app, FAST), parts, method)[0] == 503
-    assert app.bodies == [b"".join(parts)]
+    app = Busy(times)
+    assert ask(RepeatBusy(app, FAST), parts, method) == (status, f"made {status}".encode())
+    assert app.bodies == [b"".join(parts)] * num_asked
+    # The caller's end is still heard of.
+    assert app.after == [{"type": "http.disconnect"}] * num_asked
 
 
 def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(

@@ -40,8 +40,7 @@ def _no_server_is_started() -> Iterator[None]:
 
 
 def template(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((FOLDER / name).read_text())
-    return content
+    return json.loads((FOLDER / name).read_text())
 
 
 def placeholders(value: object) -> Iterator[str]:
@@ -66,8 +65,7 @@ def job_of(name: str, **values: Any) -> dict[str, Any]:
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
-    pod: dict[str, Any] = job["spec"]["template"]["spec"]
-    return pod
+    return job["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

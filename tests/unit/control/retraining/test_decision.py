@@ -130,7 +130,6 @@ def test_evidence_is_gathered_from_the_report_and_the_standing() -> None:
     report = builders.report(auc=metric(-0.1))
     known = builders.standing(2)
     now = known.promoted_at
-    assert now is not None
     seen = gather(report, builders.reference(2), known, None, now)
     assert (seen.version, seen.former_version, seen.champion_age_days) == (2, 1, 0.0)
     assert (seen.num_drifted, seen.drifted, seen.num_labelled) == (1, ("distance",), 1000)

@@ -69,14 +69,6 @@ def test_a_duplicate_gets_the_answer_that_was_given(controller: Controller) -> N
     assert len(controller.ledger.decisions()) == 1
 
 
-@proves(Promise.LOST_EVENT, "the sweep answers: one run")
-def test_lost_events_are_found_by_the_sweep(controller: Controller) -> None:
-    controller.judge(builders.stale(0))
-    assert controller.sweep() == [Outcome.ACTS]
-    assert controller.sweep() == []
-    assert len(controller.runs.by_key) == 1
-
-
 def test_trouble_that_had_to_wait_is_acted_on_once_it_may(database: Path) -> None:
     controller = Controller(f"sqlite:///{database}", RetrainingPolicy(cool_down_hours=6))
     controller.see(builders.stale(0))

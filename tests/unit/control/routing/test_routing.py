@@ -38,21 +38,14 @@ def place(name: str, *, workers: int = 1, fault: str | None = None) -> Place:
     return Place(f"training/{name}", name, name, workers, fault)
 
 
-def test_without_a_worker_a_stage_waits_as_long_as_it_may_and_says_so() -> None:
-    rule = StageRouting(hardware_class="gpu", wait_s=60, fall_back=("cpu",))
-    choice = choose(rule, place("gpu", workers=0), [place("cpu")], 59)
-    assert choice.place is None
-    assert choice.wait
-    assert "no worker of work pool 'gpu' is online; waited 59 s of at most 60 s" in choice.reason
-
-
 @proves(Promise.NO_FALLBACK, "the other class is taken by rule, and recorded")
-def test_after_the_wait_the_next_class_is_taken_and_the_refusal_is_kept() -> None:
+def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None:
     rule = StageRouting(hardware_class="gpu", wait_s=60, fall_back=("cpu",))
-    choice = choose(rule, place("gpu", workers=0), [place("cpu")], 60)
-    assert choice.place == place("cpu")
-    assert choice.rule == "fall back"
-    assert "training/gpu: no worker" in choice.refused[0]
+    first, then = (choose(rule, place("gpu", workers=0), [place("cpu")], s) for s in (59, 60))
+    assert (first.place, first.wait) == (None, True)
+    assert "no worker of work pool 'gpu' is online; waited 59 s of at most 60 s" in first.reason
+    assert (then.place, then.rule) == (place("cpu"), "fall back")
+    assert "training/gpu: no worker" in then.refused[0]
 
 
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
