@@ -1,7 +1,6 @@
 """Whatever is presented, the guard answers with a principal or a refusal of its own."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jwt
@@ -12,12 +11,12 @@ from jwt.utils import base64url_encode
 
 from serving.errors import ServingError
 from serving.interfaces import Principal
-from serving.security.config import Rate, SecurityConfig
+from serving.security.config import Rate
 from serving.security.guard import SecurityGuard
 from serving.security.keys import create_key
 from tests.support.services.signing import AUDIENCE, Signer
+from tests.support.serving.guards import BEHIND_EDGE, ISSUER, World
 
-ISSUER = "https://issuer.test"
 SIGNER = Signer(ISSUER)
 PLAIN: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -29,27 +28,15 @@ CLAIMS = st.sampled_from(["iss", "aud", "exp", "nbf", "iat", "sub", "realm", "or
 
 @pytest.fixture(scope="module")
 def guard(tmp_path_factory: pytest.TempPathFactory) -> SecurityGuard:
-    folder: Path = tmp_path_factory.mktemp("guard")
-    (folder / "keys.json").write_text(SIGNER.keys())
-    create_key(folder / "api.json", "a", ("infer:m",))
-    issuer = {
-        "issuer": ISSUER,
-        "audience": AUDIENCE,
-        "keys": str(folder / "keys.json"),
-        "roles_claim": "realm.roles",
-        "tenant_claim": "org",
-    }
-    content = {
-        "issuers": [issuer],
-        "api_keys": str(folder / "api.json"),
-        "limits": {"client": {"per_s": 1e9, "burst": 10**9}},
-        "certificates": {"CN=batch": ["infer:m"]},
-        "behind_edge": True,
-        "tls": {"certificate": "c", "key": "k", "client_ca": "a"},
-    }
+    world = World(tmp_path_factory.mktemp("guard"), SIGNER)
+    api_keys = world.folder / "api.json"
+    create_key(api_keys, "a", ("infer:m",))
+    claims = {"roles_claim": "realm.roles", "tenant_claim": "org"}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("serving.security.guard.FAILURES", Rate(per_s=1e9, burst=10**9))
-        return SecurityGuard(SecurityConfig.model_validate(content))
+        return world.guard(
+            claims, api_keys=str(api_keys), certificates={"CN=batch": ["infer:m"]}, **BEHIND_EDGE
+        )
 
 
 def admit(guard: SecurityGuard, name: bytes, value: bytes) -> Principal | None:
