@@ -70,7 +70,7 @@ class Shelf:
     hardware: tuple[str, ...] = ("cpu",)
     signatures: dict[str, Signature] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=lambda: {"champion": "1"})
-    bad: dict[str, str] = field(default_factory=dict)
+    bad: dict[str, Exception] = field(default_factory=dict)
     most: int = 9
     digest: str = "a"
     seconds: float = 0.0
@@ -92,7 +92,7 @@ class Shelf:
     def open(self, key: VersionKey) -> LoadedVersion:
         self.opened.append(key.version)
         if key.version in self.bad:
-            raise NotReadyError(self.bad[key.version])
+            raise self.bad[key.version]
         signature = self.signatures.get(key.version, SIGNATURE)
         backends = tuple(self.backend(name, key, signature) for name in self.hardware)
         return LoadedVersion(key, signature, backends)
