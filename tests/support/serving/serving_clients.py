@@ -7,13 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import pytest
 
 from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
@@ -107,6 +109,14 @@ def read_answers(connection: socket.socket, count: int) -> list[tuple[int, bytes
             return found
         data += received
     return found
+
+
+def refused_code(method: Callable[..., Any], *sent: Any, **options: Any) -> grpc.StatusCode:
+    """The code with which a call over gRPC is refused; it is never refused without words."""
+    with pytest.raises(grpc.RpcError) as caught:
+        method(*sent, **options)
+    assert caught.value.details()
+    return caught.value.code()
 
 
 @contextmanager
