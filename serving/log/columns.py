@@ -1,7 +1,8 @@
 """Tables of the prediction log from batches: whole columns at a time, never row by row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ STATES = ("fresh", "stale", "missing", "ahead")
 """Words for the states that an online read gives as numbers, in their order."""
 
 Columns = dict[str, pa.Array]
-Hide = Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +204,12 @@ def _by_column(batches: Sequence[ServedBatch], spec: TensorSpec) -> Array:
     return np.ascontiguousarray(_joined([batch.inputs[spec.name] for batch in batches]).T)
 
 
+_OF_SERVED = {
+    name: attrgetter("track" if name == TRACK else name)
+    for name in (MODEL, VERSION, VARIANT, TRACK, HARDWARE)
+}
+
+
 def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
     """What answered, as dictionaries: a few values that very many rows share."""
     known: dict[Served, int] = {}
@@ -216,17 +222,9 @@ def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
         positions[number] = position
     index = pa.array(np.repeat(positions, rows))
     return {
-        name: _coded(index, [getattr(served, attribute) for served in known])
-        for name, attribute in zip(
-            (MODEL, VERSION, VARIANT, TRACK, HARDWARE),
-            ("model", "version", "variant", "track", "hardware"),
-            strict=True,
-        )
+        name: pa.DictionaryArray.from_arrays(index, pa.array(map(value, known), pa.string()))
+        for name, value in _OF_SERVED.items()
     }
-
-
-def _coded(index: pa.Array, words: list[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(index, pa.array(words, pa.string()))
 
 
 def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Columns:
