@@ -81,7 +81,6 @@ class Asked:
     subject: str
     row: int
     sent_s: float
-    received_s: float
     status: int
     version: str = ""
     request_id: str = ""
@@ -341,7 +340,7 @@ class Load:
                     async with session.post(url, data=self._bodies[row]) as answer:
                         content = await answer.read()
                 except (OSError, aiohttp.ClientError):
-                    self.asked.append(Asked(subject, row, sent, time.time(), 0))
+                    self.asked.append(Asked(subject, row, sent, 0))
                     await asyncio.sleep(0.1)
                     continue
                 self.asked.append(_asked(subject, row, sent, answer, content))
@@ -353,4 +352,4 @@ def _asked(
 ) -> Asked:
     score = json.loads(content)["outputs"][0]["data"][0] if answer.status == 200 else float("nan")
     named = (answer.headers.get(f"x-{name}", "") for name in ("falaj-version", "request-id"))
-    return Asked(subject, row, sent, time.time(), answer.status, *named, score)
+    return Asked(subject, row, sent, answer.status, *named, score)
