@@ -19,11 +19,10 @@ from open_inference.grpc import protocol
 from open_inference.grpc.service import GRPCInferenceServiceStub
 
 from serving.config import checked_config
-from serving.errors import ForbiddenError, UnauthorizedError
-from serving.interfaces import Action, Principal
 from serving.protocol.front import Front
 from serving.protocol.grpc.service import SERVICE, grpc_server
 from serving.security.guard import OpenGuard
+from tests.support.serving.guards import StrictGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import Process, refused_code, serving
 
@@ -170,22 +169,9 @@ async def test_calls_without_a_message_do_not_shut_out_the_others() -> None:
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
 
 
-class KnowsSome:
-    """A guard that knows who says `x-who`, and of them admits `me` alone."""
-
-    def recognise(self, headers: Any, address: str) -> None:
-        if b"x-who" not in dict(headers):
-            raise UnauthorizedError("nobody")
-
-    def admit(self, headers: Any, address: str, action: Action, model: str | None) -> Principal:
-        if (b"x-who", b"me") not in headers:
-            raise ForbiddenError("not you")
-        return Principal("me", "", {"*": frozenset({action})}, 1e12)
-
-
 @pytest.mark.anyio
 async def test_strangers_are_refused_before_their_message_is_waited_for() -> None:
-    async with listening(KnowsSome()) as (_, channel, _):
+    async with listening(StrictGuard()) as (_, channel, _):
         stranger = channel.stream_unary(INFER)()
         assert await stranger.code() is StatusCode.UNAUTHENTICATED
         open_to_all = channel.stream_unary(CHECK)()
@@ -212,7 +198,7 @@ async def test_no_call_of_many_that_come_while_the_server_is_busy_ends_unseen() 
 @pytest.mark.anyio
 async def test_what_holds_a_call_open_is_for_those_who_may_read() -> None:
     asked = health_pb2.HealthCheckRequest()
-    async with listening(KnowsSome()) as (front, channel, _):
+    async with listening(StrictGuard()) as (front, channel, _):
         health = health_pb2_grpc.HealthStub(channel)
         told = await health.Check(asked)
         assert told.status == health_pb2.HealthCheckResponse.SERVING
@@ -250,8 +236,7 @@ def test_a_client_that_gives_up_is_told_to_the_engine_in_time(tmp_path: Any) -> 
         assert code is StatusCode.DEADLINE_EXCEEDED
         assert slow.ModelInfer(typed()).id == "mine"
         assert time.monotonic() - started >= 0.7
-        token = {"Authorization": f"Bearer {process.token}", "admin": True}
-        page = process.ask("GET", "/metrics", **token)[2]  # type: ignore[arg-type]
+        page = process.ask_admin("GET", "/metrics")[2]
         assert page == b"calls 1\n"  # the one that was given up was not computed
         future = slow.ModelInfer.future(typed())
         time.sleep(0.4)  # it is with the engine

@@ -196,18 +196,17 @@ def test_the_admin_interface_wants_its_token(server: Process) -> None:
 
 
 def test_tracks_move_through_the_admin_interface(server: Process) -> None:
-    bearer = {"Authorization": f"Bearer {server.token}", "admin": True}
     path = "/admin/models/sums"
-    assert json.loads(server.ask("GET", path, **bearer)[2])["slots"]["stable"] == "1"  # type: ignore[arg-type]
-    moved = server.ask("POST", f"{path}/slots", {"candidate": "2"}, **bearer)  # type: ignore[arg-type]
+    assert json.loads(server.ask_admin("GET", path)[2])["slots"]["stable"] == "1"
+    moved = server.ask_admin("POST", f"{path}/slots", {"candidate": "2"})
     assert json.loads(moved[2])["slots"] == {"stable": "1", "candidate": "2", "shadow": None}
     _, headers, _ = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
     assert headers["x-falaj-version"] == "2"
-    emptied = server.ask("POST", f"{path}/slots", {"candidate": None}, **bearer)  # type: ignore[arg-type]
+    emptied = server.ask_admin("POST", f"{path}/slots", {"candidate": None})
     assert json.loads(emptied[2])["slots"]["candidate"] is None
     for body, status in (({}, 400), ({"other": "1"}, 400), ({"stable": "9"}, 404), (b"x", 400)):
-        assert server.ask("POST", f"{path}/slots", body, **bearer)[0] == status  # type: ignore[arg-type]
-    assert server.ask("GET", "/metrics", **bearer)[2].startswith(b"calls ")  # type: ignore[arg-type]
+        assert server.ask_admin("POST", f"{path}/slots", body)[0] == status
+    assert server.ask_admin("GET", "/metrics")[2].startswith(b"calls ")
 
 
 def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:

@@ -52,6 +52,10 @@ class Process:
         answer = httpx.request(method, url, content=body, headers=told, timeout=60, trust_env=False)
         return answer.status_code, dict(answer.headers), answer.content
 
+    def ask_admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any, bytes]:
+        bearer = f"Bearer {self.token}"
+        return self.ask(method, path, body, admin=True, Authorization=bearer)
+
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 

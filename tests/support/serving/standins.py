@@ -132,17 +132,13 @@ class Desk:
     def _done(self, call: Call, outcome: Answer | ServingError) -> None:
         self.outcomes.setdefault(call.request_id, []).append(outcome)
 
-    def outcome(self, call: Call) -> Answer | ServingError:
-        (one,) = self.outcomes[call.request_id]
-        return one
-
     def answer(self, call: Call) -> Answer:
-        found = self.outcome(call)
+        (found,) = self.outcomes[call.request_id]
         assert isinstance(found, Answer), found
         return found
 
     def error(self, call: Call) -> ServingError:
-        found = self.outcome(call)
+        (found,) = self.outcomes[call.request_id]
         assert isinstance(found, ServingError), found
         return found
 
