@@ -12,13 +12,6 @@ from tests.support.release.builders import CONFIG, START, STEPS, evidence, findi
 LATER = START + timedelta(minutes=5)
 
 
-def test_without_harm_the_next_step_follows() -> None:
-    decision = decide(release(), evidence(finding()), LATER)
-    assert decision.action is Action.PROMOTE
-    assert "next step quarter" in decision.reason
-    assert "released" in decide(release(step=2), evidence(), LATER).reason
-
-
 @pytest.mark.parametrize("metric", ["errors", "latency", "scores", "task_paired", "task_split"])
 def test_harm_of_each_metric_rolls_back_though_little_was_seen(metric: str) -> None:
     seen = evidence(finding(metric, harm=True), step_requests=1, num_labels=0)
@@ -92,16 +85,3 @@ def test_labels_are_compared_by_their_kind_where_nothing_else_is_said() -> None:
     assert ReleaseConfig().of_label("classification").ranks
     assert not ReleaseConfig().of_label("regression").ranks
     assert ReleaseConfig(task="auc").of_label("regression").ranks
-
-
-def test_traffic_follows_the_state() -> None:
-    shadow = release().wanted
-    assert (shadow.stable, shadow.candidate, shadow.shadow) == ("1", "2", "2")
-    assert (shadow.shares.candidate, shadow.shares.mirror) == (0, 100)
-    assert release(step=1).wanted.shares.candidate == 25
-    done = release(state="released").wanted
-    assert (done.stable, done.candidate, done.shares.candidate) == ("2", None, 0)
-    for state in ("rolled_back", "superseded"):
-        back = release(state=state).wanted
-        assert (back.stable, back.candidate, back.shares.candidate) == ("1", None, 0)
-    assert release(can_split=False).wanted.stable == "2"
