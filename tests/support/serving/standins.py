@@ -120,6 +120,7 @@ class Desk:
     """Submits calls to an engine and keeps what became of them."""
 
     engine: ModelEngine
+    shelf: Shelf
     outcomes: dict[str, list[Answer | ServingError]] = field(default_factory=dict)
     asked: int = 0
 
@@ -145,6 +146,15 @@ class Desk:
     async def settled(self, limit_s: float = 20.0) -> None:
         """Wait until every call has an outcome."""
         await until(lambda: len(self.outcomes) == self.asked, limit_s)
+
+    def let_go(self) -> None:
+        """All backends give back what they compute."""
+        for behaviour in self.shelf.behaviours.values():
+            behaviour.gate.set()
+
+    async def finish(self) -> None:
+        self.let_go()
+        await self.settled()
 
 
 @dataclass
@@ -201,17 +211,17 @@ async def serving(
     engine = engine_of(shelf, **changes)
     engine.observers.extend([witness] if witness else [])
     await engine.start()
+    desk = Desk(engine, shelf)
     try:
-        yield Desk(engine)
+        yield desk
     finally:
-        for behaviour in shelf.behaviours.values():
-            behaviour.gate.set()
+        desk.let_go()
         await engine.stop()
 
 
-async def held(desk: Desk, shelf: Shelf, number: str = "1", **changes: object) -> Behaviour:
+async def held(desk: Desk, number: str = "1", **changes: object) -> Behaviour:
     """A version's backend, once it computes a call that it does not give back yet."""
-    behaviour = shelf.behaviours[number, "cpu"]
+    behaviour = desk.shelf.behaviours[number, "cpu"]
     behaviour.gate.clear()
     desk.ask(**changes)  # type: ignore[arg-type]
     await until(lambda: behaviour.sizes == [1])
