@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from serving.interfaces import Array, Call, Served, ServedBatch
-from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.contracts.conversion import Signature
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
 from tasks.predictions.schema import (
     AGE,
@@ -129,7 +129,9 @@ class Layout:
     def _features(self, batches: Sequence[ServedBatch]) -> Columns:
         columns: Columns = {}
         for spec in self._inputs:
-            for name, values in zip(spec.columns, _by_column(batches, spec), strict=True):
+            rows = _joined([batch.inputs[spec.name] for batch in batches])
+            by_column = np.ascontiguousarray(rows.T)  # each in one piece of memory
+            for name, values in zip(spec.columns, by_column, strict=True):
                 shown = self._hide(name, pa.array(values))
                 if shown is not None:
                     columns[FEATURE + name] = shown
@@ -197,11 +199,6 @@ def _rows(batch: ServedBatch) -> int:
 
 def _joined(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-
-
-def _by_column(batches: Sequence[ServedBatch], spec: TensorSpec) -> Array:
-    """Raw columns of an input, shape (columns, rows), each in one piece of memory."""
-    return np.ascontiguousarray(_joined([batch.inputs[spec.name] for batch in batches]).T)
 
 
 _OF_SERVED = {

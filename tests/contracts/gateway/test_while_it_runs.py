@@ -104,13 +104,6 @@ def test_told_to_end_it_answers_what_it_has_begun(edge: Edge) -> None:
     edge.start()
 
 
-def test_an_envoy_whose_parent_is_killed_goes_too(edge: Edge) -> None:
-    edge.stop(kill=True)
-    bootstrap = str(edge.plan.files.bootstrap)
-    wait_until(lambda: not pids_whose_command_holds(bootstrap), "Envoy has gone")
-    edge.start()
-
-
 def test_a_second_envoy_is_refused(edge: Edge) -> None:
     code, said = run_falaj("--home", str(edge.home), "gateway", "run")
     assert code == 2

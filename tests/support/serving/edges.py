@@ -29,7 +29,6 @@ from tests.support.serving.upstream import Upstream
 MODEL, OTHERS = "flight-delay", "acme-churn"
 API_KEYS = "api-keys.json"
 BODY_LIMIT = 64 * 1024
-LIMIT_BURST = 60
 INFER = f"/v2/models/{MODEL}/infer"
 START_LIMIT_S = 120
 
@@ -150,7 +149,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         edge = yaml.safe_load(edge_file.read_text()) | {
             "models": {MODEL: {"experiments": [experiment]}, OTHERS: {}},
             "client_ca": str(authority.certificate),
-            "limit": {"per_s": 0.1, "burst": LIMIT_BURST},
+            "limit": {"per_s": 0.1, "burst": 60},
             "traces": collector,
         }
         edge_file.write_text(yaml.safe_dump(edge | settings))
