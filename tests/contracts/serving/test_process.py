@@ -26,16 +26,16 @@ LIMITS = """
 http: {max_body_bytes: 100000, request_timeout_s: 1.5, keep_alive_s: 2, max_connections: 40}
 stop_s: 5
 """
+ONE_ANSWER = (
+    b'{"model_name":"sums","model_version":"1","outputs":[{"name":"score","datatype":"FP32",'
+    b'"shape":[1],"data":[9.5]}]}'
+)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with serving(tmp_path_factory.mktemp("serving"), yaml=LIMITS) as process:
         yield process
-
-
-def score(answer: bytes) -> list[float]:
-    return json.loads(answer)["outputs"][0]["data"]
 
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http2"])
@@ -173,8 +173,9 @@ def test_requests_by_entities_get_features_and_a_report(server: Process) -> None
     }
     status, _, body = server.ask("POST", INFER, told)
     assert status == 200
-    assert score(body) == [8.0, 19.0]
-    assert json.loads(body)["parameters"] == {"features": {"rows": 2}}
+    answer = json.loads(body)
+    assert answer["outputs"][0]["data"] == [8.0, 19.0]
+    assert answer["parameters"] == {"features": {"rows": 2}}
     told["inputs"][0]["data"] = ["N1", "N9"]
     assert server.ask("POST", INFER, told)[0] == 422
     told["inputs"][0]["data"] = ["N1"]
@@ -240,20 +241,13 @@ def test_sigterm_answers_what_is_in_flight_and_the_address_file_goes(tmp_path: P
         time.sleep(0.3)  # they are with the engine, which takes a second
         process.process.send_signal(signal.SIGTERM)
         for one in connections:
-            assert read_answers(one, 2) == [(200, one_answer())]
+            assert read_answers(one, 2) == [(200, ONE_ANSWER)]
             one.close()
         waiting.close()
         assert process.process.wait(60) == 0
         assert not (process.home / "serving/server.json").exists()
         with pytest.raises(OSError, match="refused"):
             process.socket()
-
-
-def one_answer() -> bytes:
-    return (
-        b'{"model_name":"sums","model_version":"1","outputs":[{"name":"score","datatype":"FP32",'
-        b'"shape":[1],"data":[9.5]}]}'
-    )
 
 
 def test_a_process_without_a_model_starts_and_says_what_is_missing(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ class HeldEngine(InlineEngine):
             raise LookupError("a fault of ours")
         self.held.append((call, done))
 
-    def answer(self, at: int = 0) -> None:
-        call, done = self.held.pop(at)
+    def answer(self) -> None:
+        call, done = self.held.pop(0)
         done(call, Answer({"score": np.full(call.num_rows, 7, np.float32)}, SERVED))
 
 
