@@ -202,11 +202,8 @@ def make_folder(folder: Path) -> Path:
     `Path.mkdir` with `parents` gives the mode to the last one alone. Those that exist stay as they
     are.
     """
-    if folder.is_dir():
-        return folder
-    for missing in [each for each in reversed(folder.parents) if not each.exists()]:
+    for missing in [each for each in reversed((folder, *folder.parents)) if not each.is_dir()]:
         missing.mkdir(exist_ok=True, mode=PRIVATE_MODE)
-    folder.mkdir(exist_ok=True, mode=PRIVATE_MODE)
     return folder
 
 

@@ -101,7 +101,6 @@ class Edge:
         return bool(found) and all(found.values())
 
     def _is_up(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         return self.admin.is_ready() and self.is_healthy()
 

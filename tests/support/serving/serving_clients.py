@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import parse_headers
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +96,10 @@ def raw(body: dict[str, Any] | bytes, *headers: str, path: str = INFER) -> bytes
 def read_answers(connection: socket.socket, count: int) -> list[tuple[int, bytes]]:
     """So many answers, as status and body; fewer where the server closed."""
     found: list[tuple[int, bytes]] = []
-    data = b""
-    while len(found) < count:
-        head, split, rest = data.partition(b"\r\n\r\n")
-        length = 0
-        if split:
-            fields = dict(
-                line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line
-            )
-            length = int(fields.get(b"content-length", b"0"))
-        if split and len(rest) >= length:
-            found.append((int(head.split(b" ")[1]), rest[:length]))
-            data = rest[length:]
-            continue
-        received = connection.recv(65_536)
-        if not received:
-            return found
-        data += received
+    with connection.makefile("rb") as stream:
+        while len(found) < count and (line := stream.readline()):
+            length = int(parse_headers(stream).get("content-length", "0"))
+            found.append((int(line.split()[1]), stream.read(length)))
     return found
 
 

@@ -75,9 +75,6 @@ class Upstream:
 
     def stop(self) -> None:
         """Close both ports."""
-        assert self._server is not None
-        assert self._thread is not None
-        assert self._grpc is not None
         self._server.should_exit = self._server.force_exit = True
         self._grpc.stop(0).wait()
         self._thread.join()

@@ -45,7 +45,6 @@ async def asked(reader: FeastEntityReader, serving: Serving) -> dict[str, Any]:
 async def test_another_definition_than_in_training_is_refused(on_sqlite: Serving) -> None:
     """As where the registry was made again, and gives the same number to something else."""
     pins = on_sqlite.origin.pins
-    assert pins is not None
     elsewhere = pins.model_copy(update={"service_definition": "f" * 32})
     dropped = pins.model_copy(update={"service_version": 9})
     views = {**on_sqlite.origin.feature_views, "weather": "f" * 32}
@@ -99,7 +98,6 @@ async def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
 
 async def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -> None:
     """The server is stopped in its tracks, so that a read waits for it in vain."""
-    assert on_redis.server is not None
     redis = on_redis.server.connect()
     async with reading(on_redis) as reader:
         assert (await asked(reader, on_redis))["views"]["weather"]["state"] == ["fresh"]

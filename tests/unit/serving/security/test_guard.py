@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,56 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jwt.utils import base64url_encode
 
-from serving.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
+from serving.errors import (
+    ForbiddenError,
+    ServingError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
 from serving.interfaces import Action, Guard, Headers, Principal
-from serving.security.config import Rate
+from serving.security.config import Rate, SecurityConfig
+from serving.security.guard import SecurityGuard
 from serving.security.keys import create_key, revoke_key
 from tasks.kernel.errors import ConfigurationError
 from tests.support.host.processes import wait_until
-from tests.support.services.signing import Signer, forged_tokens, published
-from tests.support.serving.guards import BEHIND_EDGE, ISSUER, World, guard_of
+from tests.support.services.signing import AUDIENCE, Signer, forged_tokens, published
 
 ADDRESS = "192.0.2.7"
+ISSUER = "https://issuer.test"
+TLS = {"certificate": "c", "key": "k", "client_ca": "a"}
+BEHIND_EDGE: dict[str, Any] = {"behind_edge": True, "tls": TLS}
+PLENTY = {"client": {"per_s": 1e6, "burst": 10**6}}
+
+
+def guard_of(
+    keys: str,
+    clock: Callable[[], float] = lambda: 1000.0,
+    issuer: dict[str, Any] | None = None,
+    **config: Any,
+) -> SecurityGuard:
+    """A guard with one issuer whose keys are there, and limits that nobody reaches."""
+    known = {"issuer": ISSUER, "audience": AUDIENCE, "keys": keys} | (issuer or {})
+    content = {"issuers": [known], "limits": PLENTY} | config
+    return SecurityGuard(SecurityConfig.model_validate(content), clock)
+
+
+class World:
+    """An issuer of tokens, a clock, and guards that know both."""
+
+    now = 1000.0
+
+    def __init__(self, folder: Path, signer: Signer | None = None) -> None:
+        self.folder, self.signer = folder, signer or Signer(ISSUER)
+
+    def guard(self, issuer: dict[str, Any] | None = None, **config: Any) -> SecurityGuard:
+        """Keywords change what is known of the issuer, or the configuration."""
+        keys = self.folder / "keys.json"
+        keys.write_text(self.signer.keys())
+        return guard_of(str(keys), lambda: self.now, issuer, **config)
 
 
 @pytest.fixture
@@ -336,3 +376,72 @@ def test_a_token_is_refused_after_its_end_though_it_was_remembered(
     world.now += 4
     wait_until(lambda: datetime.now(UTC).timestamp() > end, "the token ended")
     assert "expired" in refused(guard, token)
+
+
+# Whatever is presented, the guard answers with a principal or a refusal of its own.
+
+SIGNER = Signer(ISSUER)
+PLAIN: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+CLAIMS = st.sampled_from(["iss", "aud", "exp", "nbf", "iat", "sub", "realm", "org", "jti"])
+
+
+@pytest.fixture(scope="module")
+def lenient(tmp_path_factory: pytest.TempPathFactory) -> SecurityGuard:
+    world = World(tmp_path_factory.mktemp("guard"), SIGNER)
+    api_keys = world.folder / "api.json"
+    create_key(api_keys, "a", ("infer:m",))
+    claims = {"roles_claim": "realm.roles", "tenant_claim": "org"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("serving.security.guard.FAILURES", Rate(per_s=1e9, burst=10**9))
+        return world.guard(
+            claims, api_keys=str(api_keys), certificates={"CN=batch": ["infer:m"]}, **BEHIND_EDGE
+        )
+
+
+def principal(guard: SecurityGuard, name: bytes, value: bytes) -> Principal | None:
+    try:
+        return admit(guard, [(name, value)])
+    except ServingError:
+        return None
+
+
+@given(st.sampled_from([b"authorization", b"x-api-key", b"x-forwarded-client-cert"]), st.binary())
+def test_bytes_are_refused(lenient: SecurityGuard, name: bytes, value: bytes) -> None:
+    assert principal(lenient, name, value) is None
+    assert principal(lenient, name, b"Bearer " + value) is None
+
+
+@given(st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "jku", "jwk", "b64"]), PLAIN))
+def test_any_header_of_a_token_is_refused(lenient: SecurityGuard, header: dict[str, Any]) -> None:
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": 4_000_000_000, "sub": "a", "org": "b"}
+    parts = [base64url_encode(json.dumps(part).encode()) for part in (header, claims)]
+    assert principal(lenient, b"authorization", b"Bearer " + b".".join([*parts, b"AAAA"])) is None
+
+
+@given(st.dictionaries(CLAIMS, PLAIN))
+@example({"exp": float("inf")})
+@example({"exp": float("nan")})
+@example({"exp": 10**400})
+@example({"nbf": float("inf")})
+@example({"iat": -(10**400)})
+@example({"exp": "9" * 5000})
+@example({"aud": [AUDIENCE, {}]})
+@example({"realm": {"roles": [["infer:m"], {"a": "b"}, None]}})
+def test_any_claims_that_are_well_signed_are_judged(
+    lenient: SecurityGuard, claims: dict[str, Any]
+) -> None:
+    usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": 4_000_000_000, "sub": "a", "org": "b"}
+    text = json.dumps(usual | claims).encode()
+    token = jwt.api_jws.encode(text, SIGNER.key, algorithm="ES256", headers={"kid": "one"})
+    found = principal(lenient, b"authorization", b"Bearer " + token.encode())
+    assert found is None or (found.subject and found.tenant)
+
+
+def test_deep_json_is_refused(lenient: SecurityGuard) -> None:
+    deep = base64url_encode(b"[" * 3000 + b"]" * 3000)
+    for parts in ((deep, deep), (base64url_encode(b'{"alg":"ES256"}'), deep)):
+        assert principal(lenient, b"authorization", b"Bearer " + b".".join([*parts, b"AA"])) is None

@@ -107,7 +107,6 @@ async def listening(front: Front, tls: Sequence[Any] = (None, None)) -> AsyncIte
 
 def told_of(front: Front) -> list[tuple[str, ...]]:
     (witness,) = front.observers
-    assert isinstance(witness, Witness)
     return [(call.model, call.track, error.reason) for call, error in witness.refusals]
 
 
