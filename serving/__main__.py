@@ -70,10 +70,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
     if asked.home is not None:
         settings = replace(settings, home=asked.home.expanduser().resolve())
     try:
-        if asked.command == "status":
-            return _status(settings.home)
-        if asked.command == "stop":
-            return _stop(settings.home, asked.timeout_s)
+        if asked.command in ("status", "stop"):
+            return _look_or_stop(asked, settings.home)
         return _serve(_config(asked, settings), settings.home, components_of(settings))
     except FalajError as exc:
         sys.stderr.write(f"{exc}\n")
@@ -150,33 +148,22 @@ def _allow_files(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _status(home: Path) -> int:
-    found = _found(home)
-    if found is None:
-        return 1
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 0
-
-
-def _found(home: Path) -> dict[str, Any] | None:
-    """Addresses of the process that serves from a state folder; None where none does."""
-    found = read_addresses(home) if is_locked(home) else None
+def _look_or_stop(asked: argparse.Namespace, home: Path) -> int:
+    """Show the addresses of the process that serves from a state folder, or end it."""
+    found: Any = read_addresses(home) if is_locked(home) else None
     if found is None:
         sys.stdout.write(f"nothing serves from {home}\n")
-    return found
-
-
-def _stop(home: Path, timeout_s: float) -> int:
-    found = _found(home)
-    if found is None:
         return 1
+    if asked.command == "status":
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return 0
     os.kill(int(found["pid"]), signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + asked.timeout_s
     while is_locked(home):
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"process {found['pid']} has not ended within {timeout_s:g} s; it was asked to and "
-                "may still be answering"
+                f"process {found['pid']} has not ended within {asked.timeout_s:g} s; it was asked "
+                "to and may still be answering"
             )
         time.sleep(0.05)
     sys.stdout.write(f"process {found['pid']} has ended\n")

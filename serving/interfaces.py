@@ -24,7 +24,6 @@ Track = Literal["stable", "candidate", "shadow"]
 TRACKS: tuple[Track, ...] = ("stable", "candidate", "shadow")
 GRPC_MODEL_HEADER = "falaj-model"
 """Metadata by which a gRPC client says its model again, for those who do not read messages."""
-REQUEST_ID_HEADER = "x-request-id"
 SERVED_HEADERS = ("x-falaj-model", "x-falaj-version", "x-falaj-variant", "x-falaj-slot",
                   "x-falaj-hardware", "x-falaj-fell-over")  # fmt: skip
 """Response headers that say what answered, `x-falaj-fell-over` only where it was not the first."""

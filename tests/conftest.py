@@ -45,6 +45,12 @@ def pytest_unconfigure() -> None:
         ibis.options.default_backend = None
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def _loggers_speak(caplog: pytest.LogCaptureFixture) -> None:
     """Undo what the logging set-up of a library in an earlier test did to ours, and to caplog."""

@@ -224,15 +224,12 @@ class SharedReads:
 def _rows_of(answer: OnlineAnswer, start: int, stop: int) -> OnlineAnswer:
     """Rows `start` to `stop` of an answer that several requests share."""
     rows = slice(start, stop)
-    return OnlineAnswer(
-        service=answer.service,
+    return answer._replace(
         num_rows=stop - start,
         columns={name: values[rows] for name, values in answer.columns.items()},
-        view_names=answer.view_names,
         event_us=answer.event_us[:, rows],
         age_s=answer.age_s[:, rows],
         state=answer.state[:, rows],
-        moments_us=answer.moments_us,
     )
 
 

@@ -1,14 +1,15 @@
 """Tables of the prediction log from batches: whole columns at a time, never row by row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from serving.interfaces import Array, Call, Served, ServedBatch
-from tasks.contracts.conversion import Signature, TensorSpec
+from tasks.contracts.conversion import Signature
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
 from tasks.predictions.schema import (
     AGE,
@@ -40,7 +41,6 @@ STATES = ("fresh", "stale", "missing", "ahead")
 """Words for the states that an online read gives as numbers, in their order."""
 
 Columns = dict[str, pa.Array]
-Hide = Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ class Layout:
     def _features(self, batches: Sequence[ServedBatch]) -> Columns:
         columns: Columns = {}
         for spec in self._inputs:
-            for name, values in zip(spec.columns, _by_column(batches, spec), strict=True):
+            rows = _joined([batch.inputs[spec.name] for batch in batches])
+            by_column = np.ascontiguousarray(rows.T)  # each in one piece of memory
+            for name, values in zip(spec.columns, by_column, strict=True):
                 shown = self._hide(name, pa.array(values))
                 if shown is not None:
                     columns[FEATURE + name] = shown
@@ -199,9 +201,10 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _by_column(batches: Sequence[ServedBatch], spec: TensorSpec) -> Array:
-    """Raw columns of an input, shape (columns, rows), each in one piece of memory."""
-    return np.ascontiguousarray(_joined([batch.inputs[spec.name] for batch in batches]).T)
+_OF_SERVED = {
+    name: attrgetter("track" if name == TRACK else name)
+    for name in (MODEL, VERSION, VARIANT, TRACK, HARDWARE)
+}
 
 
 def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
@@ -216,17 +219,9 @@ def _served(batches: Sequence[ServedBatch], rows: Array) -> Columns:
         positions[number] = position
     index = pa.array(np.repeat(positions, rows))
     return {
-        name: _coded(index, [getattr(served, attribute) for served in known])
-        for name, attribute in zip(
-            (MODEL, VERSION, VARIANT, TRACK, HARDWARE),
-            ("model", "version", "variant", "track", "hardware"),
-            strict=True,
-        )
+        name: pa.DictionaryArray.from_arrays(index, pa.array(map(value, known), pa.string()))
+        for name, value in _OF_SERVED.items()
     }
-
-
-def _coded(index: pa.Array, words: list[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(index, pa.array(words, pa.string()))
 
 
 def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Columns:

@@ -35,6 +35,7 @@ from serving.observability.tracing import Tracing
 logger = logging.getLogger(__name__)
 
 PERCENTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+OF_VERSION = ("version", "state", "reason", "variant", "hardware", "platform")
 OURS = frozenset({"internal", "overloaded", "not_ready", "deadline", "backend"})
 """Reasons that are no client's fault."""
 STEP_S = 5.0
@@ -257,13 +258,8 @@ def _version(state: VersionState, window: _Window) -> dict[str, Any]:
         for name, share in PERCENTILES.items()
     }
     return {
-        "version": state.version,
-        "state": state.state,
-        "reason": state.reason,
+        **{name: getattr(state, name) for name in OF_VERSION},
         "slots": list(state.tracks),
-        "variant": state.variant,
-        "hardware": state.hardware,
-        "platform": state.platform,
         "requests": sum(sum(c) for key, c in latency.items() if key[:2] == start),
         "rate_per_s": window.rate(start),
         **times,

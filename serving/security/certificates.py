@@ -6,7 +6,6 @@ Keys are on the curve P-256. Files appear whole, keys with mode 0600.
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -65,13 +64,12 @@ def ensure_authority(folder: Path, name: str) -> Pair:
 
 
 def ensure_certificate(
-    folder: Path, name: str, authority: Pair, hosts: Sequence[str], use: Use, tenant: str = ""
+    folder: Path, name: str, authority: Pair, hosts: Sequence[str], use: Use
 ) -> Pair:
     """A certificate for these hosts, made again in its last month or when hosts were added.
 
     Args:
         hosts: DNS names and IP addresses; the first is the common name.
-        tenant: becomes the organisation; empty for none.
 
     Raises:
         ConfigurationError: the authority cannot be read.
@@ -84,7 +82,7 @@ def ensure_certificate(
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
     builder = (
-        _builder(_name(hosts[0], tenant), signer.subject, key, CERTIFICATE_DAYS)
+        _builder(_name(hosts[0]), signer.subject, key, CERTIFICATE_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([_USES[use]]), critical=False)
@@ -134,11 +132,8 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _name(common: str, tenant: str = "") -> x509.Name:
-    parts = [x509.NameAttribute(NameOID.COMMON_NAME, common)]
-    if tenant:
-        parts.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, tenant))
-    return x509.Name(parts)
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -183,9 +178,6 @@ def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePriva
         serialization.NoEncryption(),
     )
     make_folder(pair.key.parent)
-    previous = os.umask(0o077)  # the key must not be readable by others even for a moment
-    try:
-        write_atomically(pair.key, plain)
-        write_atomically(pair.certificate, certificate.public_bytes(serialization.Encoding.PEM))
-    finally:
-        os.umask(previous)
+    content = certificate.public_bytes(serialization.Encoding.PEM)
+    write_atomically(pair.key, plain, private=True)
+    write_atomically(pair.certificate, content, private=True)

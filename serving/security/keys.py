@@ -7,7 +7,6 @@ nothing to guess that a slow digest would protect.
 import hashlib
 import hmac
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
@@ -168,11 +167,7 @@ def _digest(key: bytes) -> str:
 
 
 def _write(file: Path, keys: tuple[ApiKey, ...]) -> None:
-    previous = os.umask(0o077)
-    try:
-        write_atomically(file, _File(keys=keys).model_dump_json(indent=1) + "\n")
-    finally:
-        os.umask(previous)
+    write_atomically(file, _File(keys=keys).model_dump_json(indent=1) + "\n", private=True)
 
 
 @contextmanager

@@ -73,12 +73,13 @@ def flush_to_disk(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True, private: bool = False) -> Iterator[Path]:
     """A path to write to; when the block ends its file takes the place of `path`, else it is gone.
 
     Args:
         path: its folder is made.
         durable: survive a power cut; not needed for what matters only while a process runs.
+        private: others than its owner can read the file at no moment.
 
     Raises:
         StorageError: the disk refused a write; what was at `path` is as it was.
@@ -87,6 +88,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         make_folder(path.parent)
         aside = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
         try:
+            if private:
+                aside.touch(0o600)
             yield aside
             if durable:
                 flush_to_disk(aside)
@@ -97,9 +100,11 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_atomically(
+    path: Path, content: str | bytes, *, durable: bool = True, private: bool = False
+) -> None:
     """Write a small file aside and rename it into place; see `replacing`."""
-    with replacing(path, durable=durable) as aside:
+    with replacing(path, durable=durable, private=private) as aside:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
@@ -197,11 +202,8 @@ def make_folder(folder: Path) -> Path:
     `Path.mkdir` with `parents` gives the mode to the last one alone. Those that exist stay as they
     are.
     """
-    if folder.is_dir():
-        return folder
-    for missing in [each for each in reversed(folder.parents) if not each.exists()]:
+    for missing in [each for each in reversed((folder, *folder.parents)) if not each.is_dir()]:
         missing.mkdir(exist_ok=True, mode=PRIVATE_MODE)
-    folder.mkdir(exist_ok=True, mode=PRIVATE_MODE)
     return folder
 
 

@@ -57,6 +57,11 @@ TOLERANCE = timedelta(minutes=5)
 MICROSECOND = timedelta(microseconds=1)
 _AT, _ROW, _NUMBER = "at", "row", "number"
 _OF_REQUEST = [REQUEST_ID, REQUEST_ROW]
+_KINDS = {
+    **{REQUEST_ID: pa.string(), REQUEST_ROW: pa.int32(), EVENT_TIME: MOMENT_TYPE},
+    **{LABEL: pa.float64(), KNOWN_AT: MOMENT_TYPE},
+}
+"""Types of the columns of labels; all others are entity keys, which are texts."""
 
 
 @dataclass(frozen=True)
@@ -132,31 +137,21 @@ def _keys_of(table: pa.Table, source: Path) -> list[str]:
 
 def _normal(table: pa.Table, keys: Sequence[str], source: Path, now: datetime) -> pa.Table:
     """The columns under the names and types that a join expects."""
-    columns: dict[str, Any] = {}
+    num_rows, given = table.num_rows, [*keys, LABEL, KNOWN_AT]
+    absent = {REQUEST_ROW: np.zeros(num_rows), KNOWN_AT: pa.nulls(num_rows, MOMENT_TYPE)}
+    for name in absent.keys() - table.schema.names:
+        table = table.append_column(name, pa.array(absent[name]))
+    names = [n if n in _KINDS else ENTITY + n.removeprefix(ENTITY) for n in given]
+    schema = pa.schema([(name, _KINDS.get(name, pa.string())) for name in names])
     try:
-        for key in keys:
-            if key == REQUEST_ROW:
-                given = REQUEST_ROW in table.schema.names
-                rows = table.column(key) if given else pa.array(np.zeros(table.num_rows))
-                columns[key] = pc.cast(rows, pa.int32())
-            elif key == EVENT_TIME:
-                columns[key] = pc.cast(table.column(key), MOMENT_TYPE)
-            else:
-                name = key if key == REQUEST_ID else ENTITY + key.removeprefix(ENTITY)
-                columns[name] = pc.cast(table.column(key), pa.string())
-        columns[LABEL] = pc.cast(table.column(LABEL), pa.float64())
-        columns[KNOWN_AT] = (
-            pc.cast(table.column(KNOWN_AT), MOMENT_TYPE)
-            if KNOWN_AT in table.schema.names
-            else pa.nulls(table.num_rows, MOMENT_TYPE)
-        )
+        normal = table.select(given).rename_columns(names).cast(schema)
     except pa.ArrowException as exc:
         raise DataContractError(
             f"{source}: {str(exc).splitlines()[0]}; expected numbers as labels, texts or whole "
             "numbers as keys, and moments with a time zone. Nothing was imported"
         ) from exc
-    columns[KNOWN_AT] = pc.fill_null(columns[KNOWN_AT], pa.scalar(now, MOMENT_TYPE))
-    normal = pa.table(columns)
+    since = pc.fill_null(normal.column(KNOWN_AT), pa.scalar(now, MOMENT_TYPE))
+    normal = normal.set_column(len(given) - 1, KNOWN_AT, since)
     bad = [name for name in normal.schema.names if name != LABEL and normal[name].null_count]
     finite = pc.all(pc.is_finite(normal.column(LABEL)), skip_nulls=True).as_py()
     if bad or finite is False:

@@ -225,10 +225,6 @@ def _filter(query: LogQuery, present: Sequence[str]) -> ds.Expression:
     return wanted
 
 
-PRIVATE_FILE = 0o600
-"""Whoever exports says by moving or opening the file who else may read what people sent."""
-
-
 def write_window(tables: Iterator[pa.Table], schema: pa.Schema, target: Path) -> int:
     """Write rows as Parquet or CSV, by the name's ending, aside and then renamed; how many.
 
@@ -249,8 +245,8 @@ def write_window(tables: Iterator[pa.Table], schema: pa.Schema, target: Path) ->
     names = [n for n in schema.names if not (is_csv and n == SCORES)]
     schema = pa.schema([schema.field(name) for name in names])
     rows = 0
-    with replacing(target) as aside:
-        aside.touch(PRIVATE_FILE)
+    # Whoever exports says by moving or opening the file who else may read what people sent.
+    with replacing(target, private=True) as aside:
         with (
             pa_csv.CSVWriter(aside, schema)
             if is_csv

@@ -204,8 +204,7 @@ def _make_key(file: Path) -> None:
     private_folder(file.parent.parent)
     private_folder(file.parent)
     aside = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
-    write_atomically(aside, secrets.token_hex(KEY_BYTES))
-    aside.chmod(0o600)
+    write_atomically(aside, secrets.token_hex(KEY_BYTES), private=True)
     try:
         os.link(aside, file)
     except FileExistsError:

@@ -1,6 +1,6 @@
 """What was observed of two versions, turned into findings that hold at any moment."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from datetime import timedelta
 
 import numpy as np
@@ -27,6 +27,7 @@ from tasks.release.measures import (
 from tasks.release.records import Release
 from tasks.stats.sequential import final_log_wealth, mean_bounds
 
+CHANCES: Mapping[str, float] = ALPHA._asdict()
 NUM_BASE = 1000
 """Requests of the stable version that say what is slow; they are not compared."""
 SLOW_QUANTILE, SLOW_FACTOR = 0.95, 1.2
@@ -77,7 +78,7 @@ def compare(observed: Observed, release: Release) -> Evidence:
 def _errors(observed: Observed, release: Release, *, is_split_right: bool) -> Finding:
     alone = _alone(observed, release)
     strata = _strata(observed, release, "failed", is_split_right=is_split_right)
-    return _of_counts("errors", strata, alone, TOLERATED_ERROR_RATIO, ALPHA.errors)
+    return _of_counts("errors", strata, alone, TOLERATED_ERROR_RATIO)
 
 
 def _latency(observed: Observed, release: Release) -> Finding | None:
@@ -85,17 +86,14 @@ def _latency(observed: Observed, release: Release) -> Finding | None:
     if marked is None:
         return None
     strata = _strata(marked, release, "slow", is_split_right=True)
-    return _of_counts("latency", strata, [], TOLERATED_SLOW_RATIO, ALPHA.latency)
+    return _of_counts("latency", strata, [], TOLERATED_SLOW_RATIO)
 
 
 def _of_counts(
-    metric: MetricName,
-    strata: list[Stratum],
-    alone: list[Stratum],
-    tolerated: float,
-    alpha: float,
+    metric: MetricName, strata: list[Stratum], alone: list[Stratum], tolerated: float
 ) -> Finding:
     """A finding on whose events they are; `alone` are those judged by a fixed bound."""
+    alpha = CHANCES[metric]
     evidence = float(log_ratio_evidence(strata, tolerated))
     if alone:  # half of the chance each
         evidence = float(np.logaddexp(evidence, log_ratio_evidence(alone)) - np.log(2))
@@ -302,7 +300,7 @@ def _task(observed: Observed, release: Release) -> list[Finding | None]:
     losses_of = measures.paired_auc_losses if config.ranks else measures.paired_error_losses
     paired = losses_of(*arrays)
     return [
-        _of_losses("task_paired", paired, len(pairs), ALPHA.task_paired, config),
+        _of_losses("task_paired", paired, len(pairs), config),
         _task_split(observed, release),
     ]
 
@@ -324,19 +322,15 @@ def _task_split(observed: Observed, release: Release) -> Finding | None:
         )
         values.append(losses_of(stable, candidate, period.shares.candidate / 100))
         num_rows += len(candidate)
-    return _of_losses("task_split", np.concatenate(values), num_rows, ALPHA.task_split, config)
+    return _of_losses("task_split", np.concatenate(values), num_rows, config)
 
 
 def _of_losses(
-    metric: MetricName,
-    values: measures.FloatArray,
-    num_rows: int,
-    alpha: float,
-    config: ReleaseConfig,
+    metric: MetricName, values: measures.FloatArray, num_rows: int, config: ReleaseConfig
 ) -> Finding | None:
     if not len(values):
         return None
-    evidence = final_log_wealth(values)
+    evidence, alpha = final_log_wealth(values), CHANCES[metric]
     low, high = mean_bounds(values, alpha)
     what = "AUC" if config.ranks else "absolute error, in six medians"
     loss = float(values.mean())

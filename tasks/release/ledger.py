@@ -251,10 +251,8 @@ def _begin_period(connection: Connection, release: Release, now: datetime) -> No
             release_id=release.release_id,
             step=release.step,
             since=now,
-            candidate=shares.candidate,
-            mirror=shares.mirror,
-            sticky=shares.sticky,
             split=release.can_split,
+            **shares.model_dump(),
         )
     )
 
@@ -328,13 +326,9 @@ def _read(connection: Connection, release_id: str, *, lock: bool = False) -> Rel
 
 
 def _period(row: RowMapping) -> Period:
-    return Period(
-        step=row["step"],
-        since=row["since"],
-        until=row["until"],
-        shares=Shares(candidate=row["candidate"], mirror=row["mirror"], sticky=row["sticky"]),
-        split=row["split"],
-    )
+    shares = Shares(**{name: row[name] for name in Shares.model_fields})
+    own = {name: row[name] for name in ("step", "since", "until", "split")}
+    return Period(**own, shares=shares)
 
 
 def _entry(row: RowMapping) -> Entry:

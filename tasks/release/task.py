@@ -31,6 +31,8 @@ EVENTS = {
     Action.SUPERSEDE: "falaj.release.superseded",
 }
 ENDED, STUCK = "falaj.release.ended", "falaj.release.stuck"
+NAMED = {"release_id", "model", "stable", "candidate", "state"}
+"""What an event says of its release, beside the step."""
 STUCK_RULES = ("timeout", "common_fault", "split")
 
 _POLICY: dict[str, Any] = {
@@ -151,16 +153,8 @@ def emit_release_event(name: str, release: Release, reason: str, actor: str) -> 
             "prefect.resource.id": f"falaj.model.{release.model}",
             "prefect.resource.role": "model",
         },
-        payload={
-            "release_id": release.release_id,
-            "model": release.model,
-            "stable": release.stable,
-            "candidate": release.candidate,
-            "state": release.state,
-            "step": release.current.name,
-            "reason": reason,
-            "actor": actor,
-        },
+        payload=release.model_dump(include=NAMED)
+        | {"step": release.current.name, "reason": reason, "actor": actor},
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -41,7 +42,6 @@ _LONGEST_S = 86_400.0
 _MOST_PENDING = 10_000
 """Calls that wait for the event loop. Of more than 1,000 gRPC ends some unseen, as CANCELLED, which
 tells clients that they did it themselves; let in, they are refused by their number, in words."""
-_PEERS = ("ipv4:", "ipv6:")
 
 
 class InferenceService(GRPCInferenceServiceServicer):
@@ -309,11 +309,8 @@ def _headers(context: Any) -> list[tuple[bytes, bytes]]:
 
 def _address(peer: str) -> str:
     """`ipv4:127.0.0.1:5000` and `ipv6:[::1]:5000` without kind and port."""
-    for kind in _PEERS:
-        if peer.startswith(kind):
-            host = peer.removeprefix(kind).rpartition(":")[0]
-            return host.replace("%5B", "").replace("%5D", "").strip("[]")
-    return ""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 _FIELD = {

@@ -102,7 +102,7 @@ def test_shares_outlive_a_kill_of_envoy_and_are_kept_while_it_is_down(
     before = tracks(edge, client, range(60))
     assert set(before.values()) == {"stable", "candidate"}
     edge.stop(kill=True)
-    edge.start()
+    edge.start()  # Envoy went with its parent, else it would hold the lock
     assert tracks(edge, client, range(60)) == before
     edge.stop()
     with pytest.raises(TransientError, match="shares are kept"):

@@ -46,7 +46,6 @@ def test_a_model_that_was_added_is_let_through(edge: Edge, client: httpx.Client)
     )
     assert client.post(path, json={}, headers=edge.bearer("add")).status_code == 403
     assert edge.process is running
-    assert running is not None
     assert running.poll() is None
 
 
@@ -91,7 +90,6 @@ def test_told_to_end_it_answers_what_it_has_begun(edge: Edge) -> None:
         asker.start()
     active = "http.edge.downstream_rq_active"
     wait_until(lambda: edge.admin.stats(active)[active] == 4, "four requests are in flight")
-    assert edge.process is not None
     process, edge.process = edge.process, None
     process.terminate()
     wait_until(lambda: not listens(edge), "Envoy takes no new connections")
@@ -101,13 +99,6 @@ def test_told_to_end_it_answers_what_it_has_begun(edge: Edge) -> None:
     assert process.wait(60) == 0
     assert answers == [200] * 4
     assert not pids_whose_command_holds(str(edge.plan.files.bootstrap))
-    edge.start()
-
-
-def test_an_envoy_whose_parent_is_killed_goes_too(edge: Edge) -> None:
-    edge.stop(kill=True)
-    bootstrap = str(edge.plan.files.bootstrap)
-    wait_until(lambda: not pids_whose_command_holds(bootstrap), "Envoy has gone")
     edge.start()
 
 

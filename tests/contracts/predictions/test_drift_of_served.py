@@ -71,7 +71,6 @@ def check_in_a_run(
 ) -> DriftReport | TooFewPredictions:
     """What `drift-check-log` does once it has the champion's reference."""
     champion = find_champion(config.registry)
-    assert champion is not None
     return check_served(champion, reference, window, config)
 
 
@@ -132,11 +131,9 @@ def test_shifted_rows_have_drifted_and_the_controller_gets_the_window_of_the_log
     assert report.prediction.drifted
     drifted = {feature.feature for feature in report.features if feature.drifted}
     assert drifted == {"carrier", "late_rate_24h"}
-    assert report.current_performance is not None
     assert report.current_performance.num_rows == len(rows)
     ledger = Ledger(serving.settings.metadata_url)
     result = ledger.newest_result(name, serving.config.name)
-    assert result is not None
     assert result.evidence.result is DriftResult.RETRAIN
     assert result.evidence.num_labelled == len(rows)
     assert f"{len(rows):,} of them with a label" in result.evidence.sentences[-1]

@@ -53,7 +53,6 @@ def test_two_writers_killed_at_any_moment_leave_whole_parts_and_no_row_twice(
         names = [f"a{attempt}", f"b{attempt}"]
         writers = {name: start_writer(tmp_path, name) for name in names}
         for writer in writers.values():  # both write before either is killed
-            assert writer.stdout
             assert writer.stdout.readline().strip().isdigit()
         for name, writer in writers.items():
             time.sleep(draw.uniform(0.1, 0.8))  # to somewhere in a write or a merge

@@ -144,7 +144,6 @@ def test_recorded_data_that_is_played_from_its_start_counts_from_there(
     window = config.clock.newest_labelled(datetime.now(UTC))
     store_result(home, config, moment + timedelta(days=30), 2)
     last = home.newest_result(config.registry.model_name, config.name)
-    assert last
     assert new_since(last, window, moment) == window.start
 
 

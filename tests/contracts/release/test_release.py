@@ -63,9 +63,7 @@ class Town:
 
     @property
     def release(self) -> Release:
-        found = self.ledger.last_release(MODEL)
-        assert found is not None
-        return found
+        return self.ledger.last_release(MODEL)
 
     def traffic(self, settings: Settings) -> Traffic:
         return ServerTraffic(settings.home, self.gateway)
@@ -118,6 +116,13 @@ def town(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield town
 
 
+def evaluated(town: Town, cycles: int = 1) -> Cycle:
+    """What the flow finds while a release is open."""
+    found = release_flow(town.config, cycles=cycles)
+    assert isinstance(found, Cycle)
+    return found
+
+
 @pytest.mark.timeout(300)
 def test_a_good_version_takes_over_step_by_step_by_itself(
     prefect_api: PrefectApi, town: Town, monkeypatch: pytest.MonkeyPatch
@@ -126,19 +131,15 @@ def test_a_good_version_takes_over_step_by_step_by_itself(
         assert release_flow(town.config) is None
         assert town.release.current.name == "shadow"
         assert town.gateway.given[-1] == Shares(mirror=1.0)
-        waiting = release_flow(town.config)
-        assert isinstance(waiting, Cycle)
-        assert waiting.decision.rule == "too_few"
+        assert evaluated(town).decision.rule == "too_few"
         for step in ("shadow", "quarter"):
             assert town.release.current.name == step
             town.serve(1000)
-            found = release_flow(town.config)
-            assert isinstance(found, Cycle)
+            found = evaluated(town)
             assert found.decision.action is Action.PROMOTE, found.decision
         town.serve(1000)
         monkeypatch.setattr(release_module, "CYCLE_S", 0.0)
-        last = release_flow(town.config, cycles=9)  # ends with the release
-        assert isinstance(last, Cycle)
+        last = evaluated(town, cycles=9)  # ends with the release
         assert last.decision.action is Action.PROMOTE
         assert release_flow(town.config, cycles=9) is None
     assert town.release.state == "released"
@@ -154,8 +155,7 @@ def test_a_version_that_fails_goes_back_and_so_does_the_alias(
     with prefect_api.in_process():
         release_flow(town.config)
         town.serve(1500, error=0.1)
-        found = release_flow(town.config)
-        assert isinstance(found, Cycle)
+        found = evaluated(town)
         assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "errors")
         assert release_flow(town.config) is None  # and is not released again by itself
         picture, evidence = (str(shown(k)[-1].data) for k in ("release", "release-evidence"))
@@ -177,15 +177,12 @@ def test_labels_that_name_entities_roll_a_worse_version_back(
     with prefect_api.in_process():
         release_flow(town.config)
         labels, file = town.ask(2000), town.home / "labels.parquet"
-        before = release_flow(town.config)
-        assert isinstance(before, Cycle)
+        before = evaluated(town)
         assert before.decision.action is Action.PROMOTE  # nobody knows better yet
         labels.to_parquet(file, index=False)
         assert command.main(["predictions", "label", MODEL, str(file)]) == 0
-        found = release_flow(town.config)
-    assert isinstance(found, Cycle)
+        found = evaluated(town)
     assert (found.decision.action, found.decision.rule) == (Action.ROLL_BACK, "harm")
-    assert found.evidence is not None
     assert [one.metric for one in found.evidence.harms] == ["task_paired"]
     assert found.evidence.num_labels == 2000
     assert town.world.champion == 1
@@ -194,23 +191,13 @@ def test_labels_that_name_entities_roll_a_worse_version_back(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_person_does_each_by_form_and_by_command_under_a_name(
-    prefect_api: PrefectApi,
-    town: Town,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    prefect_api: PrefectApi, town: Town, capsys: pytest.CaptureFixture[str]
 ) -> None:
-
-    monkeypatch.setattr(release_module, "traffic_of", town.traffic)
     with prefect_api.in_process():
-        begun = release_by_hand_flow("start", "Amal", town.config, "before the fair")
-        assert begun is not None
-        held = release_by_hand_flow("hold", "Amal", town.config, "lunch")
-        assert held is not None
-        assert held.held_by == "Amal"
+        assert release_by_hand_flow("start", "Amal", town.config, "before the fair")
+        assert release_by_hand_flow("hold", "Amal", town.config, "lunch").held_by == "Amal"
         town.serve(1000)
-        found = release_flow(town.config)
-        assert isinstance(found, Cycle)
-        assert found.decision.rule == "held"
+        assert evaluated(town).decision.rule == "held"
     assert command.main(["release", "resume", "--approver", "Badr"]) == 0
     assert command.main(["release", "promote", MODEL, "--approver", "Badr"]) == 0
     assert town.release.step == 1
@@ -228,12 +215,8 @@ def test_a_person_does_each_by_form_and_by_command_under_a_name(
     assert "is what serves already" in capsys.readouterr().err
     assert command.main(["release", "status", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [e["actor"] for e in told["entries"] if e["rule"] == "by_hand"] == [
-        "Amal",
-        "Badr",
-        "Badr",
-        "Badr",
-    ]
+    actors = [e["actor"] for e in told["entries"] if e["rule"] == "by_hand"]
+    assert actors == ["Amal", *["Badr"] * 3]
     trail = "".join(f.read_text() for f in (town.home / "audit").glob("*.jsonl"))
     assert trail.count("change-release") >= 5
 
@@ -256,10 +239,7 @@ releasing.act_by_hand("flight-delay", "roll_back", "Amal", "")
 def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
     prefect_api: PrefectApi, town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsplit(settings: Settings) -> Traffic:
-        return ServerTraffic(settings.home)
-
-    monkeypatch.setattr(release_module, "traffic_of", unsplit)
+    monkeypatch.setattr(release_module, "traffic_of", lambda _: ServerTraffic(town.home))
     with prefect_api.in_process():
         release_flow(town.config)
         assert town.release.current.name == "all"
@@ -301,9 +281,7 @@ def test_on_postgresql_one_of_many_openers_and_one_of_two_deciders_is_heard(
         with ThreadPoolExecutor(6) as pool:
             assert len(set(pool.map(begin, range(6)))) == 1
         releasing = Releasing(ledger, FakeTraffic(), FakeChampions())
-        seen = ledger.open_release(MODEL)
-        assert seen is not None
-        seen = releasing.settle(seen)
+        seen = releasing.settle(ledger.open_release(MODEL))
         back = Decision(action=Action.ROLL_BACK, rule="harm", reason="worse")
         on = Decision(action=Action.PROMOTE, rule="passed", reason="as good")
         with ThreadPoolExecutor(2) as pool:

@@ -26,16 +26,16 @@ LIMITS = """
 http: {max_body_bytes: 100000, request_timeout_s: 1.5, keep_alive_s: 2, max_connections: 40}
 stop_s: 5
 """
+ONE_ANSWER = (
+    b'{"model_name":"sums","model_version":"1","outputs":[{"name":"score","datatype":"FP32",'
+    b'"shape":[1],"data":[9.5]}]}'
+)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with serving(tmp_path_factory.mktemp("serving"), yaml=LIMITS) as process:
         yield process
-
-
-def score(answer: bytes) -> list[float]:
-    return json.loads(answer)["outputs"][0]["data"]
 
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http2"])
@@ -173,8 +173,9 @@ def test_requests_by_entities_get_features_and_a_report(server: Process) -> None
     }
     status, _, body = server.ask("POST", INFER, told)
     assert status == 200
-    assert score(body) == [8.0, 19.0]
-    assert json.loads(body)["parameters"] == {"features": {"rows": 2}}
+    answer = json.loads(body)
+    assert answer["outputs"][0]["data"] == [8.0, 19.0]
+    assert answer["parameters"] == {"features": {"rows": 2}}
     told["inputs"][0]["data"] = ["N1", "N9"]
     assert server.ask("POST", INFER, told)[0] == 422
     told["inputs"][0]["data"] = ["N1"]
@@ -196,18 +197,17 @@ def test_the_admin_interface_wants_its_token(server: Process) -> None:
 
 
 def test_tracks_move_through_the_admin_interface(server: Process) -> None:
-    bearer = {"Authorization": f"Bearer {server.token}", "admin": True}
     path = "/admin/models/sums"
-    assert json.loads(server.ask("GET", path, **bearer)[2])["slots"]["stable"] == "1"  # type: ignore[arg-type]
-    moved = server.ask("POST", f"{path}/slots", {"candidate": "2"}, **bearer)  # type: ignore[arg-type]
+    assert json.loads(server.ask_admin("GET", path)[2])["slots"]["stable"] == "1"
+    moved = server.ask_admin("POST", f"{path}/slots", {"candidate": "2"})
     assert json.loads(moved[2])["slots"] == {"stable": "1", "candidate": "2", "shadow": None}
     _, headers, _ = server.ask("POST", INFER, request(), x_falaj_slot="candidate")
     assert headers["x-falaj-version"] == "2"
-    emptied = server.ask("POST", f"{path}/slots", {"candidate": None}, **bearer)  # type: ignore[arg-type]
+    emptied = server.ask_admin("POST", f"{path}/slots", {"candidate": None})
     assert json.loads(emptied[2])["slots"]["candidate"] is None
     for body, status in (({}, 400), ({"other": "1"}, 400), ({"stable": "9"}, 404), (b"x", 400)):
-        assert server.ask("POST", f"{path}/slots", body, **bearer)[0] == status  # type: ignore[arg-type]
-    assert server.ask("GET", "/metrics", **bearer)[2].startswith(b"calls ")  # type: ignore[arg-type]
+        assert server.ask_admin("POST", f"{path}/slots", body)[0] == status
+    assert server.ask_admin("GET", "/metrics")[2].startswith(b"calls ")
 
 
 def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:
@@ -241,20 +241,13 @@ def test_sigterm_answers_what_is_in_flight_and_the_address_file_goes(tmp_path: P
         time.sleep(0.3)  # they are with the engine, which takes a second
         process.process.send_signal(signal.SIGTERM)
         for one in connections:
-            assert read_answers(one, 2) == [(200, one_answer())]
+            assert read_answers(one, 2) == [(200, ONE_ANSWER)]
             one.close()
         waiting.close()
         assert process.process.wait(60) == 0
         assert not (process.home / "serving/server.json").exists()
         with pytest.raises(OSError, match="refused"):
             process.socket()
-
-
-def one_answer() -> bytes:
-    return (
-        b'{"model_name":"sums","model_version":"1","outputs":[{"name":"score","datatype":"FP32",'
-        b'"shape":[1],"data":[9.5]}]}'
-    )
 
 
 def test_a_process_without_a_model_starts_and_says_what_is_missing(tmp_path: Path) -> None:

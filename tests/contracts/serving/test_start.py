@@ -68,8 +68,6 @@ def test_grpc_of_the_server_takes_tls_1_3_alone(tmp_path: Path) -> None:
     with subprocess.Popen(
         line, cwd=PROJECT_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
             port = int(process.stdout.readline())
 

@@ -212,7 +212,6 @@ class FakeChampions:
     before: str = "1"
     refuses: bool = False
     taken_back: list[str] = field(default_factory=list)
-    killed: bool = False
     restored: bool = False
 
     def was_restored(self, model: str) -> bool:
@@ -222,8 +221,6 @@ class FakeChampions:
         return self.now
 
     def take_back(self, release: Release, reason: str) -> str:
-        if self.killed:
-            raise KeyboardInterrupt("take back")
         if self.refuses:
             raise RegistryError("version 1 lost its files. The alias was not moved")
         self.now, self.restored = self.before, True

@@ -81,7 +81,6 @@ class Asked:
     subject: str
     row: int
     sent_s: float
-    received_s: float
     status: int
     version: str = ""
     request_id: str = ""
@@ -128,9 +127,7 @@ class Whole:
     @property
     def release(self) -> Release:
         """The newest one."""
-        found = self.releasing.ledger.last_release(FLIGHTS)
-        assert found is not None
-        return found
+        return self.releasing.ledger.last_release(FLIGHTS)
 
     @property
     def tracks(self) -> dict[str, str | None]:
@@ -226,14 +223,11 @@ class Whole:
 
     def kill_server(self) -> None:
         """As a machine without memory does."""
-        told = read_addresses(self.home)
-        assert told
-        os.kill(int(told["pid"] or 0), signal.SIGKILL)
+        os.kill(int(read_addresses(self.home)["pid"]), signal.SIGKILL)
         self.server.close()
 
     def kill_edge(self) -> None:
         """Kill Envoy itself; what had started it ends by that."""
-        assert self.envoy
         self.envoy.kill()
         self.edge.close()
 
@@ -341,7 +335,7 @@ class Load:
                     async with session.post(url, data=self._bodies[row]) as answer:
                         content = await answer.read()
                 except (OSError, aiohttp.ClientError):
-                    self.asked.append(Asked(subject, row, sent, time.time(), 0))
+                    self.asked.append(Asked(subject, row, sent, 0))
                     await asyncio.sleep(0.1)
                     continue
                 self.asked.append(_asked(subject, row, sent, answer, content))
@@ -353,4 +347,4 @@ def _asked(
 ) -> Asked:
     score = json.loads(content)["outputs"][0]["data"][0] if answer.status == 200 else float("nan")
     named = (answer.headers.get(f"x-{name}", "") for name in ("falaj-version", "request-id"))
-    return Asked(subject, row, sent, time.time(), answer.status, *named, score)
+    return Asked(subject, row, sent, answer.status, *named, score)

@@ -29,7 +29,6 @@ from tests.support.serving.upstream import Upstream
 MODEL, OTHERS = "flight-delay", "acme-churn"
 API_KEYS = "api-keys.json"
 BODY_LIMIT = 64 * 1024
-LIMIT_BURST = 60
 INFER = f"/v2/models/{MODEL}/infer"
 START_LIMIT_S = 120
 
@@ -102,7 +101,6 @@ class Edge:
         return bool(found) and all(found.values())
 
     def _is_up(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         return self.admin.is_ready() and self.is_healthy()
 
@@ -150,7 +148,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         edge = yaml.safe_load(edge_file.read_text()) | {
             "models": {MODEL: {"experiments": [experiment]}, OTHERS: {}},
             "client_ca": str(authority.certificate),
-            "limit": {"per_s": 0.1, "burst": LIMIT_BURST},
+            "limit": {"per_s": 0.1, "burst": 60},
             "traces": collector,
         }
         edge_file.write_text(yaml.safe_dump(edge | settings))

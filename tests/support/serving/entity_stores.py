@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,6 @@ class Serving:
         return rows[(moments >= WATERMARK) & (moments < WATERMARK + timedelta(minutes=5))]
 
 
-def online_at(installation: Installation, tables: FeatureTables, end: datetime) -> None:
-    installation.materialize(tables, TimeWindow(start=MIDNIGHT, end=end))
-
-
 def made(kind: str, folder: Path, stack: ExitStack) -> Serving:
     folder.mkdir()
     installation = Installation.at(folder, num_days=3)
@@ -77,7 +73,7 @@ def made(kind: str, folder: Path, stack: ExitStack) -> Serving:
         server = stack.enter_context(redis_server(folder))
         use_redis(installation.repository.path, server)
     tables = installation.refresh(days(0, 3))
-    online_at(installation, tables, WATERMARK)
+    installation.materialize(tables, TimeWindow(start=MIDNIGHT, end=WATERMARK))
     installation.publish(tables)
     return Serving(installation, tables, installation.snapshot(tables, days(2, 1)), server)
 

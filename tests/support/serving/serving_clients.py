@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import parse_headers
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import pytest
 
 from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
@@ -49,6 +52,10 @@ class Process:
         url = f"{self.addresses['admin' if admin else 'http']}{path}"
         answer = httpx.request(method, url, content=body, headers=told, timeout=60, trust_env=False)
         return answer.status_code, dict(answer.headers), answer.content
+
+    def ask_admin(self, method: str, path: str, body: Any = None) -> tuple[int, Any, bytes]:
+        bearer = f"Bearer {self.token}"
+        return self.ask(method, path, body, admin=True, Authorization=bearer)
 
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
@@ -89,24 +96,19 @@ def raw(body: dict[str, Any] | bytes, *headers: str, path: str = INFER) -> bytes
 def read_answers(connection: socket.socket, count: int) -> list[tuple[int, bytes]]:
     """So many answers, as status and body; fewer where the server closed."""
     found: list[tuple[int, bytes]] = []
-    data = b""
-    while len(found) < count:
-        head, split, rest = data.partition(b"\r\n\r\n")
-        length = 0
-        if split:
-            fields = dict(
-                line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line
-            )
-            length = int(fields.get(b"content-length", b"0"))
-        if split and len(rest) >= length:
-            found.append((int(head.split(b" ")[1]), rest[:length]))
-            data = rest[length:]
-            continue
-        received = connection.recv(65_536)
-        if not received:
-            return found
-        data += received
+    with connection.makefile("rb") as stream:
+        while len(found) < count and (line := stream.readline()):
+            length = int(parse_headers(stream).get("content-length", "0"))
+            found.append((int(line.split()[1]), stream.read(length)))
     return found
+
+
+def refused_code(method: Callable[..., Any], *sent: Any, **options: Any) -> grpc.StatusCode:
+    """The code with which a call over gRPC is refused; it is never refused without words."""
+    with pytest.raises(grpc.RpcError) as caught:
+        method(*sent, **options)
+    assert caught.value.details()
+    return caught.value.code()
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class Shelf:
     hardware: tuple[str, ...] = ("cpu",)
     signatures: dict[str, Signature] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=lambda: {"champion": "1"})
-    bad: dict[str, str] = field(default_factory=dict)
+    bad: dict[str, Exception] = field(default_factory=dict)
     most: int = 9
     digest: str = "a"
     seconds: float = 0.0
@@ -92,7 +92,7 @@ class Shelf:
     def open(self, key: VersionKey) -> LoadedVersion:
         self.opened.append(key.version)
         if key.version in self.bad:
-            raise NotReadyError(self.bad[key.version])
+            raise self.bad[key.version]
         signature = self.signatures.get(key.version, SIGNATURE)
         backends = tuple(self.backend(name, key, signature) for name in self.hardware)
         return LoadedVersion(key, signature, backends)
@@ -120,6 +120,7 @@ class Desk:
     """Submits calls to an engine and keeps what became of them."""
 
     engine: ModelEngine
+    shelf: Shelf
     outcomes: dict[str, list[Answer | ServingError]] = field(default_factory=dict)
     asked: int = 0
 
@@ -132,23 +133,28 @@ class Desk:
     def _done(self, call: Call, outcome: Answer | ServingError) -> None:
         self.outcomes.setdefault(call.request_id, []).append(outcome)
 
-    def outcome(self, call: Call) -> Answer | ServingError:
-        (one,) = self.outcomes[call.request_id]
-        return one
-
     def answer(self, call: Call) -> Answer:
-        found = self.outcome(call)
+        (found,) = self.outcomes[call.request_id]
         assert isinstance(found, Answer), found
         return found
 
     def error(self, call: Call) -> ServingError:
-        found = self.outcome(call)
+        (found,) = self.outcomes[call.request_id]
         assert isinstance(found, ServingError), found
         return found
 
     async def settled(self, limit_s: float = 20.0) -> None:
         """Wait until every call has an outcome."""
         await until(lambda: len(self.outcomes) == self.asked, limit_s)
+
+    def let_go(self) -> None:
+        """All backends give back what they compute."""
+        for behaviour in self.shelf.behaviours.values():
+            behaviour.gate.set()
+
+    async def finish(self) -> None:
+        self.let_go()
+        await self.settled()
 
 
 @dataclass
@@ -205,17 +211,17 @@ async def serving(
     engine = engine_of(shelf, **changes)
     engine.observers.extend([witness] if witness else [])
     await engine.start()
+    desk = Desk(engine, shelf)
     try:
-        yield Desk(engine)
+        yield desk
     finally:
-        for behaviour in shelf.behaviours.values():
-            behaviour.gate.set()
+        desk.let_go()
         await engine.stop()
 
 
-async def held(desk: Desk, shelf: Shelf, number: str = "1", **changes: object) -> Behaviour:
+async def held(desk: Desk, number: str = "1", **changes: object) -> Behaviour:
     """A version's backend, once it computes a call that it does not give back yet."""
-    behaviour = shelf.behaviours[number, "cpu"]
+    behaviour = desk.shelf.behaviours[number, "cpu"]
     behaviour.gate.clear()
     desk.ask(**changes)  # type: ignore[arg-type]
     await until(lambda: behaviour.sizes == [1])

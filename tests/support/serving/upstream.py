@@ -63,28 +63,21 @@ class Upstream:
             port=self.http_port,
             log_level="error",
             lifespan="off",
+            loop="asyncio",
             timeout_keep_alive=75,
             ssl_context_factory=(lambda *_: server_context(tls)) if tls else None,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, args=(self._server,))
+        self._thread = threading.Thread(target=self._server.run)
         self._thread.start()
         wait_until(lambda: self._server and self._server.started, "the upstream listens")
         self._start_grpc()
 
     def stop(self) -> None:
         """Close both ports."""
-        assert self._server is not None
-        assert self._thread is not None
-        assert self._grpc is not None
         self._server.should_exit = self._server.force_exit = True
         self._grpc.stop(0).wait()
         self._thread.join()
-
-    @staticmethod
-    def _run(server: uvicorn.Server) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(server.serve())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one HTTP request."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from falaj.context import Context
@@ -20,9 +19,7 @@ from tasks.predictions.labels import import_labels
 from tasks.predictions.reading import (
     LogQuery,
     ReadTally,
-    count_by_version,
     read_rows,
-    write_window,
 )
 from tasks.predictions.schema import log_root, mask_key_file, model_folder, open_mask
 from tasks.predictions.segments import SegmentWriter, folder_held, visible_segments
@@ -68,16 +65,6 @@ def test_a_window_of_a_version_is_read_and_nothing_else_is_opened(tmp_path: Path
     assert tally.parts == 4  # of the two days that the window meets
     assert len(rows_of(tmp_path)) == 30
     assert rows_of(tmp_path, model="other").empty
-
-
-def test_counts_tell_versions_and_refusals_apart(tmp_path: Path) -> None:
-    three_days(tmp_path)
-    with open_log(tmp_path) as opened:
-        opened.refused(call(1, "r"), OverloadedError("full"))
-    counts = {(c.version, c.track): (c.answered, c.refused) for c in count_by_version(
-        tmp_path, None, None
-    )}  # fmt: skip
-    assert counts == {("", "stable"): (0, 1), ("1", "stable"): (15, 0), ("2", "candidate"): (15, 0)}
 
 
 def test_finished_days_become_one_part_and_old_ones_go(tmp_path: Path) -> None:
@@ -171,7 +158,12 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert run(home, "counts") == ["No request is logged there."]
     three_days(home)
-    assert "version 1 as stable by onnx-fp32: 15 answered" in run(home, "counts")[0]
+    with open_log(home) as opened:
+        opened.refused(call(1, "r"), OverloadedError("full"))
+    counted = "\n".join(run(home, "counts"))
+    assert "nobody as stable: 0 answered, 1 refused" in counted
+    for by in ("version 1 as stable", "version 2 as candidate"):
+        assert f"{by} by onnx-fp32: 15 answered; " in counted
     labels = tmp_path / "labels.parquet"
     pd.DataFrame({"request_id": ["0-1-0", "x"], "label": [1, 0]}).to_parquet(labels)
     assert "2 by request" in run(home, "label", MODEL, str(labels))[0]
@@ -185,6 +177,7 @@ def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:
     window = ["--start", f"{NOW:%Y-%m-%dT%H:%MZ}", "--end", f"{NOW + DAY:%Y-%m-%dT%H:%MZ}"]
     run(home, "export", MODEL, str(tmp_path / "out.csv"), *window)
     assert len(pd.read_csv(tmp_path / "out.csv")) == 10
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("out.*")} == {0o600}
     assert "10 rows of 2 files" in run(home, "erase", "s0")[0]
     [line] = AuditTrail(home / "audit").lines()
     assert line.content["action"] == "erase-predictions"
@@ -205,12 +198,3 @@ def test_the_key_of_the_mask_is_its_owners_alone(tmp_path: Path) -> None:
     file.write_text("cut")
     with pytest.raises(ConfigurationError, match="expected 32 in hexadecimal"):
         open_mask(tmp_path)
-
-
-@pytest.mark.parametrize("ending", ["parquet", "csv"])
-def test_an_export_is_its_owners_alone(tmp_path: Path, ending: str) -> None:
-    table = pa.table({"subject": ["ann"]})
-    target = tmp_path / f"rows.{ending}"
-    assert write_window(iter([table]), table.schema, target) == 1
-    assert target.stat().st_mode & 0o777 == 0o600
-    assert b"ann" in target.read_bytes()

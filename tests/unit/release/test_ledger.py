@@ -1,7 +1,6 @@
 """The record of releases, and the way from a decision to moved traffic, cut off at every point."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,7 @@ from tasks.metadata import tables
 from tasks.metadata.database import transaction
 from tasks.release.ledger import ReleaseLedger, tracks_at_start
 from tasks.release.records import ByHand, Decision, Release
-from tasks.release.rollout import Releasing
+from tasks.release.rollout import Cycle, Releasing
 from tasks.release.traffic import TracksRefusedError, set_traffic
 from tests.support.release.builders import (
     CONFIG,
@@ -48,11 +47,6 @@ def releasing(tmp_path: Path) -> Releasing:
     return Releasing(ledger, FakeTraffic(), FakeChampions())
 
 
-def traffic(releasing: Releasing) -> FakeTraffic:
-    assert isinstance(releasing.traffic, FakeTraffic)
-    return releasing.traffic
-
-
 def begun(releasing: Releasing) -> Release:
     return releasing.begin(MODEL, IDLE, "a test")
 
@@ -62,19 +56,24 @@ def decided(releasing: Releasing, decision: Decision) -> Release:
     return releasing.ledger.decide(known, decision, "a test", evidence(finding()))
 
 
+def evaluated(releasing: Releasing, release: Release) -> Cycle:
+    """The next cycle, before which nothing was logged."""
+    return releasing.evaluate(release, FakeLog(), datetime.now(UTC))
+
+
 def test_a_release_goes_through_its_steps_to_its_end(releasing: Releasing) -> None:
     release = begun(releasing)
     assert (release.step, release.is_moved) == (0, True)
-    assert traffic(releasing).shared == Shares(mirror=100)
-    assert traffic(releasing).at == {"stable": "1", "candidate": "2", "shadow": "2"}
+    assert releasing.traffic.shared == Shares(mirror=100)
+    assert releasing.traffic.at == {"stable": "1", "candidate": "2", "shadow": "2"}
     release = releasing.settle(decided(releasing, PROMOTE))
-    assert traffic(releasing).shared.candidate == 25
-    assert traffic(releasing).at["shadow"] is None
+    assert releasing.traffic.shared.candidate == 25
+    assert releasing.traffic.at["shadow"] is None
     releasing.settle(decided(releasing, PROMOTE))
     release = releasing.settle(decided(releasing, PROMOTE))
     assert (release.state, release.is_moved) == ("released", True)
-    assert traffic(releasing).at == {"stable": "2", "candidate": None, "shadow": None}
-    assert traffic(releasing).shared == Shares()
+    assert releasing.traffic.at == {"stable": "2", "candidate": None, "shadow": None}
+    assert releasing.traffic.shared == Shares()
     assert [p.step for p in release.periods] == [0, 1, 2]
     assert all(p.until is not None for p in release.periods)
     assert releasing.ledger.open_release(MODEL) is None
@@ -85,9 +84,9 @@ def test_a_release_goes_through_its_steps_to_its_end(releasing: Releasing) -> No
 def test_a_roll_back_takes_requests_away_first_and_the_alias_next(releasing: Releasing) -> None:
     begun(releasing)
     releasing.settle(decided(releasing, PROMOTE))
-    traffic(releasing).calls.clear()
+    releasing.traffic.calls.clear()
     release = releasing.settle(decided(releasing, BACK))
-    assert traffic(releasing).calls == ["shares 0/0", "tracks 1/None/None"]
+    assert releasing.traffic.calls == ["shares 0/0", "tracks 1/None/None"]
     champions = releasing.champions
     assert champions.now == "1"
     assert "it is worse" in champions.taken_back[0]
@@ -105,27 +104,22 @@ def test_an_alias_that_cannot_go_back_is_recorded_and_traffic_is_back(
     releasing.champions.refuses = True
     release = releasing.settle(decided(releasing, BACK))
     assert release.is_moved
-    assert traffic(releasing).at["candidate"] is None
+    assert releasing.traffic.at["candidate"] is None
     last = releasing.ledger.entries(release.release_id)[-1]
     assert (last.rule, last.reason[:9]) == ("alias_refused", "version 1")
 
 
-def kill_points() -> Iterator[tuple[str, int]]:
-    for action in ("start", "step", "end", "back"):
-        yield from ((action, at) for at in range(4))
-
-
-@pytest.mark.parametrize(("action", "at"), list(kill_points()))
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("action", ["start", "step", "end", "back"])
 def test_killed_at_any_move_the_next_one_finishes_it(
     releasing: Releasing, action: str, at: int
 ) -> None:
     if action != "start":
         begun(releasing)
-    if action in ("end", "back"):
+    for _ in range({"end": 2, "back": 1}.get(action, 0)):
         releasing.settle(decided(releasing, PROMOTE))
-        releasing.settle(decided(releasing, PROMOTE)) if action == "end" else None
-    calls = traffic(releasing).calls
-    traffic(releasing).killed_at = len(calls) + at
+    calls = releasing.traffic.calls
+    releasing.traffic.killed_at = len(calls) + at
     try:
         if action == "start":
             begun(releasing)
@@ -134,7 +128,7 @@ def test_killed_at_any_move_the_next_one_finishes_it(
     except KeyboardInterrupt:
         left = releasing.ledger.last_release(MODEL)
         assert not left.is_moved
-    traffic(releasing).killed_at = None
+    releasing.traffic.killed_at = None
     releasing.finish(MODEL)
     release = releasing.ledger.last_release(MODEL)
     assert release.is_moved
@@ -144,7 +138,7 @@ def test_killed_at_any_move_the_next_one_finishes_it(
         "end": ("2", None, Shares()),
         "back": ("1", None, Shares()),
     }[action]
-    seen = traffic(releasing)
+    seen = releasing.traffic
     assert (seen.at["stable"], seen.at["candidate"], seen.shared) == wanted
     actions = [e.action for e in releasing.ledger.entries(release.release_id)]
     assert actions.count(Action.ROLL_BACK) == (action == "back")
@@ -174,26 +168,22 @@ def test_a_mover_that_was_overtaken_sets_what_is_wanted_now(releasing: Releasing
     releasing.settle(releasing.ledger.decide(slow, BACK, "Amal"))
     end = releasing.settle(slow)  # sets a quarter, then learns that it is over
     assert end.state == "rolled_back"
-    assert traffic(releasing).shared == Shares()
-    assert traffic(releasing).at["candidate"] is None
+    assert releasing.traffic.shared == Shares()
+    assert releasing.traffic.at["candidate"] is None
 
 
 def test_one_release_of_a_model_is_open_at_a_time(releasing: Releasing) -> None:
+    def opened(model: str, stable: str, candidate: str) -> Release:
+        return releasing.ledger.open(model, stable, candidate, IDLE, "a", can_split=True)
+
     with ThreadPoolExecutor(8) as pool:
-        found = list(
-            pool.map(
-                lambda _: (
-                    releasing.ledger.open(MODEL, "1", "2", IDLE, "a", can_split=True).release_id
-                ),
-                range(16),
-            )
-        )
+        found = list(pool.map(lambda _: opened(MODEL, "1", "2").release_id, range(16)))
     assert len(set(found)) == 1
     with pytest.raises(DataContractError, match="is open, so no release of version 3"):
-        releasing.ledger.open(MODEL, "1", "3", IDLE, "a", can_split=True)
+        opened(MODEL, "1", "3")
     with pytest.raises(DataContractError, match="nothing to release"):
-        releasing.ledger.open("other", "3", "3", IDLE, "a", can_split=True)
-    assert releasing.ledger.open("other", "1", "3", IDLE, "a", can_split=True).is_open
+        opened("other", "3", "3")
+    assert opened("other", "1", "3").is_open
 
 
 def test_cycles_that_see_nothing_new_are_one_line_and_more_rows_another(
@@ -214,7 +204,7 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
     assert releasing.act_by_hand(MODEL, "hold", "Amal", "lunch").held_by == "Amal"
     assert releasing.act_by_hand(MODEL, "resume", "Amal", "").held_by == ""
     assert releasing.act_by_hand(MODEL, "promote", "Badr", "").step == 1
-    assert traffic(releasing).shared.candidate == 25
+    assert releasing.traffic.shared.candidate == 25
     release = releasing.act_by_hand(MODEL, "roll_back", "Amal", "a call from the desk")
     assert release.state == "rolled_back"
     told = [
@@ -229,7 +219,7 @@ def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
 
 
 def test_a_cycle_decides_by_the_log_and_repairs_what_a_restart_has_lost(
-    releasing: Releasing, tmp_path: Path
+    releasing: Releasing,
 ) -> None:
     release = begun(releasing)
     start = release.periods[0].since
@@ -239,12 +229,12 @@ def test_a_cycle_decides_by_the_log_and_repairs_what_a_restart_has_lost(
         .add(3000, start=start)
         .add(3000, track="shadow", version="2", error=0.05, start=start)
     )
-    traffic(releasing).at = {"stable": "2", "candidate": None, "shadow": None}
+    releasing.traffic.at = {"stable": "2", "candidate": None, "shadow": None}
     found = releasing.evaluate(release, log, now)
     assert found.was_repaired
     assert found.decision.rule == "errors"
     assert found.release.state == "rolled_back"
-    assert traffic(releasing).at["stable"] == "1"
+    assert releasing.traffic.at["stable"] == "1"
     entry = releasing.ledger.entries(release.release_id)[-1]
     assert entry.evidence.harms
 
@@ -256,7 +246,7 @@ def test_what_a_person_wanted_is_done_once_though_the_first_try_broke_off(
     seen = begun(releasing)
 
     with monkeypatch.context() as patched:
-        patched.setattr(traffic(releasing), "set_shares", _busy)
+        patched.setattr(releasing.traffic, "set_shares", _busy)
         with pytest.raises(TransientError):
             releasing.act_by_hand(MODEL, action, "Amal", "", seen)
     release = releasing.act_by_hand(MODEL, action, "Amal", "", seen)
@@ -265,7 +255,7 @@ def test_what_a_person_wanted_is_done_once_though_the_first_try_broke_off(
 
 
 def test_a_cycle_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_back(
-    releasing: Releasing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    releasing: Releasing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(releasing)
     seen = releasing.act_by_hand(MODEL, "promote", "Amal", "")
@@ -273,12 +263,13 @@ def test_a_cycle_that_is_tried_again_gives_no_traffic_back_to_what_was_rolled_ba
         patched.setattr(releasing.champions, "take_back", _busy)
         with pytest.raises(TransientError):
             releasing.act_by_hand(MODEL, "roll_back", "Amal", "")
-    assert traffic(releasing).shared.candidate == 0
-    before = len(traffic(releasing).calls)
-    found = releasing.evaluate(seen, FakeLog(), datetime.now(UTC))
+    assert releasing.traffic.shared.candidate == 0
+    before = len(releasing.traffic.calls)
+    found = evaluated(releasing, seen)
+    assert found.decision.rule == "unfinished"  # it is carried out before anything is read
     assert (found.release.state, found.release.is_moved) == ("rolled_back", True)
-    assert not [call for call in traffic(releasing).calls[before:] if call.startswith("shares 25")]
-    again = releasing.evaluate(seen, FakeLog(), datetime.now(UTC))
+    assert not [call for call in releasing.traffic.calls[before:] if call.startswith("shares 25")]
+    again = evaluated(releasing, seen)
     assert (again.decision.rule, again.is_change) == ("closed", False)
 
 
@@ -300,7 +291,7 @@ class DamagedLabels(FakeLog):
     ids=["fails", "well"],
 )
 def test_labels_that_cannot_be_read_hold_a_release_and_keep_no_failing_version(
-    releasing: Releasing, tmp_path: Path, share: float, action: Action, rule: str
+    releasing: Releasing, share: float, action: Action, rule: str
 ) -> None:
     release = begun(releasing)
     start = release.periods[0].since
@@ -312,73 +303,61 @@ def test_labels_that_cannot_be_read_hold_a_release_and_keep_no_failing_version(
     assert action is Action.ROLL_BACK or "labels.parquet is damaged" in decision.reason
 
 
-def test_a_cycle_gives_up_a_version_that_is_no_longer_the_champion(
-    releasing: Releasing, tmp_path: Path
-) -> None:
+def test_a_cycle_gives_up_a_version_that_is_no_longer_the_champion(releasing: Releasing) -> None:
     release = begun(releasing)
     releasing.champions.now = "3"
-    found = releasing.evaluate(release, FakeLog(), datetime.now(UTC))
+    found = evaluated(releasing, release)
     assert found.release.state == "superseded"
-    assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.traffic.at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.due(MODEL, IDLE)
     assert releasing.begin(MODEL, IDLE, "release flow").candidate == "3"
 
 
-def test_a_cycle_carries_out_what_was_decided_before_it_reads_anything(
-    releasing: Releasing, tmp_path: Path
-) -> None:
-    begun(releasing)
-    left = decided(releasing, PROMOTE)
-    found = releasing.evaluate(left, FakeLog(), datetime.now(UTC))
-    assert found.decision.rule == "unfinished"
-    assert traffic(releasing).shared.candidate == 25
+def refused_by_the_server(releasing: Releasing) -> Release:
+    """A release that was begun with a candidate that cannot be loaded."""
+    releasing.traffic.broken = "2"
+    with pytest.raises(TracksRefusedError):
+        begun(releasing)
+    return releasing.ledger.open_release(MODEL)
 
 
 def test_a_candidate_that_cannot_be_loaded_is_rolled_back_after_a_while(
     releasing: Releasing,
 ) -> None:
-    traffic(releasing).broken = "2"
-    with pytest.raises(TracksRefusedError):
-        begun(releasing)
-    release = releasing.ledger.open_release(MODEL)
-    now = datetime.now(UTC)
+    release, now = refused_by_the_server(releasing), datetime.now(UTC)
     for minutes in (0, 9):
         with pytest.raises(TracksRefusedError):
             releasing.evaluate(release, FakeLog(), now + timedelta(minutes=minutes))
     found = releasing.evaluate(release, FakeLog(), now + timedelta(minutes=11))
     assert (found.decision.rule, found.release.state) == ("not_loaded", "rolled_back")
-    assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.traffic.at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.champions.champion(MODEL) == "1"
 
 
 def test_a_person_rolls_back_a_candidate_that_cannot_be_loaded_at_once(
     releasing: Releasing,
 ) -> None:
-    traffic(releasing).broken = "2"
-    with pytest.raises(TracksRefusedError):
-        begun(releasing)
+    refused_by_the_server(releasing)
     release = releasing.act_by_hand(MODEL, "roll_back", "Amal", "it will never load")
     assert (release.state, release.is_moved) == ("rolled_back", True)
     assert releasing.champions.champion(MODEL) == "1"
 
 
-def test_without_a_gateway_the_last_step_alone_is_taken(tmp_path: Path) -> None:
-    ledger = ReleaseLedger(f"sqlite:///{tmp_path / 'operation.db'}")
-    releasing = Releasing(ledger, FakeTraffic(can_split=False), FakeChampions())
+def test_without_a_gateway_the_last_step_alone_is_taken(releasing: Releasing) -> None:
+    releasing.traffic.can_split = False
     release = begun(releasing)
     assert (release.current.name, len(release.steps)) == ("all", 1)
-    assert traffic(releasing).at["stable"] == "2"
+    assert releasing.traffic.at["stable"] == "2"
     assert release.periods[0].shares.candidate == 100
     end = releasing.settle(decided(releasing, BACK))
-    assert traffic(releasing).at["stable"] == "1"
+    assert releasing.traffic.at["stable"] == "1"
     assert not end.is_open
 
 
 def test_a_server_that_starts_again_begins_with_what_the_release_wants(
-    tmp_path: Path,
+    releasing: Releasing,
 ) -> None:
-    url = f"sqlite:///{tmp_path / 'operation.db'}"
-    releasing = Releasing(ReleaseLedger(url), FakeTraffic(), FakeChampions())
+    url = str(releasing.ledger.engine.url)
     assert tracks_at_start(url, MODEL, "2") is None
     begun(releasing)
     assert tracks_at_start(url, MODEL, "2") == {"stable": "1", "candidate": "2", "shadow": "2"}
@@ -397,11 +376,11 @@ def test_an_alias_that_was_taken_back_after_a_release_takes_all_traffic_along(
     assert releasing.follow_roll_back(MODEL) is None
     for _ in STEPS:
         releasing.settle(decided(releasing, PROMOTE))
-    assert traffic(releasing).at["stable"] == "2"
+    assert releasing.traffic.at["stable"] == "2"
     assert releasing.follow_roll_back(MODEL) is None
     releasing.champions.now, releasing.champions.restored = "1", True
     assert releasing.follow_roll_back(MODEL) == "1"
-    assert traffic(releasing).at == {"stable": "1", "candidate": None, "shadow": None}
+    assert releasing.traffic.at == {"stable": "1", "candidate": None, "shadow": None}
     assert releasing.follow_roll_back(MODEL) is None
     assert not releasing.due(MODEL, IDLE)
 
@@ -428,6 +407,6 @@ def test_nothing_is_due_without_a_new_champion(releasing: Releasing) -> None:
         assert not others.due(MODEL, IDLE)
     with pytest.raises(DataContractError, match="no champion"):
         replace(releasing, champions=FakeChampions(now=None)).begin(MODEL, IDLE, "a test")
-    traffic(releasing).at["stable"] = None
+    releasing.traffic.at["stable"] = None
     with pytest.raises(DataContractError, match="no version of flight-delay in track"):
         begun(releasing)

@@ -26,14 +26,6 @@ def server(tmp_path: Path) -> Iterator[AdminServer]:
         yield running
 
 
-def test_tracks_go_through_the_admin_interface(server: AdminServer, tmp_path: Path) -> None:
-    traffic = ServerTraffic(tmp_path)
-    assert has_server(tmp_path)
-    assert traffic.tracks(MODEL) == {"stable": "1", "candidate": None, "shadow": None}
-    traffic.set_tracks(MODEL, {"stable": "1", "candidate": "2", "shadow": None})
-    assert server.tracks["candidate"] == "2"
-
-
 @pytest.mark.parametrize("champion", [None, "1"])
 def test_no_release_is_due_while_the_server_serves_no_version_of_the_model(
     server: AdminServer, tmp_path: Path, champion: str | None

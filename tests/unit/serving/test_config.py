@@ -31,7 +31,6 @@ def test_a_repository_without_the_file_serves_with_defaults(tmp_path: Path) -> N
         ("models: [{name: a}, {name: a}]", "models .* are the same twice"),
         ("security: {issuers: []}", r"security\.issuers: Extra"),
         ("engine: {max_versions: 0}", r"engine\.max_versions"),
-        ("timeout_s: -1", "timeout_s"),
         ("http: {port: eight}", r"http\.port: Input should be a valid integer"),
         ("models: flight-delay", "models: Input should be a list"),
     ],

@@ -1,7 +1,8 @@
 """Definitions that move, versions that are not as trained, and a store that goes away."""
 
 import asyncio
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,20 @@ from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made,
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"), pytest.mark.anyio]
 
 
-def reader_of(serving: Serving, origin: ModelOrigin | None = None) -> FeastEntityReader:
-    return FeastEntityReader(
+@asynccontextmanager
+async def reading(
+    serving: Serving, origin: ModelOrigin | None = None, states: list[VersionState] | None = None
+) -> AsyncIterator[FeastEntityReader]:
+    """A reader from its start to its end; of the version that serves where nothing else is said."""
+    reader = FeastEntityReader(
         serving.settings,
         EntityConfig(moment=WATERMARK),
-        states=serving.states,
+        states=serving.states if states is None else lambda: states,
         origins=lambda model, version: origin or serving.origin,
     )
+    await reader.start()
+    yield reader
+    await reader.stop()
 
 
 async def asked(reader: FeastEntityReader, serving: Serving) -> dict[str, Any]:
@@ -37,7 +45,6 @@ async def asked(reader: FeastEntityReader, serving: Serving) -> dict[str, Any]:
 async def test_another_definition_than_in_training_is_refused(on_sqlite: Serving) -> None:
     """As where the registry was made again, and gives the same number to something else."""
     pins = on_sqlite.origin.pins
-    assert pins is not None
     elsewhere = pins.model_copy(update={"service_definition": "f" * 32})
     dropped = pins.model_copy(update={"service_version": 9})
     views = {**on_sqlite.origin.feature_views, "weather": "f" * 32}
@@ -47,99 +54,82 @@ async def test_another_definition_than_in_training_is_refused(on_sqlite: Serving
         ({"pins": None}, "train it again"),
         ({"feature_views": views}, "weather is .* expected ffffffffffff"),
     ):
-        reader = reader_of(on_sqlite, on_sqlite.origin.model_copy(update=change))
-        await reader.start()
-        with pytest.raises(NotReadyError, match=sentence):
-            await asked(reader, on_sqlite)
-        with pytest.raises(NotReadyError, match=sentence):
-            reader.keys_of(MODEL)
-        await reader.stop()
+        async with reading(on_sqlite, on_sqlite.origin.model_copy(update=change)) as reader:
+            with pytest.raises(NotReadyError, match=sentence):
+                await asked(reader, on_sqlite)
+            with pytest.raises(NotReadyError, match=sentence):
+                reader.keys_of(MODEL)
 
 
 async def test_a_model_without_feature_views_takes_no_entities(on_sqlite: Serving) -> None:
-    reader = reader_of(on_sqlite, ModelOrigin())
-    await reader.start()
-    assert reader.keys_of(MODEL) is None
-    with pytest.raises(UnknownModelError, match="was not trained on feature views"):
-        await asked(reader, on_sqlite)
-    await reader.stop()
+    async with reading(on_sqlite, ModelOrigin()) as reader:
+        assert reader.keys_of(MODEL) is None
+        with pytest.raises(UnknownModelError, match="was not trained on feature views"):
+            await asked(reader, on_sqlite)
 
 
 async def test_what_is_served_is_followed(on_sqlite: Serving) -> None:
     served: list[VersionState] = []
-
-    reader = FeastEntityReader(
-        on_sqlite.settings,
-        EntityConfig(moment=WATERMARK),
-        states=lambda: served,
-        origins=on_sqlite.origins,
-    )
-    await reader.start()
-    with pytest.raises(UnknownModelError, match="is not served here"):
-        await asked(reader, on_sqlite)
-    served.append(VersionState(MODEL, "1", "READY", tracks=("candidate",)))
-    with pytest.raises(NotReadyError, match="no version of flight-delay is ready in track stab"):
-        reader.keys_of(MODEL)
-    served.append(VersionState(MODEL, "2", "READY", tracks=("stable",)))
-    with pytest.raises(NotReadyError, match="not opened yet"):
-        reader.keys_of(MODEL)
-    assert (await asked(reader, on_sqlite))["trained_version"] == "2", "opened when it is needed"
-    request = request_of(on_sqlite.rows())
-    _, features = await reader.resolve(MODEL, request, track="candidate")
-    assert features.recipe.version == "1"
-    served[0] = VersionState(MODEL, "1", "READY")
-    _, features = await reader.resolve(MODEL, request, track="candidate")
-    assert features.recipe.version == "2", "which the engine lets answer for an empty track"
-    with pytest.raises(NotReadyError, match="track shadow"):
-        await reader.resolve(MODEL, request, track="shadow")
-    with pytest.raises(UnknownModelError, match="version '9'"):
-        await reader.resolve(MODEL, request, version="9")
-    served.clear()
-    await reader.follow()
-    assert reader.counters()["freshness"] == {}
-    await reader.stop()
+    async with reading(on_sqlite, states=served) as reader:
+        with pytest.raises(UnknownModelError, match="is not served here"):
+            await asked(reader, on_sqlite)
+        served.append(VersionState(MODEL, "1", "READY", tracks=("candidate",)))
+        with pytest.raises(NotReadyError, match="is ready in track stable"):
+            reader.keys_of(MODEL)
+        served.append(VersionState(MODEL, "2", "READY", tracks=("stable",)))
+        with pytest.raises(NotReadyError, match="not opened yet"):
+            reader.keys_of(MODEL)
+        opened = await asked(reader, on_sqlite)  # when it is needed
+        assert opened["trained_version"] == "2"
+        request = request_of(on_sqlite.rows())
+        _, features = await reader.resolve(MODEL, request, track="candidate")
+        assert features.recipe.version == "1"
+        served[0] = VersionState(MODEL, "1", "READY")
+        _, features = await reader.resolve(MODEL, request, track="candidate")
+        assert features.recipe.version == "2", "which the engine lets answer for an empty track"
+        with pytest.raises(NotReadyError, match="track shadow"):
+            await reader.resolve(MODEL, request, track="shadow")
+        with pytest.raises(UnknownModelError, match="version '9'"):
+            await reader.resolve(MODEL, request, version="9")
+        served.clear()
+        await reader.follow()
+        assert reader.counters()["freshness"] == {}
 
 
 async def test_a_store_that_went_away_is_not_ready_and_comes_back(on_redis: Serving) -> None:
     """The server is stopped in its tracks, so that a read waits for it in vain."""
-    assert on_redis.server is not None
     redis = on_redis.server.connect()
-
-    reader = reader_of(on_redis)
-    await reader.start()
-    assert (await asked(reader, on_redis))["views"]["weather"]["state"] == ["fresh"]
-    redis.execute_command("CLIENT", "PAUSE", "4000", "ALL")
-    with pytest.raises(NotReadyError, match="could not be read") as refused:
-        await asked(reader, on_redis)
-    assert refused.value.retry_after_s == 1.0
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                assert (await asked(reader, on_redis))["views"]["weather"]["age_s"]
-                break
-            except NotReadyError:
-                await asyncio.sleep(0.1)
-    assert reader.counters()["refused"]["not_ready"] >= 1
-    await reader.stop()
+    async with reading(on_redis) as reader:
+        assert (await asked(reader, on_redis))["views"]["weather"]["state"] == ["fresh"]
+        redis.execute_command("CLIENT", "PAUSE", "4000", "ALL")
+        with pytest.raises(NotReadyError, match="could not be read") as refused:
+            await asked(reader, on_redis)
+        assert refused.value.retry_after_s == 1.0
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    assert (await asked(reader, on_redis))["views"]["weather"]["age_s"]
+                    break
+                except NotReadyError:
+                    await asyncio.sleep(0.1)
+        assert reader.counters()["refused"]["not_ready"] >= 1
 
 
 @pytest.mark.slow
 async def test_a_changed_definition_leaves_a_model_with_its_own(tmp_path: Path) -> None:
     """In a store of its own: a new version of `weather` is applied and published."""
     serving = made("sqlite", tmp_path / "own", ExitStack())
-    reader = reader_of(serving)
-    await reader.start()
-    assert (await asked(reader, serving))["service"] == "flight_delay_v1.v1"
-    await asyncio.to_thread(_shorten_ttl, serving.installation.repository.path)
-    await asyncio.to_thread(_materialize, serving)
-    anew = reader_of(serving)
-    await anew.start()
-    for one in (reader, anew):
-        await one.follow()
-        read = await asked(one, serving)
-        assert read["service"] == "flight_delay_v1.v1"
-        assert read["views"]["weather"]["version"] == 0, "as it was trained"
-        await one.stop()
+    repo = serving.installation.repository.path
+    async with reading(serving) as reader:
+        assert (await asked(reader, serving))["service"] == "flight_delay_v1.v1"
+        await asyncio.to_thread(_shorten_ttl, repo)
+        await asyncio.to_thread(_materialize, serving)
+        async with reading(serving) as anew:
+            for one in (reader, anew):
+                await one.follow()
+                read = await asked(one, serving)
+                assert read["service"] == "flight_delay_v1.v1"
+                assert read["views"]["weather"]["version"] == 0, "as it was trained"
 
 
 def _shorten_ttl(repo: Path) -> None:

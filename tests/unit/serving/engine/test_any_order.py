@@ -116,7 +116,7 @@ async def play(steps: list[Any], batch_rows: int) -> None:
     shelf = Shelf(hardware=("cpu", "gpu"))
     engine = engine_of(shelf, hardware=TWO_KINDS, batch_rows=batch_rows, **BOUNDS)
     await engine.start()
-    ledger = Ledger(Desk(engine))
+    ledger = Ledger(Desk(engine, shelf))
     for kind, *told in steps:
         if kind == "ask":
             ledger.ask(*told)

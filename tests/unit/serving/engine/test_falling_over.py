@@ -80,8 +80,7 @@ async def test_a_batch_that_does_not_come_back_is_computed_elsewhere() -> None:
 async def test_where_no_thread_is_to_be_had_calls_are_refused_until_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shelf = Shelf(seconds=0.005)
-    async with serving(shelf) as desk:
+    async with serving(Shelf(seconds=0.005)) as desk:
         await asked(desk)
         version = desk.engine.served("m").versions["1"]
         backend = version.backends[0]
@@ -107,10 +106,9 @@ async def test_no_more_batches_run_beside_each_other_than_there_are_threads() ->
     shelf = Shelf(seconds=0.01)
     async with serving(shelf, hardware=(HardwareConfig(workers=1),)) as desk:
         await desk.engine.set_tracks("m", {"candidate": "2"})
-        first, second = await held(desk, shelf), shelf.behaviours["2", "cpu"]
+        await held(desk)
         other = desk.ask(track="candidate")
         await asyncio.sleep(0.03)
-        assert second.sizes == []
-        first.gate.set()
-        await desk.settled()
+        assert shelf.behaviours["2", "cpu"].sizes == []
+        await desk.finish()
         assert version_of(desk.answer(other)) == "2"

@@ -68,8 +68,10 @@ def program_of_classes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return exported(tmp_path_factory.mktemp("classes"), Classes())
 
 
-def test_rows_are_made_that_the_program_takes_and_kept_with_their_answers(tmp_path: Path) -> None:
-    path, program = exported(tmp_path, Classes())
+def test_rows_are_made_that_the_program_takes_and_kept_with_their_answers(
+    tmp_path: Path, program_of_classes: tuple[Path, RegisteredProgram]
+) -> None:
+    path, program = program_of_classes
     model = load_pytorch(path, SIGNATURE, Runtime())
 
     golden = golden_batch(program, path, tmp_path / "golden")

@@ -26,28 +26,24 @@ async def test_a_call_that_would_wait_longer_than_half_the_goal_is_refused(
 ) -> None:
     """Batches of 10 ms: 25 ms would be two of them, and four may wait whatever the goal says."""
 
-    shelf = Shelf(seconds=0.01)
     models = (ServedModel(name="m", goal_ms=goal_ms),)
-    async with serving(shelf, models=models, batch_rows=1) as desk:
-        await held(desk, shelf)
+    async with serving(Shelf(seconds=0.01), models=models, batch_rows=1) as desk:
+        await held(desk)
         assert waiting_behind(desk) == most
         error = desk.engine.refusal("m")
         assert isinstance(error, OverloadedError)
         assert error.retry_after_s == pytest.approx(0.01 * most)
         refused = desk.ask()  # also where nobody asked before
-        shelf.behaviours["1", "cpu"].gate.set()
-        await desk.settled()
+        await desk.finish()
         assert isinstance(desk.error(refused), OverloadedError)
 
 
 async def test_what_fits_into_the_next_batch_is_taken_however_long_the_batch_takes() -> None:
-    shelf = Shelf(seconds=0.01)
-    async with serving(shelf, batch_rows=100, requests=99) as desk:
-        await held(desk, shelf)
+    async with serving(Shelf(seconds=0.01), batch_rows=100, requests=99) as desk:
+        await held(desk)
         desk.engine.served("m").versions["1"].backends[0].times.note(200, 60_000)
         assert waiting_behind(desk, 99) == 99
-        shelf.behaviours["1", "cpu"].gate.set()
-        await desk.settled()
+        await desk.finish()
 
 
 @pytest.mark.parametrize("num_rows", [1, 20])
@@ -57,9 +53,8 @@ async def test_turns_that_take_long_count_more_than_what_the_model_takes(num_row
     A call of more rows than a batch has comes alone, whole, and takes one turn too.
     """
 
-    shelf = Shelf(seconds=0.01)
-    async with serving(shelf, batch_rows=1) as desk:
-        await held(desk, shelf)
+    async with serving(Shelf(seconds=0.01), batch_rows=1) as desk:
+        await held(desk)
         desk.ask(rows=num_rows)
         assert (desk.engine.refusal("m") is None) == (num_rows == 1)
         queue, now = desk.engine.served("m").queues["stable"], time.monotonic()
@@ -67,5 +62,4 @@ async def test_turns_that_take_long_count_more_than_what_the_model_takes(num_row
         queue.note_taken(1, now)
         error = desk.engine.refusal("m")
         assert error.retry_after_s == pytest.approx(0.5)
-        shelf.behaviours["1", "cpu"].gate.set()
-        await desk.settled()
+        await desk.finish()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from serving.config import ServingConfig, checked_config
-from serving.errors import ForbiddenError, OverloadedError, ServingError, TooManyRequestsError
-from serving.interfaces import Action, Answer, Call, Done, Headers, Principal, Served
+from serving.errors import ForbiddenError, OverloadedError
+from serving.interfaces import Answer, Call, Done, Served
 from serving.protocol.front import Front
 from serving.protocol.http import listener
 from serving.protocol.http.listener import bound_socket, public_listener
@@ -21,9 +21,10 @@ from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.config import TlsConfig
 from serving.security.guard import OpenGuard
 from serving.security.tls import RenewingTls
+from tests.support.serving.guards import StrictGuard
 from tests.support.serving.inline_engine import InlineEngine
 from tests.support.serving.serving_clients import raw, request
-from tests.support.serving.standins import until
+from tests.support.serving.standins import Witness, until
 
 pytestmark = pytest.mark.anyio
 SERVED = Served("sums", "1", "onnx-fp32", "stable", "cpu", "openvino-int8")
@@ -42,43 +43,14 @@ class HeldEngine(InlineEngine):
             raise LookupError("a fault of ours")
         self.held.append((call, done))
 
-    def answer(self, at: int = 0) -> None:
-        call, done = self.held.pop(at)
+    def answer(self) -> None:
+        call, done = self.held.pop(0)
         done(call, Answer({"score": np.full(call.num_rows, 7, np.float32)}, SERVED))
-
-
-class Noting:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, ...]] = []
-
-    def served(self, batch: object) -> None: ...
-
-    def refused(self, call: Call, error: ServingError) -> None:
-        self.told.append((call.model, call.track, error.reason))
-
-
-class StrictGuard:
-    """Admits who says `x-who: me`, and not too often."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Action, str | None]] = []
-
-    def admit(self, headers: Headers, address: str, action: Action, model: str | None) -> Principal:
-        self.asked.append((action, model))
-        assert address == "127.0.0.1"
-        who = dict(headers).get(b"x-who")
-        if who == b"broken":
-            raise LookupError("a fault of ours")
-        if who == b"often":
-            raise TooManyRequestsError("come later", 2.2)
-        if who != b"me":
-            raise ForbiddenError("not you")
-        return Principal("me", "", {"*": frozenset({action})}, 1e12)
 
 
 def front_of(engine: HeldEngine, guard: Any = None, **http: Any) -> Front:
     config: ServingConfig = checked_config({"http": http, "stop_s": 2}, "the test")
-    return Front(engine, guard or OpenGuard(config), config, (Noting(),))
+    return Front(engine, guard or OpenGuard(config), config, (Witness(),))
 
 
 class Client:
@@ -134,13 +106,11 @@ async def listening(front: Front, tls: Sequence[Any] = (None, None)) -> AsyncIte
 
 
 def told_of(front: Front) -> list[tuple[str, ...]]:
-    (noting,) = front.observers
-    assert isinstance(noting, Noting)
-    return noting.told
+    (witness,) = front.observers
+    return [(call.model, call.track, error.reason) for call, error in witness.refusals]
 
 
 PAGE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-PAGE_HEAD = PAGE[:-2]
 
 
 async def test_a_call_says_what_the_request_said() -> None:
