@@ -80,7 +80,7 @@ def build_training_set(
         feast = open_store(home, repo, features)
         definitions = load_definitions(repo)
         _check_defined(spec.feature_service, definitions)
-        apply_definitions(feast, home, repo, definitions, keep_undefined=True)
+        apply_definitions(feast, definitions, keep_undefined=True)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
         excluded, labels = write_entities(tables, window, config, repo, store, frame)

@@ -82,7 +82,7 @@ def materialize(
     ledger, token = load_ledger(home), read_token(home, repo)
     present = ledger is not None and is_filled(ledger, home, repo)
     feast = open_store(home, repo, features_folder(tables, store))
-    apply_definitions(feast, home, repo, again=not present)
+    apply_definitions(feast, again=not present)
     # Other definitions, or an online store of which nothing is known: not this window alone.
     same = present and ledger is not None and _holds_these_views(ledger, feast, repo)
     changed = _changed_since(tables, window, ledger if same else None)

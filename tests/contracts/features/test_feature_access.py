@@ -52,7 +52,7 @@ class Served:
 
     @property
     def trail(self) -> AuditTrail:
-        return AuditTrail(self.installation.home / "audit")
+        return self.installation.trail
 
     def post(self, path: str, body: dict[str, Any], token: str | None) -> requests.Response:
         headers = {"Authorization": f"Bearer {token}"} if token else {}

@@ -13,9 +13,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.access.audit import AuditTrail
-from tasks.features.access.store import find_service, open_store
-from tasks.features.tables.build import features_folder
+from tasks.features.access.store import find_service
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
@@ -66,9 +64,7 @@ def test_online_and_offline_give_the_same_values_at_the_same_moment(
 ) -> None:
     tables = installation.refresh(WINDOW)
     installation.materialize(tables, WINDOW)
-    feast = open_store(
-        installation.home, installation.repository.path, features_folder(tables, installation.store)
-    )
+    feast = installation.open(tables)
     service = find_service(feast, "flight_delay_v1")
     flights = installation.repository.read("flights").tail(40)
     keys = flights[["carrier", "origin", "dest", "tailnum"]].drop_duplicates()
@@ -150,16 +146,15 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
     process = start_materializing(installation, tables)
 
     def third_view_is_being_written() -> bool:
-        acts = [line.content for line in trail(installation).lines()]
-        begun = [a for a in acts if (a["action"], a["outcome"]) == ("materialize", "begun")]
+        acts = installation.acts("materialize")
+        begun = [act for act in acts if act["outcome"] == "begun"]
         return len(begun) >= 3 or process.poll() is not None
 
     wait_until(third_view_is_being_written, "three views begun", limit_s=200)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (installation.home / "feast" / "materialized.json").exists()
-    feast = open_store(installation.home, installation.repository.path)
-    feast.get_online_features(features=["weather:temp"], entity_rows=[{"origin": "JFK"}])
+    installation.online("weather:temp", origin="JFK")
     completed = installation.materialize(tables, WINDOW)
     assert len(completed) == 7
     assert all(completed.values())
@@ -189,14 +184,10 @@ def some_keys(installation: Installation) -> pd.DataFrame:
 
 def online_values(installation: Installation, keys: pd.DataFrame) -> pd.DataFrame:
     """What a new reader gets for these entities."""
-    feast = open_store(installation.home, installation.repository.path)
+    feast = installation.open()
     service = find_service(feast, "flight_delay_v1")
     answer = feast.get_online_features(
         features=service, entity_rows=keys.to_dict("records"), full_feature_names=True
     )
     frame: pd.DataFrame = answer.to_df().rename(columns=without_pins)
     return frame
-
-
-def trail(installation: Installation) -> AuditTrail:
-    return AuditTrail(installation.home / "audit")
