@@ -117,12 +117,9 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
             given=entity_df,
             cut_off=filter_by_created_timestamp,
         )
+        on_demand = OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry)
         return AsofRetrievalJob(
-            config=config,
-            read=retrieval.read,
-            text=retrieval.text,
-            on_demand=OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry),
-            full_names=full_feature_names,
+            config, retrieval.read, retrieval.text, on_demand, full_feature_names
         )
 
     @staticmethod
@@ -270,7 +267,7 @@ class _Pull:
 
         what = "newest row by " + ", ".join(keys) if newest else "rows"
         text = f"-- {what} of {self.source.name} in [{self.start} .. {self.end}]"
-        return AsofRetrievalJob(self.config, read, text, on_demand=[], full_names=False)
+        return AsofRetrievalJob(self.config, read, text)
 
     def _rows(self, keys: Sequence[str], features: Sequence[str], newest: bool) -> pl.LazyFrame:
         import polars as pl

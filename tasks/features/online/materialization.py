@@ -28,7 +28,7 @@ from tasks.features.access.versions import (
 )
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
-from tasks.features.online.newer_wins import NewerWinsOnlineStore
+from tasks.features.online.newer_wins import NewerWinsOnlineStore, Removal
 from tasks.features.online.plan import KeyGroup
 from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
 from tasks.features.tables.build import features_folder
@@ -36,7 +36,6 @@ from tasks.features.tables.evidence import pinned_views
 from tasks.features.tables.ledger import (
     Ledger,
     definitions_digest,
-    is_filled,
     load_ledger,
     new_token,
     online_views,
@@ -80,7 +79,7 @@ def materialize(
     if done is not None:
         return done
     ledger, token = load_ledger(home), read_token(home, repo)
-    present = ledger is not None and is_filled(ledger, home, repo)
+    present = ledger is not None and token == ledger.token
     feast = open_store(home, repo, features_folder(tables, store))
     apply_definitions(feast, again=not present)
     # Other definitions, or an online store of which nothing is known: not this window alone.
@@ -322,8 +321,8 @@ def rebuild_views(
         for name, view in views.items():
             last = watermarks.get(name, max(watermarks.values())) - timedelta(microseconds=1)
             feast.materialize(BEGINNING, last, feature_views=[name])
-            extent = "not of the table" if pushed else "unknown"
-            if provider.online_store.remove_values(feast.config, view, extent):
+            meant = Removal("not of the table" if pushed else "unknown")
+            if provider.online_store.remove_values(feast.config, view, meant):
                 feast.materialize(BEGINNING, last, feature_views=[name])
     return {name: provider.batch_engine.writes[name].num_rows for name in views}
 
@@ -359,10 +358,9 @@ def forget_values(
         for name, view in views.items():
             version = feast.config.entity_key_serialization_version
             keys = [_packed(view, key, version)] if key else None
+            meant = Removal(keys=keys, features=features or None)
             found[name] = max(
-                provider.online_store.remove_values(
-                    feast.config, each, keys=keys, features=features or None
-                )
+                provider.online_store.remove_values(feast.config, each, meant)
                 for each in _versions(feast, view)
             )
     return found

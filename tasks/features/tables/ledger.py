@@ -119,26 +119,23 @@ def _not_behind(
     )
 
 
-def is_filled(ledger: Ledger, home: Path, repo: Path) -> bool:
-    """True where the online store is the one that the ledger speaks of, and was not emptied.
+def online_views(
+    tables: FeatureTables, window: TimeWindow, home: Path, repo: Path
+) -> tuple[MaterializedView, ...] | None:
+    """The views, where these tables are online up to the window's end; None where they are not.
+
+    They are where the online store is the one that the ledger speaks of, and was not emptied.
 
     Raises:
         TransientError: Redis does not answer.
     """
-    return read_token(home, repo) == ledger.token
-
-
-def online_views(
-    tables: FeatureTables, window: TimeWindow, home: Path, repo: Path
-) -> tuple[MaterializedView, ...] | None:
-    """The views, where these tables are online up to the window's end; None where they are not."""
     ledger = load_ledger(home)
     is_online = (
         ledger is not None
         and ledger.version == tables.version
         and ledger.definitions == definitions_digest(repo)
         and all(view.watermark >= window.end for view in ledger.views)
-        and is_filled(ledger, home, repo)
+        and read_token(home, repo) == ledger.token
     )
     return ledger.views if ledger and is_online else None
 

@@ -13,6 +13,7 @@ from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSour
 from feast.types import FeastType, Float64, String
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tasks.features.online.newer_wins import Removal
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
 from tests.support.data.feature_views import online_store, repo_config
@@ -159,13 +160,13 @@ def test_values_of_an_earlier_version_stay_like_pushed_ones_until_they_are_remov
     shop.refresh(row(2, 1.0))
     assert shop.read() == 666.0
     view = shop.store.get_feature_view("fv")
-    assert store.remove_values(config, view, extent="unknown") == 1
+    assert store.remove_values(config, view, Removal("unknown")) == 1
     shop.materialize()
     assert shop.read() == 1.0
-    assert store.remove_values(config, view, extent="unknown") == 0
-    assert store.remove_values(config, view, extent="not of the table") == 0
+    assert store.remove_values(config, view, Removal("unknown")) == 0
+    assert store.remove_values(config, view, Removal("not of the table")) == 0
     shop.push(**row(0, 2.0))
-    assert store.remove_values(config, view, extent="not of the table") == 1
+    assert store.remove_values(config, view, Removal("not of the table")) == 1
 
 
 def test_a_type_that_changed_without_a_version_reaches_readers(shop: Shop) -> None:

@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
+from tasks.features.online.newer_wins import Removal
 from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import FeatureStoreError, TransientError
@@ -315,7 +316,8 @@ def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
         assert written == len(batch) == len(ours[0]) + len(ours[1])
         assert min(map(len, ours)) > 0
         store = NewerWinsRedisOnlineStore()
-        assert store.remove_values(config, view, keys=[encoded(view, batch).keys[0].as_py()]) == 1
+        one = Removal(keys=[encoded(view, batch).keys[0].as_py()])
+        assert store.remove_values(config, view, one) == 1
         assert store.remove_values(config, view) == len(batch) - 1
         store._get_client(config.online_store).close()
 
