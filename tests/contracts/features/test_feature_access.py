@@ -16,7 +16,6 @@ from infra.orchestration.embedded import free_port
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import Settings
 from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import days
 from tests.support.host.processes import pids_whose_command_holds
@@ -81,12 +80,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 @pytest.fixture(scope="module")
 def served(installation: Installation, identity: Issuer) -> Iterator[Served]:
-    settings = Settings(home=installation.home, feature_repo=installation.repository.path)
     at = Listening("127.0.0.1", free_port())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in identity.environment.items():
             patch.setenv(name, value)
-        with feature_server(settings, at):
+        with feature_server(installation.settings, at):
             yield Served(installation, identity, at.port)
 
 
@@ -264,9 +262,8 @@ def test_serving_is_refused_without_an_issuer_or_in_the_clear(
         monkeypatch.setenv(name, value)
     if missing:
         monkeypatch.delenv(missing)
-    settings = Settings(home=installation.home, feature_repo=installation.repository.path)
     with (
         pytest.raises(ConfigurationError, match=said),
-        feature_server(settings, Listening(host, free_port())),
+        feature_server(installation.settings, Listening(host, free_port())),
     ):
         pytest.fail("it was started")

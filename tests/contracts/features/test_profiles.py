@@ -130,11 +130,11 @@ import sys
 from pathlib import Path
 from tasks.features.online.materialization import materialize
 from tasks.features.tables.build import FeatureTables
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import Settings
 from tests.support.data.repository import days
-home, repo = Path(sys.argv[1]), Path(sys.argv[2])
+settings = Settings(home=Path(sys.argv[1]), feature_repo=Path(sys.argv[2]))
 tables = FeatureTables.model_validate_json(sys.stdin.read())
-materialize(tables, days(0, 3), home, repo, ArtifactStore(home / "artifacts"))
+materialize(tables, days(0, 3), settings)
 """
 
 

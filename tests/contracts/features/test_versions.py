@@ -84,8 +84,7 @@ class Bench:
 
     def verify(self, snapshot: FeatureSnapshot, **changes: object) -> SnapshotVerification:
         """Make the snapshot again, with some of its fields changed."""
-        changed, installation = snapshot.model_copy(update=changes), self.installation
-        return verify_snapshot(changed, installation.home, self.repo, installation.store)
+        return verify_snapshot(snapshot.model_copy(update=changes), self.installation.settings)
 
     def online(self, service: str) -> dict[str, Any]:
         feast = self.open()

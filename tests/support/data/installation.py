@@ -18,7 +18,7 @@ from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, features_folder, publish_tables
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository, built, vouchers
 
 GATES = """
@@ -48,6 +48,10 @@ class Installation:
     @classmethod
     def at(cls, folder: Path, num_days: int) -> Installation:
         return cls(folder / "home", SmallRepository(folder, num_days))
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(home=self.home, feature_repo=self.repository.path)
 
     @property
     def store(self) -> ArtifactStore:
@@ -83,21 +87,19 @@ class Installation:
     def materialize(
         self, tables: FeatureTables, window: TimeWindow, **settings: Any
     ) -> dict[str, int]:
-        config, repo = MaterializationConfig(**settings), self.repository.path
-        views = materialize(tables, window, self.home, repo, self.store, config)
+        config = MaterializationConfig(**settings)
+        views = materialize(tables, window, self.settings, config)
         return {view.name: view.num_entities for view in views}
 
     def parity(self, tables: FeatureTables) -> ParityReport:
-        config, path = self.repository.config, self.repository.path
-        return check_parity(tables, config, self.home, path, self.store)
+        return check_parity(tables, self.repository.config, self.settings)
 
     def publish(self, tables: FeatureTables) -> None:
         """Vouch for every table and let readers see this version."""
         publish_tables(tables, vouchers(tables.tables), self.home, self.store)
 
     def snapshot(self, tables: FeatureTables, window: TimeWindow) -> FeatureSnapshot:
-        config, path = self.repository.config, self.repository.path
-        return build_training_set(tables, window, config, self.home, path, self.store)
+        return build_training_set(tables, window, self.repository.config, self.settings)
 
     def rows(self, snapshot: FeatureSnapshot) -> pd.DataFrame:
         return pd.read_parquet(self.store.path(snapshot.data))

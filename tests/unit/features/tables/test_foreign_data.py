@@ -110,8 +110,7 @@ def test_a_source_that_does_not_fit_its_table_is_refused_before_it_is_applied(
     shop.replace("definitions.py", old, new)
     with pytest.raises(ConfigurationError, match=told):
         shop.training_set()
-    home = shop.store.root.parent / "home"
-    assert open_store(home, shop.repo).list_feature_views() == []
+    assert open_store(shop.settings.features_home, shop.repo).list_feature_views() == []
 
 
 def test_a_service_that_is_registered_and_no_longer_defined_is_refused(shop: Shop) -> None:
