@@ -85,7 +85,7 @@ def build_training_set(
         registered = feast.get_feature_service(service.registered_name)
         columns = _dataset_columns(registered, spec)
         job, num_rows = retrieve(feast, registered, spec, frame, folder.path / DATA_FILE)
-        pins = pin(feast, service, tables, window, config, repo, store, job, folder)
+        pins = pin(feast, service, tables, config, store, job, folder)
         frame.unlink()
         return FeatureSnapshot(
             data=folder.artifact(DATA_FILE),

@@ -270,9 +270,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
     def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
         """Keys of all entities of the view's kind, some at a time, with the node that has them."""
         version = config.entity_key_serialization_version
-        head = serialize_entity_key_prefix(list(view.join_keys), version)
-        project = config.project.encode()
-        pattern = b"*".join(re.sub(rb"([*?\[\]\\^-])", rb"\\\1", part) for part in (head, project))
+        pattern = key_pattern(view.join_keys, version, config.project.encode())
         for node in _nodes(self._get_client(config.online_store)):
             cursor = None
             while cursor != 0:
@@ -292,6 +290,12 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
                 matches = (field.fullmatch(name) for name in names)
                 found |= {match[1].decode() for match in matches if match}
         return found
+
+
+def key_pattern(join_keys: Sequence[str], version: int, project: bytes) -> bytes:
+    """What the Redis keys of all entities of a kind look like."""
+    head = serialize_entity_key_prefix(list(join_keys), version)
+    return b"*".join(re.sub(rb"([*?\[\]\\^-])", rb"\\\1", part) for part in (head, project))
 
 
 def _stored_name(config: RepoConfig, view: FeatureView) -> str:

@@ -111,12 +111,8 @@ def _not_behind(
     views: tuple[MaterializedView, ...], known: tuple[MaterializedView, ...]
 ) -> tuple[MaterializedView, ...]:
     ahead = {view.name: view.watermark for view in known}
-    return tuple(
-        view.model_copy(
-            update={"watermark": max(view.watermark, ahead.get(view.name, view.watermark))}
-        )
-        for view in views
-    )
+    latest = {v.name: max(v.watermark, ahead.get(v.name, v.watermark)) for v in views}
+    return tuple(view.model_copy(update={"watermark": latest[view.name]}) for view in views)
 
 
 def online_views(
