@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureTables, MaterializedView
+from tasks.contracts.data import MaterializedView
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.features.tables.ledger import (
     Ledger,
@@ -20,14 +20,11 @@ from tasks.features.tables.ledger import (
     write_token,
 )
 from tasks.kernel.errors import FeatureStoreError, WindowError
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import days
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-
-
-Refreshed = tuple[Installation, FeatureTables]
 
 
 def beside(three_days: Refreshed, folder: Path) -> Refreshed:

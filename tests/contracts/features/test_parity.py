@@ -11,17 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.contracts.data import FeatureTables
 from tasks.features.checks.report import ParityReport
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-
-
-Refreshed = tuple[Installation, FeatureTables]
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +60,7 @@ def of_view(report: ParityReport, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_online_equals_offline_at_each_watermark_of_a_replay(
-    refreshed: Refreshed,
-) -> None:
+def test_online_equals_offline_at_each_watermark_of_a_replay(refreshed: Refreshed) -> None:
     """The tables hold rows after the watermark each time: they must not count."""
     installation, tables = refreshed
     compared = []
@@ -82,9 +76,7 @@ def test_online_equals_offline_at_each_watermark_of_a_replay(
     assert of_view(report, "plane_history").num_entities == 500
 
 
-def test_a_spoilt_online_value_is_found_and_named(
-    refreshed: Refreshed,
-) -> None:
+def test_a_spoilt_online_value_is_found_and_named(refreshed: Refreshed) -> None:
     installation, tables = refreshed
     assert spoil_temperature(installation) == 1
     report = installation.parity(tables)
@@ -204,9 +196,7 @@ def test_a_row_that_came_late_is_counted_as_overtaken_not_as_different(
     assert report.result == "equal"
 
 
-def test_tables_that_are_not_the_ones_online_are_refused(
-    refreshed: Refreshed,
-) -> None:
+def test_tables_that_are_not_the_ones_online_are_refused(refreshed: Refreshed) -> None:
     installation, tables = refreshed
     other = tables.model_copy(update={"version": "f" * 32})
     with pytest.raises(TransientError, match=f"holds {tables.version[:12]}, .* ffffffffffff"):

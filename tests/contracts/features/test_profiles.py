@@ -15,7 +15,7 @@ import pytest
 from tasks.contracts.data import FeatureTables
 from tasks.features.access.store import find_service
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
@@ -44,7 +44,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "clus
 @pytest.fixture(params=["server", *OTHERS])
 def installation(
     request: pytest.FixtureRequest,
-    three_days: tuple[Installation, FeatureTables],
+    three_days: Refreshed,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Installation:

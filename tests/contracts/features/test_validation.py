@@ -37,7 +37,7 @@ from tasks.validation.suites import Suite, read_suite, read_suites
 from tasks.validation.task import (
     validate_landed_rows,
 )
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Refreshed
 from tests.support.data.repository import days
 from tests.support.data.tables import (
     REPO,
@@ -167,7 +167,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(ten_days: tuple[Installation, FeatureTables]) -> Made:
+def made(ten_days: Refreshed) -> Made:
     installation, tables = ten_days
     return Made(installation.store, tables, installation.snapshot(tables, days(1, 9)))
 

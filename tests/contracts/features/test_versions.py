@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tasks.contracts.data import FeatureSnapshot, FeatureTables, SnapshotPins
+from tasks.contracts.data import FeatureSnapshot, SnapshotPins
 from tasks.features.access.store import GuardedFeatureStore, apply_definitions, open_store
 from tasks.features.access.versions import (
     apply_service_versions,
@@ -26,7 +26,7 @@ from tasks.features.online.materialization import write_earlier_versions
 from tasks.features.snapshot import service_to_train_on
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import digest_of
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import SmallRepository, days
 from tests.support.services.servers import postgres_server
 
@@ -40,7 +40,7 @@ LEFT_OUT = ("carrier_stats", "origin_stats", "destination_stats", "route_stats",
 class Bench:
     """One registry on the shared tables, and definitions to change."""
 
-    def __init__(self, made: tuple[Installation, FeatureTables], home: Path, folder: Path) -> None:
+    def __init__(self, made: Refreshed, home: Path, folder: Path) -> None:
         shared, self.tables = made
         self.repository = SmallRepository(folder, num_days=1)
         self.installation = Installation(home, self.repository)
@@ -105,7 +105,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(three_days: tuple[Installation, FeatureTables], tmp_path: Path) -> Bench:
+def bench(three_days: Refreshed, tmp_path: Path) -> Bench:
     return Bench(three_days, tmp_path / "home", tmp_path)
 
 

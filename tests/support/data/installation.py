@@ -103,3 +103,7 @@ class Installation:
 
     def rows(self, snapshot: FeatureSnapshot) -> pd.DataFrame:
         return pd.read_parquet(self.store.path(snapshot.data))
+
+
+Refreshed = tuple[Installation, FeatureTables]
+"""An installation and the newest version of its tables."""
