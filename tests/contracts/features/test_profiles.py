@@ -133,7 +133,7 @@ from tasks.features.tables.build import FeatureTables
 from tasks.kernel.settings import Settings
 from tests.support.data.repository import days
 settings = Settings(home=Path(sys.argv[1]), feature_repo=Path(sys.argv[2]))
-tables = FeatureTables.model_validate_json(sys.stdin.read())
+tables = FeatureTables.model_validate_json(sys.argv[3])
 materialize(tables, days(0, 3), settings)
 """
 
@@ -164,17 +164,13 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
 def start_materializing(
     installation: Installation, tables: FeatureTables
 ) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", MATERIALIZE, str(installation.home), installation.repository.path],
-        stdin=subprocess.PIPE,
+    home, repo = str(installation.home), str(installation.repository.path)
+    return subprocess.Popen(
+        [sys.executable, "-c", MATERIALIZE, home, repo, tables.model_dump_json()],
         stderr=subprocess.DEVNULL,
         cwd=PROJECT_ROOT,
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
     )
-    assert process.stdin
-    process.stdin.write(tables.model_dump_json().encode())
-    process.stdin.close()
-    return process
 
 
 def some_keys(installation: Installation) -> pd.DataFrame:
