@@ -53,6 +53,7 @@ class Origin:
 
 PUSHED = Origin()
 _ORIGIN: ContextVar[Origin] = ContextVar("falaj_origin", default=PUSHED)
+"""Of the rows that Feast hands over to be written."""
 
 
 @contextmanager
@@ -63,11 +64,6 @@ def written_by(origin: Origin) -> Iterator[None]:
         yield
     finally:
         _ORIGIN.reset(token)
-
-
-def current_origin() -> Origin:
-    """Origin of the rows that Feast hands over to be written."""
-    return _ORIGIN.get()
 
 
 def micros(moment: datetime) -> int:
@@ -241,7 +237,7 @@ class NewerWinsOnlineStore:
             by_features.setdefault(tuple(row[1]), []).append(row)
         version = config.entity_key_serialization_version
         batches = [_as_columns(rows, names, version) for names, rows in by_features.items()]
-        self.write_rows(config, table, batches, current_origin())
+        self.write_rows(config, table, batches, _ORIGIN.get())
         if progress:
             progress(len(data))
 
