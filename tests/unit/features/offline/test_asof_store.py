@@ -215,6 +215,15 @@ def test_a_value_is_valid_exactly_until_its_ttl_to_the_microsecond(
     assert found(ask(feast_store, [view_of(file, ttl=ttl)], frame)) == [1.0, 1.0, None]
 
 
+def test_a_correction_made_later_is_not_shown_to_earlier_rows(
+    feast_store: FeatureStore, tmp_path: Path
+) -> None:
+    rows = values(("a", 0, 0, 1.0), ("a", 0, 45, 9.0))
+    view = view_of(write_rows(rows, tmp_path / "values.parquet"))
+    frame = asked(("a", 44), ("a", 45))
+    assert found(ask(feast_store, [view], frame, filter_by_created_timestamp=True)) == [1.0, 9.0]
+
+
 @pytest.mark.parametrize(("cut_off", "known"), [(True, 1.0), (False, 2.0)])
 def test_a_row_of_unknown_creation_is_not_known_to_anyone_under_the_cut_off(
     feast_store: FeatureStore, tmp_path: Path, cut_off: bool, known: float
