@@ -1,10 +1,11 @@
 """What all commands share: the state folder, the feature repository, windows, who decides."""
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 from pydantic import ValidationError
@@ -77,6 +78,16 @@ def optional_window(start: datetime | None, end: datetime | None) -> TimeWindow 
 def in_utc(moment: datetime) -> datetime:
     """A moment without a zone is one of UTC."""
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def recorded_act(
+    settings: Settings, action: str, person: str, said: str, **subject: str
+) -> AbstractContextManager[dict[str, Any]]:
+    """What a person does to a model: a line of the audit trail when the block ends."""
+    from tasks.features.access.audit import AuditTrail, process_identity
+
+    who = {**process_identity(), "subject": person}
+    return AuditTrail(settings.home / "audit").recorded(action, said=said, subject=subject, who=who)
 
 
 Here = Annotated[Context, Parameter(parse=False)]

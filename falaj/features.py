@@ -95,7 +95,7 @@ def verify(snapshot: str, /, *, context: Here) -> list[str]:
 
     settings = context.settings
     found = find_snapshot(snapshot, settings.store)
-    outcome = verify_snapshot(found, settings.features_home, settings.feature_repo, settings.store)
+    outcome = verify_snapshot(found, settings)
     if not outcome.same:
         raise FeatureStoreError(
             f"snapshot {found.data.sha256[:12]} does not come out of its pins: "
@@ -206,12 +206,9 @@ def rebuild(*view: str, pushed: bool = False, context: Here) -> list[str]:
     from tasks.features.tables.build import current_tables
 
     settings = context.settings
-    home, views = settings.features_home, list(view)
     with only_run(settings.home):
-        tables = current_tables(home)
-        written = rebuild_views(
-            tables, views, home, settings.feature_repo, settings.store, pushed=pushed
-        )
+        tables = current_tables(settings.features_home)
+        written = rebuild_views(tables, view, settings, pushed=pushed)
     return [f"{name:<20}{n:>8,} entities written from its table" for name, n in written.items()]
 
 
@@ -239,9 +236,7 @@ def forget(
         )
     entity = dict(text.split("=", 1) for text in key or [])
     with only_run(settings.home):
-        found = forget_values(
-            list(view), entity, feature or [], settings.features_home, settings.feature_repo
-        )
+        found = forget_values(view, entity, feature or [], settings)
     lines = [f"{name:<20}{number:>8,} entities forgotten" for name, number in found.items()]
     return [*lines, "what the tables hold of them comes back with `features rebuild`"]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from falaj.context import EXIT_FAILED, AsJson, Context, Here
-from infra.gateway.config import GatewayConfig, GatewayPlan, Shares, read_plan, read_shares
+from falaj.context import EXIT_FAILED, AsJson, Here
+from infra.gateway.config import GatewayConfig, Shares, read_plan, read_shares
 
 app = App(name="gateway")
 Model = Annotated[str | None, Parameter(help="Model of edge.yaml (default: all).")]
@@ -22,7 +22,7 @@ def prepare(*, context: Here) -> None:
     from infra.gateway.rendering import public_pair
     from serving.security.certificates import expires_at
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
     write(plan)
     pair, place = public_pair(plan), plan.files
     print(f"prepared in {place.folder}")
@@ -40,7 +40,7 @@ def run(*, context: Here) -> int:
     from infra.gateway.envoy import run_envoy
     from infra.gateway.prepare import prepare as write
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
     write(plan)
     return run_envoy(plan)
 
@@ -51,7 +51,7 @@ def check(*, context: Here) -> int:
     from infra.gateway.envoy import check_bootstrap
     from infra.gateway.prepare import prepare as write
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
     write(plan)
     if fault := check_bootstrap(plan):
         sys.stderr.write(f"Envoy refuses the configuration: {fault}\n")
@@ -65,7 +65,7 @@ def status(*, as_json: AsJson = False, context: Here) -> int:
     """Show what runs, the shares, and what Envoy refused; exit code 1 where not all is well."""
     from infra.gateway.envoy import Admin
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
     admin = Admin(plan.files.folder)
     ready = admin.is_ready()
     refused = admin.refusals() if ready else []
@@ -103,7 +103,7 @@ def shares(
     """
     from infra.gateway.prepare import GatewayTraffic
 
-    plan = _plan(context)
+    plan = read_plan(context.home)
     traffic = GatewayTraffic(plan.files.home)
     if model and (candidate is not None or mirror is not None):
         now = traffic.shares(model)
@@ -121,10 +121,6 @@ def shares(
 def settings() -> None:
     """Show all settings of edge/edge.yaml with their defaults and what they mean: a JSON schema."""
     print(json.dumps(GatewayConfig.model_json_schema(), indent=1))
-
-
-def _plan(context: Context) -> GatewayPlan:
-    return read_plan(context.home)
 
 
 def _line(name: str, shares: Shares) -> str:

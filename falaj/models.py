@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
 
-from falaj.context import Approver, Comment, Context, Here
+from falaj.context import Approver, Comment, Context, Here, recorded_act
 from falaj.loop import row
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError
 from tasks.kernel.settings import Settings
@@ -61,7 +61,6 @@ def _answer(
     from pydantic import ValidationError
 
     from flows.config import faults
-    from tasks.features.access.audit import AuditTrail, process_identity
     from tasks.registry.approval import Answer, outcome
     from tasks.registry.connection import RegistryLocation
     from tasks.registry.promotion import answer_and_promote
@@ -72,12 +71,8 @@ def _answer(
     except ValidationError as exc:
         raise ConfigurationError(f"{faults(exc)}. Nothing was recorded") from exc
     location = RegistryLocation.of(settings)
-    with AuditTrail(settings.home / "audit").recorded(
-        "answer-promotion",
-        said=answer.decision,
-        subject={"model": model, "version": f"version {version}"},
-        who={**process_identity(), "subject": answer.approver},
-    ):
+    named = {"model": model, "version": f"version {version}"}
+    with recorded_act(settings, "answer-promotion", answer.approver, decision, **named):
         made = answer_and_promote(model, version, answer, location, settings.store, digest=None)
     lines = _resume_run(model, version, settings)
     if answer.decision == "approve":
@@ -135,7 +130,6 @@ def withdraw(
         ConfigurationError: the reason or the name is none, or a release of the model is open.
         RegistryError: there is no such version.
     """
-    from tasks.features.access.audit import AuditTrail, process_identity
     from tasks.registry.connection import RegistryLocation
     from tasks.registry.promotion import withdraw as withdraw_version
 
@@ -146,22 +140,16 @@ def withdraw(
             f"reason of 1 to {LONGEST_REASON} and a name. Nothing was changed"
         )
     _check_no_release(model, settings)
-    with AuditTrail(settings.home / "audit").recorded(
-        "withdraw-version",
-        said=reason,
-        subject={"model": model, "version": f"version {version}"},
-        who={**process_identity(), "subject": approver},
-    ):
+    named = {"model": model, "version": f"version {version}"}
+    with recorded_act(settings, "withdraw-version", approver, reason, **named):
         location = RegistryLocation.of(settings)
         record = withdraw_version(model, version, reason, approver, location, datetime.now(UTC))
-    champion = record.champion
-    if champion is None:
-        left = (
-            "none; a server that runs keeps what it has loaded until it is started again. Train "
-            "and promote another version"
-        )
-    else:
-        left = f"version {champion.version}"
+    left = (
+        f"version {record.champion.version}"
+        if record.champion
+        else "none; a server that runs keeps what it has loaded until it is started again. Train "
+        "and promote another version"
+    )
     withdrawn = f"{record.version.name} version {record.version.version}: {reason}"
     return [row("Withdrawn", withdrawn), row("Champion", left)]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from falaj.context import Approver, AsJson, Comment, Here, Moment, in_utc
+from falaj.context import Approver, AsJson, Comment, Here, Moment, in_utc, recorded_act
 from flows.config import read_pipeline_config
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
@@ -76,7 +76,6 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
         model: Model = None, /, *, approver: Approver, comment: Comment = "", context: Here
     ) -> list[str]:
         from flows.release import RegistryChampions, release_config, traffic_of
-        from tasks.features.access.audit import AuditTrail, process_identity
         from tasks.release.ledger import ReleaseLedger
         from tasks.release.rollout import Releasing, check_name
 
@@ -84,12 +83,7 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
         config, settings = read_pipeline_config(context.settings.feature_repo), context.settings
         name, ledger = model or config.registry.model_name, ReleaseLedger(settings.metadata_url)
         releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
-        with AuditTrail(settings.home / "audit").recorded(
-            ACTION,
-            said=wish.replace("_", ""),
-            subject={"model": name},
-            who={**process_identity(), "subject": approver},
-        ):
+        with recorded_act(settings, ACTION, approver, wish.replace("_", ""), model=name):
             if wish == "start":
                 release = releasing.begin(name, release_config(config), approver, comment)
             else:

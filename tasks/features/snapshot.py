@@ -42,7 +42,7 @@ from tasks.features.tables.build import features_folder, read_query, register_ra
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
-from tasks.kernel.settings import ArtifactStore, StagedFolder
+from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +57,7 @@ def build_training_set(
     tables: FeatureTables,
     window: TimeWindow,
     config: FeatureConfig,
-    home: Path,
-    repo: Path,
-    store: ArtifactStore,
+    settings: Settings,
 ) -> FeatureSnapshot:
     """Retrieve every labelled row of `window` with the features that were known at its moment.
 
@@ -71,23 +69,23 @@ def build_training_set(
         DataContractError: the window was not refreshed, row ids repeat, or no row has a label.
         FeatureStoreError: rows were lost or doubled on the way.
     """
-    spec = config.training_set
+    spec, store, repo = config.training_set, settings.store, settings.feature_repo
     _check_covered(tables, window)
     key = training_set_key(tables, window, config, repo)
 
     def build(folder: StagedFolder) -> FeatureSnapshot:
         features = features_folder(tables, store)
-        feast = open_store(home, repo, features)
+        feast = open_store(settings.features_home, repo, features)
         definitions = load_definitions(repo)
         _check_defined(spec.feature_service, definitions)
-        apply_definitions(feast, home, repo, definitions, keep_undefined=True)
+        apply_definitions(feast, definitions, keep_undefined=True)
         service = service_to_train_on(feast, spec.feature_service)
         frame = folder.path / "entities.parquet"
         excluded, labels = write_entities(tables, window, config, repo, store, frame)
         registered = feast.get_feature_service(service.registered_name)
         columns = _dataset_columns(registered, spec)
         job, num_rows = retrieve(feast, registered, spec, frame, folder.path / DATA_FILE)
-        pins = pin(feast, service, tables, window, config, repo, store, job, folder)
+        pins = pin(feast, service, tables, config, store, job, folder)
         frame.unlink()
         return FeatureSnapshot(
             data=folder.artifact(DATA_FILE),

@@ -133,14 +133,7 @@ def materialize_features(
         from tasks.features.online.materialization import materialize
 
         with on_behalf_of(flow_run.id):
-            views = materialize(
-                tables,
-                window,
-                settings.features_home,
-                settings.feature_repo,
-                settings.store,
-                config,
-            )
+            views = materialize(tables, window, settings, config)
     create_table_artifact(
         key="materialized-views",
         table=[view.model_dump(mode="json") for view in views],
@@ -191,10 +184,9 @@ def build_training_set(
     from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 
     settings = Settings.from_environment()
-    home, repo, store = settings.features_home, settings.feature_repo, settings.store
-    tables = tables or current_tables(home)
-    key = training_set_key(tables, window, config, repo)
-    snapshot = store.find(SNAPSHOTS, key, FeatureSnapshot)
+    tables = tables or current_tables(settings.features_home)
+    key = training_set_key(tables, window, config, settings.feature_repo)
+    snapshot = settings.store.find(SNAPSHOTS, key, FeatureSnapshot)
     if snapshot is None:
         from tasks.features.access.profile import import_feast
 
@@ -202,7 +194,7 @@ def build_training_set(
         from tasks.features.snapshot import build_training_set as build
 
         with on_behalf_of(flow_run.id):
-            snapshot = build(tables, window, config, home, repo, store)
+            snapshot = build(tables, window, config, settings)
     create_table_artifact(
         key="training-set",
         table=[
@@ -271,9 +263,7 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     settings = Settings.from_environment()
     tables = current_tables(settings.features_home)
     with on_behalf_of(flow_run.id):
-        report = check_parity(
-            tables, config, settings.features_home, settings.feature_repo, settings.store
-        )
+        report = check_parity(tables, config, settings)
     create_table_artifact(
         key="feature-parity",
         table=[view.model_dump(mode="json") for view in report.views],

@@ -53,7 +53,7 @@ class GuardedFeatureStore(FeatureStore):
 
     def __init__(self, config: RepoConfig, home: Path) -> None:
         super().__init__(config=config)
-        self.home = home
+        self.home, self.repo = home, Path(config.repo_path or ".")
         with file_lock(home / "feast" / "opening.lock"):
             self._open_registry()
 
@@ -256,8 +256,6 @@ def _check_owner(home: Path, project: str) -> None:
 
 def apply_definitions(
     store: GuardedFeatureStore,
-    home: Path,
-    repo: Path,
     definitions: list[Definition] | None = None,
     *,
     again: bool = False,
@@ -269,18 +267,16 @@ def apply_definitions(
 
     Args:
         store: the open store.
-        home: state folder of the use case.
-        repo: feature repository.
         definitions: what `load_definitions` gave; None to load them where they are needed.
         again: apply whatever was applied before.
         keep_undefined: remove nothing that the repository no longer defines: whoever reads it goes
             on reading it until new tables are published.
     """
-    applied = home / "feast" / "applied.json"
-    digest = definitions_digest(repo)
+    applied = store.home / "feast" / "applied.json"
+    digest = definitions_digest(store.repo)
     if read_json(applied).get("definitions") == digest and store.list_feature_views() and not again:
         return
-    objects = definitions if definitions is not None else load_definitions(repo)
+    objects = definitions if definitions is not None else load_definitions(store.repo)
     _check_sources(objects, store)
     services = [o for o in objects if isinstance(o, FeatureService)]
     rest = [o for o in objects if not isinstance(o, FeatureService)]

@@ -132,7 +132,7 @@ def apply_service_versions(feast: FeatureStore, services: Sequence[FeatureServic
 def publish_services(feast: FeatureStore) -> None:
     """Let every plain name lead to the newest version; its values must be online by now."""
     moved = []
-    for version in [v for v in map(_read, feast.list_feature_services()) if v]:
+    for version in _kept_versions(feast):
         newest = newest_version(feast, version.name)
         if newest == version and published_version(feast, version.name) != version:
             service = feast.get_feature_service(version.registered_name)
@@ -144,8 +144,13 @@ def publish_services(feast: FeatureStore) -> None:
 
 def service_versions(feast: FeatureStore, name: str) -> list[ServiceVersion]:
     """All kept versions of a service, oldest first."""
-    found = [v for v in map(_read, feast.list_feature_services()) if v and v.name == name]
+    found = [version for version in _kept_versions(feast) if version.name == name]
     return sorted(found, key=lambda version: version.number)
+
+
+def _kept_versions(feast: FeatureStore) -> list[ServiceVersion]:
+    """All versions of all services."""
+    return [version for version in map(_read, feast.list_feature_services()) if version]
 
 
 def newest_version(feast: FeatureStore, name: str) -> ServiceVersion | None:
@@ -171,11 +176,7 @@ def is_kept(feast: FeatureStore, registered: object) -> bool:
     if isinstance(registered, FeatureService):
         return _VERSIONED_NAME.fullmatch(registered.name) is not None
     if isinstance(registered, FeatureView):
-        return any(
-            registered.name in version.views
-            for version in map(_read, feast.list_feature_services())
-            if version
-        )
+        return any(registered.name in version.views for version in _kept_versions(feast))
     return False
 
 

@@ -61,7 +61,7 @@ from tasks.features.online.reader import OnlineReader
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import FeatureStoreError, TransientError
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -232,17 +232,13 @@ KEY_DTYPES = {
 }
 
 
-def check_parity(
-    tables: FeatureTables, config: FeatureConfig, home: Path, repo: Path, store: ArtifactStore
-) -> ParityReport:
+def check_parity(tables: FeatureTables, config: FeatureConfig, settings: Settings) -> ParityReport:
     """Compare a sample of entities online and offline; see the module's docstring.
 
     Args:
         tables: the published feature tables.
         config: the use case; its training set names the feature service.
-        home: state folder.
-        repo: feature repository.
-        store: artifact store that holds the tables.
+        settings: state folder, feature repository and the store that holds the tables.
 
     Raises:
         FeatureStoreError: nothing is materialized; retrieval lost rows; the online store is
@@ -250,8 +246,9 @@ def check_parity(
         ArtifactError: files of the tables are gone or damaged.
         TransientError: the online store is away, or holds other tables: a refresh is under way.
     """
+    home = settings.features_home
     watermarks = _watermarks(tables, home)
-    feast = open_store(home, repo, features_folder(tables, store))
+    feast = open_store(home, settings.feature_repo, features_folder(tables, settings.store))
     service = find_service(feast, config.training_set.feature_service)
     # What is too old is blank as in training, whatever servers do; nothing is of after the moment.
     patience_s = max(config.online.timeout_s, PATIENCE_S)

@@ -39,7 +39,7 @@ from tasks.features.tables.evidence import (
 from tasks.features.tables.ledger import SNAPSHOTS
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.files import digest_of, scratch_folder
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -73,21 +73,18 @@ def find_snapshot(name: str, store: ArtifactStore) -> FeatureSnapshot:
     return next(iter(found.values()))
 
 
-def verify_snapshot(
-    snapshot: FeatureSnapshot, home: Path, repo: Path, store: ArtifactStore
-) -> SnapshotVerification:
+def verify_snapshot(snapshot: FeatureSnapshot, settings: Settings) -> SnapshotVerification:
     """Rebuild a snapshot aside, from its pins, and compare it with what it is said to be.
 
     Args:
         snapshot: as a model version, a report or `find_snapshot` names it.
-        home: state folder.
-        repo: feature repository, for the settings of the offline store.
-        store: holds the pinned tables and the evidence.
+        settings: the store that holds the pinned tables and the evidence; the feature repository,
+            for the settings of the offline store.
 
     Raises:
         ConfigurationError: the profile of the feature store is wrong.
     """
-    pins = snapshot.pins
+    pins, store = snapshot.pins, settings.store
     if pins is None:
         return _not_rebuilt(
             snapshot, "it pins nothing: it was made by a release that kept no evidence"
@@ -103,7 +100,7 @@ def verify_snapshot(
     described = (store.path(pins.evidence) / CONFIGURATION).read_text(encoding="utf-8")
     config = recorded_config(described)
     with scratch_folder(".verify", store.root) as scratch:
-        rebuilt = _rebuild(snapshot, pins, tables, config, home, repo, store, scratch)
+        rebuilt = _rebuild(snapshot, pins, tables, config, settings, scratch)
         digest = digest_of(rebuilt)
         differences: tuple[str, ...] = ()
         if digest != snapshot.data.sha256:
@@ -143,17 +140,16 @@ def _rebuild(
     pins: SnapshotPins,
     tables: FeatureTables,
     config: FeatureConfig,
-    home: Path,
-    repo: Path,
-    store: ArtifactStore,
+    settings: Settings,
     scratch: Path,
 ) -> Path:
+    store = settings.store
     evidence = store.path(pins.evidence)
     frame, target = scratch / "entities.parquet", scratch / DATA_FILE
     # The evidence is laid out like a repository: its SQL files bear the names of the configuration.
     write_entities(tables, snapshot.window, config, evidence, store, frame)
     definitions = json.loads((evidence / DEFINITIONS).read_text())
-    with _private_store(definitions, home, repo, features_folder(tables, store), scratch) as feast:
+    with _private_store(definitions, settings, features_folder(tables, store), scratch) as feast:
         service = feast.list_feature_services()[0]
         retrieve(feast, service, config.training_set, frame, target)
     return target
@@ -161,9 +157,10 @@ def _rebuild(
 
 @contextmanager
 def _private_store(
-    definitions: dict[str, Any], home: Path, repo: Path, tables_path: Path, scratch: Path
+    definitions: dict[str, Any], settings: Settings, tables_path: Path, scratch: Path
 ) -> Iterator[FeatureStore]:
     """A feature store with nothing but the pinned definitions and tables."""
+    home, repo = settings.features_home, settings.feature_repo
     described = read_profile(home, repo)
     described["project"] = definitions["project"]
     described["registry"] = {

@@ -46,20 +46,12 @@ class AsofRetrievalJob(RetrievalJob):
     read: Callable[[Sequence[str]], AbstractContextManager[Rows]]
     """Opens the rows, sorted by the columns that are given; in any order without one."""
     text: str
-    on_demand: list[OnDemandFeatureView]
-    full_names: bool
+    on_demand_feature_views: Sequence[OnDemandFeatureView] = ()
+    """Views that Feast computes from the result."""
+    full_feature_names: bool = False
+    """Whether features are named `<view>__<feature>`."""
     metadata = None
     """Of saved datasets in the registry, which this store does not make."""
-
-    @property
-    def full_feature_names(self) -> bool:
-        """Whether features are named `<view>__<feature>`."""
-        return self.full_names
-
-    @property
-    def on_demand_feature_views(self) -> list[OnDemandFeatureView]:
-        """Views that Feast computes from the result."""
-        return self.on_demand
 
     def to_sql(self) -> str:
         """The query of the entity rows, and in words what is joined to them."""
@@ -147,7 +139,7 @@ class AsofRetrievalJob(RetrievalJob):
     @contextmanager
     def _complete(self, order: Sequence[str] = ()) -> Iterator[pa.RecordBatchReader]:
         """The result, on-demand features included."""
-        if self.on_demand:
+        if self.on_demand_feature_views:
             table = self.to_arrow().sort_by([(column, "ascending") for column in order])
             yield table.to_reader()
             return

@@ -117,55 +117,28 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
             given=entity_df,
             cut_off=filter_by_created_timestamp,
         )
+        on_demand = OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry)
         return AsofRetrievalJob(
-            config=config,
-            read=retrieval.read,
-            text=retrieval.text,
-            on_demand=OnDemandFeatureView.get_requested_odfvs(feature_refs, project, registry),
-            full_names=full_feature_names,
+            config, retrieval.read, retrieval.text, on_demand, full_feature_names
         )
 
     @staticmethod
-    def pull_latest_from_table_or_query(
-        config: RepoConfig,
-        data_source: DataSource,
-        join_key_columns: list[str],
-        feature_name_columns: list[str],
-        timestamp_field: str,
-        created_timestamp_column: str | None,
-        start_date: datetime,
-        end_date: datetime,
-    ) -> RetrievalJob:
+    def pull_latest_from_table_or_query(*arguments: Any, **options: Any) -> RetrievalJob:
         """Newest row of every key with an event time in [start_date, end_date].
 
         Among rows equal in key and event time the one created last wins, one without a creation
         time being the oldest; among those equal in all, the last of the source. A null key is a key
-        like any other. No named feature means all columns.
+        like any other. No named feature means all columns. `_Pull` names the arguments.
         """
-        pull = _Pull(
-            config, data_source, timestamp_field, created_timestamp_column, start_date, end_date
-        )
-        return pull.job(join_key_columns, feature_name_columns, newest=True)
+        return _Pull(*arguments, **options).job(newest=True)
 
     @staticmethod
-    def pull_all_from_table_or_query(
-        config: RepoConfig,
-        data_source: DataSource,
-        join_key_columns: list[str],
-        feature_name_columns: list[str],
-        timestamp_field: str,
-        created_timestamp_column: str | None = None,
-        start_date: datetime | None = None,
-        end_date: datetime | None = None,
-    ) -> RetrievalJob:
+    def pull_all_from_table_or_query(*arguments: Any, **options: Any) -> RetrievalJob:
         """All rows with an event time in [start_date, end_date]; an open end where None.
 
-        No named feature means all columns.
+        No named feature means all columns. `_Pull` names the arguments.
         """
-        pull = _Pull(
-            config, data_source, timestamp_field, created_timestamp_column, start_date, end_date
-        )
-        return pull.job(join_key_columns, feature_name_columns)
+        return _Pull(*arguments, **options).job()
 
     @staticmethod
     def offline_write_batch(
@@ -248,50 +221,54 @@ class _Retrieval:
 
 @dataclass(frozen=True)
 class _Pull:
-    """Rows of one source between two moments, both included; an open end where None."""
+    """Rows of one source between two moments, both included; an open end where None.
+
+    Fields are the arguments of Feast's own interface, in its order.
+    """
 
     config: RepoConfig
-    source: DataSource
-    event_time: str
-    created: str | None
-    start: datetime | None
-    end: datetime | None
+    data_source: DataSource
+    join_key_columns: list[str]
+    feature_name_columns: list[str]
+    timestamp_field: str
+    created_timestamp_column: str | None = None
+    start_date: datetime | None = None
+    end_date: datetime | None = None
 
-    def job(
-        self, keys: Sequence[str], features: Sequence[str], newest: bool = False
-    ) -> AsofRetrievalJob:
+    def job(self, newest: bool = False) -> AsofRetrievalJob:
         """Read the columns, each once; all of the source without features."""
 
         @contextmanager
         def read(order: Sequence[str]) -> Iterator[Rows]:
-            rows = self._rows(keys, features, newest)
-            with damage_explained(self.source):
+            rows = self._rows(newest)
+            with damage_explained(self.data_source):
                 yield Rows(_batches(rows.sort(order) if order else rows))
 
-        what = "newest row by " + ", ".join(keys) if newest else "rows"
-        text = f"-- {what} of {self.source.name} in [{self.start} .. {self.end}]"
-        return AsofRetrievalJob(self.config, read, text, on_demand=[], full_names=False)
+        what = "newest row by " + ", ".join(self.join_key_columns) if newest else "rows"
+        text = f"-- {what} of {self.data_source.name} in [{self.start_date} .. {self.end_date}]"
+        return AsofRetrievalJob(self.config, read, text)
 
-    def _rows(self, keys: Sequence[str], features: Sequence[str], newest: bool) -> pl.LazyFrame:
+    def _rows(self, newest: bool) -> pl.LazyFrame:
         import polars as pl
 
-        with damage_explained(self.source):
-            rows = scan(self.source, self.config)
+        keys, features = self.join_key_columns, self.feature_name_columns
+        with damage_explained(self.data_source):
+            rows = scan(self.data_source, self.config)
             kinds = rows.collect_schema()
-        times = [self.event_time, *([self.created] if self.created else [])]
+        times = [time for time in (self.timestamp_field, self.created_timestamp_column) if time]
         asked = list(dict.fromkeys([*keys, *features, *times])) if features else kinds.names()
         spelled = {c.casefold(): c for c in kinds}
         if missing := [c for c in asked if c.casefold() not in spelled]:
             raise FeatureStoreError(
-                f"source {self.source.name} has no column {', '.join(missing)}; it has "
+                f"source {self.data_source.name} has no column {', '.join(missing)}; it has "
                 f"{', '.join(kinds.names())}"
             )
-        time = spelled[self.event_time.casefold()]
+        time = spelled[self.timestamp_field.casefold()]
         at = moment(time, kinds[time])
-        if self.start is not None:
-            rows = rows.filter(at >= utc(self.start))
-        if self.end is not None:
-            rows = rows.filter(at <= utc(self.end))
+        if self.start_date is not None:
+            rows = rows.filter(at >= utc(self.start_date))
+        if self.end_date is not None:
+            rows = rows.filter(at <= utc(self.end_date))
         rows = rows.select(pl.col(spelled[c.casefold()]).alias(c) for c in asked)
         if not newest:
             return rows

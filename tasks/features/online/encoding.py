@@ -185,7 +185,7 @@ def _key_parts(name: str, column: pa.Array, value_type: ValueType) -> list[pa.Ar
         values = pc.cast(column, f"int{width * 8}").to_numpy(zero_copy_only=False)
         return [constant(struct.pack("<II", key_type, width)), fixed(b"", values, None)]
     if value_type == ValueType.STRING and _is_text(column.type):
-        data = as_binary(column)
+        data = pc.cast(column, BINARY)
         lengths = pc.binary_length(data).to_numpy(zero_copy_only=False).astype("<u4")
         return [constant(struct.pack("<I", KeyType.STRING)), fixed(b"", lengths, None), data]
     try:
@@ -358,17 +358,12 @@ def _varints(values: Integers, tag: bytes) -> tuple[Bytes, Integers]:
 
 def delimited(tag: bytes, column: pa.Array) -> pa.LargeBinaryArray:
     """Tag, length and bytes of every value; nothing where it is null."""
-    data = as_binary(column)
+    data = pc.cast(column, BINARY)
     lengths = pc.fill_null(pc.binary_length(data), 0).to_numpy(zero_copy_only=False)
     heads = tagged_varints(tag, lengths, present_rows(column))
     return join_parts(
         [heads, data if not data.null_count else pc.fill_null(data, b"")], len(column)
     )
-
-
-def as_binary(column: pa.Array) -> pa.LargeBinaryArray:
-    """Texts or byte strings of any kind as the one kind that is used here."""
-    return pc.cast(column, BINARY)
 
 
 def from_offsets(offsets: Integers, data: Bytes) -> pa.LargeBinaryArray:

@@ -28,7 +28,7 @@ from tasks.features.access.versions import (
 )
 from tasks.features.config import MaterializationConfig
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
-from tasks.features.online.newer_wins import NewerWinsOnlineStore
+from tasks.features.online.newer_wins import NewerWinsOnlineStore, Removal
 from tasks.features.online.plan import KeyGroup
 from tasks.features.online.vector_engine import BEGINNING, VectorComputeEngine
 from tasks.features.tables.build import features_folder
@@ -36,7 +36,6 @@ from tasks.features.tables.evidence import pinned_views
 from tasks.features.tables.ledger import (
     Ledger,
     definitions_digest,
-    is_filled,
     load_ledger,
     new_token,
     online_views,
@@ -45,7 +44,7 @@ from tasks.features.tables.ledger import (
     write_token,
 )
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, WindowError
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +52,7 @@ logger = logging.getLogger(__name__)
 def materialize(
     tables: FeatureTables,
     window: TimeWindow,
-    home: Path,
-    repo: Path,
-    store: ArtifactStore,
+    settings: Settings,
     config: MaterializationConfig = MaterializationConfig(),  # noqa: B008 (frozen)
 ) -> tuple[MaterializedView, ...]:
     """Write each view's newest values of the window online, and of windows changed since the last.
@@ -76,13 +73,14 @@ def materialize(
         TransientError: the online store did not answer or was locked.
     """
     _check_window(window)
+    home, repo = settings.features_home, settings.feature_repo
     done = online_views(tables, window, home, repo)
     if done is not None:
         return done
     ledger, token = load_ledger(home), read_token(home, repo)
-    present = ledger is not None and is_filled(ledger, home, repo)
-    feast = open_store(home, repo, features_folder(tables, store))
-    apply_definitions(feast, home, repo, again=not present)
+    present = ledger is not None and token == ledger.token
+    feast = open_store(home, repo, features_folder(tables, settings.store))
+    apply_definitions(feast, again=not present)
     # Other definitions, or an online store of which nothing is known: not this window alone.
     same = present and ledger is not None and _holds_these_views(ledger, feast, repo)
     changed = _changed_since(tables, window, ledger if same else None)
@@ -283,13 +281,7 @@ def _lost_columns(feast: FeatureStore, view: FeatureView) -> list[str]:
 
 
 def rebuild_views(
-    tables: FeatureTables,
-    names: Sequence[str],
-    home: Path,
-    repo: Path,
-    store: ArtifactStore,
-    *,
-    pushed: bool,
+    tables: FeatureTables, names: Sequence[str], settings: Settings, *, pushed: bool
 ) -> dict[str, int]:
     """Make views hold online, in their newest version, what their tables hold up to the watermark.
 
@@ -299,6 +291,7 @@ def rebuild_views(
     Args:
         tables: the published ones.
         names: views; none for all that are online.
+        settings: the installation.
         pushed: also remove what was pushed.
 
     Returns:
@@ -308,13 +301,14 @@ def rebuild_views(
         ConfigurationError: there is no such view, or the online store keeps no origins.
         FeatureStoreError: nothing is online yet.
     """
+    home = settings.features_home
     ledger = load_ledger(home)
     if ledger is None:
         raise FeatureStoreError(
             "nothing is known of what is online; run the feature refresh, which then writes all of "
             "history. Nothing was written"
         )
-    feast = open_store(home, repo, features_folder(tables, store))
+    feast = open_store(home, settings.feature_repo, features_folder(tables, settings.store))
     provider = _provider(feast)
     watermarks = {view.name: view.watermark for view in ledger.views}
     views = _chosen(feast, names)
@@ -322,18 +316,14 @@ def rebuild_views(
         for name, view in views.items():
             last = watermarks.get(name, max(watermarks.values())) - timedelta(microseconds=1)
             feast.materialize(BEGINNING, last, feature_views=[name])
-            extent = "not of the table" if pushed else "unknown"
-            if provider.online_store.remove_values(feast.config, view, extent):
+            meant = Removal("not of the table" if pushed else "unknown")
+            if provider.online_store.remove_values(feast.config, view, meant):
                 feast.materialize(BEGINNING, last, feature_views=[name])
     return {name: provider.batch_engine.writes[name].num_rows for name in views}
 
 
 def forget_values(
-    names: Sequence[str],
-    key: Mapping[str, str],
-    features: Sequence[str],
-    home: Path,
-    repo: Path,
+    names: Sequence[str], key: Mapping[str, str], features: Sequence[str], settings: Settings
 ) -> dict[str, int]:
     """Remove values online, of all versions of the views.
 
@@ -341,6 +331,7 @@ def forget_values(
         names: views; none for all of the entity's kind.
         key: join key to value of one entity; empty for all entities.
         features: names; none for all.
+        settings: the installation.
 
     Returns:
         View to the number of entities of which something was removed.
@@ -350,7 +341,7 @@ def forget_values(
             online store keeps no origins.
         DataContractError: the key has a value that cannot be one.
     """
-    feast = open_store(home, repo)
+    feast = open_store(settings.features_home, settings.feature_repo)
     provider = _provider(feast)
     views = _meant(feast, names, key, features)
     subject = {"views": sorted(views), "features": sorted(features)}
@@ -359,10 +350,9 @@ def forget_values(
         for name, view in views.items():
             version = feast.config.entity_key_serialization_version
             keys = [_packed(view, key, version)] if key else None
+            meant = Removal(keys=keys, features=features or None)
             found[name] = max(
-                provider.online_store.remove_values(
-                    feast.config, each, keys=keys, features=features or None
-                )
+                provider.online_store.remove_values(feast.config, each, meant)
                 for each in _versions(feast, view)
             )
     return found

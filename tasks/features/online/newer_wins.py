@@ -53,6 +53,7 @@ class Origin:
 
 PUSHED = Origin()
 _ORIGIN: ContextVar[Origin] = ContextVar("falaj_origin", default=PUSHED)
+"""Of the rows that Feast hands over to be written."""
 
 
 @contextmanager
@@ -63,11 +64,6 @@ def written_by(origin: Origin) -> Iterator[None]:
         yield
     finally:
         _ORIGIN.reset(token)
-
-
-def current_origin() -> Origin:
-    """Origin of the rows that Feast hands over to be written."""
-    return _ORIGIN.get()
 
 
 def micros(moment: datetime) -> int:
@@ -171,6 +167,28 @@ Extent = Literal["all", "unknown", "not of the table", "left behind"]
 """Values to remove: every one, those without an origin, those and the pushed ones, or those that an
 earlier materialization wrote into the window of a later one."""
 
+
+@dataclass(frozen=True)
+class Removal:
+    """Values of one view that are meant.
+
+    Attributes:
+        extent: which values.
+        window: of what is left behind: moment at which the later materialization began, first and
+            last event time, in microseconds since 1970.
+        count_only: remove nothing.
+        keys: serialized entity keys; None for all.
+        features: names; None for all.
+    """
+
+    extent: Extent = "all"
+    window: tuple[int, int, int] = (0, 0, 0)
+    count_only: bool = False
+    keys: Sequence[bytes] | None = None
+    features: Sequence[str] | None = None
+
+
+EVERYTHING = Removal()
 FeastRow = tuple[EntityKey, dict[str, Value], datetime, datetime | None]
 
 
@@ -197,28 +215,9 @@ class NewerWinsOnlineStore:
         raise NotImplementedError
 
     def remove_values(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        extent: Extent = "all",
-        *,
-        window: tuple[int, int, int] = (0, 0, 0),
-        count_only: bool = False,
-        keys: Sequence[bytes] | None = None,
-        features: Sequence[str] | None = None,
+        self, config: RepoConfig, table: FeatureView, meant: Removal = EVERYTHING
     ) -> int:
-        """Remove the values of a view that are meant; return how many entities had one.
-
-        Args:
-            config: of the feature repository.
-            table: view.
-            extent: which values.
-            window: of what is left behind: moment at which the later materialization began, first
-                and last event time, in microseconds since 1970.
-            count_only: remove nothing.
-            keys: serialized entity keys; None for all.
-            features: names; None for all.
-        """
+        """Remove the values of a view that are meant; return how many entities had one."""
         raise NotImplementedError
 
     def online_write_batch(
@@ -238,7 +237,7 @@ class NewerWinsOnlineStore:
             by_features.setdefault(tuple(row[1]), []).append(row)
         version = config.entity_key_serialization_version
         batches = [_as_columns(rows, names, version) for names, rows in by_features.items()]
-        self.write_rows(config, table, batches, current_origin())
+        self.write_rows(config, table, batches, _ORIGIN.get())
         if progress:
             progress(len(data))
 

@@ -7,14 +7,12 @@ can see a view half written.
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import redis
 from feast import FeatureStore
-from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 from feast.infra.online_stores.helpers import _mmh3
 from feast.infra.online_stores.redis import RedisOnlineStore
 from redis.backoff import NoBackoff
@@ -24,6 +22,7 @@ from tasks.features.config import OnlineConfig
 from tasks.features.online.answer import protobuf_moment
 from tasks.features.online.backend import Breaker, OnlineBackend, Pool, Rows, chunks, key_values
 from tasks.features.online.plan import KeyGroup, ReadPlan
+from tasks.features.online.redis_store import key_pattern
 from tasks.kernel.errors import FeatureStoreError
 
 AWAY = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -81,8 +80,7 @@ class RedisBackend(OnlineBackend):
     def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
         """See `OnlineBackend`; those that a scan meets first, of at most 100 times as many."""
         group = next(g for g in self._plan.groups if view in g.views)
-        head = serialize_entity_key_prefix(list(group.join_keys), self._plan.key_version)
-        pattern = re.sub(rb"([*?\[\]\\^-])", rb"\\\1", head) + b"*" + self._project
+        pattern = key_pattern(group.join_keys, self._plan.key_version, self._project)
         field = f"_ts:{self._plan.views[view].stored_name}"
         found: list[dict[str, Any]] = []
         with self._breaker.attempt(), self._explained():

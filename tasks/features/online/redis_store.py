@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
@@ -42,7 +41,14 @@ from tasks.features.online.encoding import (
     fixed,
     join_parts,
 )
-from tasks.features.online.newer_wins import PUSHED, Extent, NewerWinsOnlineStore, Origin, checked
+from tasks.features.online.newer_wins import (
+    EVERYTHING,
+    PUSHED,
+    NewerWinsOnlineStore,
+    Origin,
+    Removal,
+    checked,
+)
 from tasks.kernel.errors import FeatureStoreError, TransientError
 
 SCANNED_KEYS = 1000
@@ -224,29 +230,25 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         self,
         config: RepoConfig,
         table: FeatureView,
-        extent: Extent = "all",
-        *,
-        window: tuple[int, int, int] = (0, 0, 0),
-        count_only: bool = False,
-        keys: Sequence[bytes] | None = None,
-        features: Sequence[str] | None = None,
+        meant: Removal = EVERYTHING,
         name: str | None = None,
     ) -> int:
         """As `NewerWinsOnlineStore.remove_values`, a key in one step.
 
         Args:
-            config, table, extent, window, count_only, keys, features: as there.
+            config, table, meant: as there.
             name: under which the view is stored; None for its present version.
         """
-        names = [f.name for f in table.features] if features is None else features
+        names = [f.name for f in table.features] if meant.features is None else meant.features
         target = _target(config, name or _stored_name(config, table), names)
-        fields = [*([target.time_field] if features is None else []), *target.fields.values()]
-        act = b"count" if count_only else b"remove"
-        words = [extent.encode(), act, target.time_field, *(b"%d" % us for us in window), *fields]
+        fields = [*([target.time_field] if meant.features is None else []), *target.fields.values()]
+        act = b"count" if meant.count_only else b"remove"
+        window = [b"%d" % us for us in meant.window]
+        words = [meant.extent.encode(), act, target.time_field, *window, *fields]
         client = self._get_client(config.online_store)
         walk = self._all_keys(config, table)
-        if keys is not None:
-            walk = iter([(client, [key + target.suffix for key in keys])])
+        if meant.keys is not None:
+            walk = iter([(client, [key + target.suffix for key in meant.keys])])
         with redis_errors_explained():
             clustered = isinstance(client, RedisCluster)
             return sum(_run(node, some, words, clustered=clustered) for node, some in walk)
@@ -256,9 +258,8 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         config: RepoConfig,
         tables_to_delete: Sequence[FeatureView],
         tables_to_keep: Sequence[FeatureView],
-        entities_to_delete: Sequence[Entity],
-        entities_to_keep: Sequence[Entity],
-        partial: bool,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Remove the values of views that are gone, of all their versions."""
         kept = {_stored_name(config, view) for view in tables_to_keep}
@@ -269,9 +270,7 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
     def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
         """Keys of all entities of the view's kind, some at a time, with the node that has them."""
         version = config.entity_key_serialization_version
-        head = serialize_entity_key_prefix(list(view.join_keys), version)
-        project = config.project.encode()
-        pattern = b"*".join(re.sub(rb"([*?\[\]\\^-])", rb"\\\1", part) for part in (head, project))
+        pattern = key_pattern(view.join_keys, version, config.project.encode())
         for node in _nodes(self._get_client(config.online_store)):
             cursor = None
             while cursor != 0:
@@ -291,6 +290,12 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
                 matches = (field.fullmatch(name) for name in names)
                 found |= {match[1].decode() for match in matches if match}
         return found
+
+
+def key_pattern(join_keys: Sequence[str], version: int, project: bytes) -> bytes:
+    """What the Redis keys of all entities of a kind look like."""
+    head = serialize_entity_key_prefix(list(join_keys), version)
+    return b"*".join(re.sub(rb"([*?\[\]\\^-])", rb"\\\1", part) for part in (head, project))
 
 
 def _stored_name(config: RepoConfig, view: FeatureView) -> str:

@@ -15,9 +15,8 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.online_stores.sqlite import (
     SqliteOnlineStore,
@@ -28,13 +27,15 @@ from feast.infra.online_stores.sqlite import (
 from feast.repo_config import RepoConfig
 from pydantic import model_validator
 
+from tasks.features.offline.duck import sql_text
 from tasks.features.online.encoding import NO_TIME, EncodedRows
 from tasks.features.online.newer_wins import (
     EPOCH,
+    EVERYTHING,
     PUSHED,
-    Extent,
     NewerWinsOnlineStore,
     Origin,
+    Removal,
     checked,
 )
 from tasks.kernel.errors import FeatureStoreError, StorageError, TransientError
@@ -82,9 +83,8 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         config: RepoConfig,
         tables_to_delete: Sequence[FeatureView],
         tables_to_keep: Sequence[FeatureView],
-        entities_to_delete: Sequence[Entity],
-        entities_to_keep: Sequence[Entity],
-        partial: bool,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Make the views' tables, and drop those of views that are gone, of all their versions.
 
@@ -92,14 +92,7 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
             FeatureStoreError: the file is damaged. Others as for `write_rows`.
         """
         with self._explained(config):
-            super().update(
-                config,
-                tables_to_delete,
-                tables_to_keep,
-                entities_to_delete,
-                entities_to_keep,
-                partial,
-            )
+            super().update(config, tables_to_delete, tables_to_keep, *arguments, **options)
             kept = {_table_id_of(config, view) for view in tables_to_keep}
             connection = self._get_conn(config)
             for name in kept:
@@ -140,39 +133,31 @@ class NewerWinsSqliteOnlineStore(NewerWinsOnlineStore, SqliteOnlineStore):
         return written
 
     def remove_values(
-        self,
-        config: RepoConfig,
-        table: FeatureView,
-        extent: Extent = "all",
-        *,
-        window: tuple[int, int, int] = (0, 0, 0),
-        count_only: bool = False,
-        keys: Sequence[bytes] | None = None,
-        features: Sequence[str] | None = None,
+        self, config: RepoConfig, table: FeatureView, meant: Removal = EVERYTHING
     ) -> int:
         """As `NewerWinsOnlineStore.remove_values`, in one transaction."""
         name = _table_id_of(config, table)
-        began_us, start_us, end_us = window
-        meant = {
+        began_us, start_us, end_us = meant.window
+        condition = {
             "all": "true",
             "unknown": "origin_us IS NULL",
             "not of the table": "coalesce(origin_us, 0) = 0",
             "left behind": f"{_earlier_copy(began_us, end_us)} AND event_us >= {start_us:d}",
-        }[extent]
-        if features is not None:
-            meant += f" AND feature_name IN ({', '.join(map(_text, features))})"
-        values = f"FROM {_quote_id(name)} WHERE {meant}"
+        }[meant.extent]
+        if meant.features is not None:
+            condition += f" AND feature_name IN ({', '.join(map(sql_text, meant.features))})"
+        values = f"FROM {_quote_id(name)} WHERE {condition}"
         counted = f"SELECT count(DISTINCT entity_key) {values}"
         with self._writer(config) as connection:
             connection.execute("BEGIN IMMEDIATE")
             if not _make_ready(connection, name):
                 found = 0
-            elif keys is not None:
+            elif meant.keys is not None:
                 each = f"DELETE {values} AND entity_key = ?"
-                found = sum(connection.execute(each, [key]).rowcount > 0 for key in keys)
+                found = sum(connection.execute(each, [key]).rowcount > 0 for key in meant.keys)
             else:
                 found = int(connection.execute(counted).fetchone()[0])
-                if not count_only:
+                if not meant.count_only:
                     connection.execute(f"DELETE {values}")
             connection.execute("COMMIT")
         return found
@@ -235,7 +220,7 @@ def _upsert(connection: sqlite3.Connection, table: str, rows: EncodedRows, origi
     name = _quote_id(table)
     _make_ready(connection, table)
     values = ", ".join(
-        f"(?1, {_text(feature)}, ?{6 + i}, ?2, ?4, ?3, ?5, {origin.began_us:d})"
+        f"(?1, {sql_text(feature)}, ?{6 + i}, ?2, ?4, ?3, ?5, {origin.began_us:d})"
         for i, feature in enumerate(rows.features)
     )
     copied = ("value", "event_ts", "created_ts", *COLUMNS)
@@ -298,10 +283,6 @@ def _in_order_of_keys(rows: EncodedRows) -> list[tuple[object, ...]]:
 def feasts_seconds(moment_us: int) -> int:
     """Feast's time: the UTC wall clock read as local time, in whole seconds, cut towards zero."""
     return int((EPOCH.replace(tzinfo=None) + timedelta(microseconds=moment_us)).timestamp())
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _version_tables(connection: sqlite3.Connection, table: str) -> list[str]:

@@ -29,6 +29,7 @@ from tasks.features.online.encoding import EncodedRows, encode_rows
 from tasks.features.online.newer_wins import (
     NewerWinsOnlineStore,
     Origin,
+    Removal,
     check_without_function,
     micros,
     written_by,
@@ -130,12 +131,13 @@ class VectorComputeEngine(LocalComputeEngine):
             return write
         store, config, view = self.online_store, self.repo_config, task.feature_view
         window = (origin.began_us, micros(task.start_time), origin.end_us)
-        behind = store.remove_values(config, view, "left behind", window=window, count_only=True)
+        meant = Removal("left behind", window)
+        behind = store.remove_values(config, view, replace(meant, count_only=True))
         if behind:
             if task.start_time > BEGINNING:
                 everything = replace(task, start_time=BEGINNING)
                 write = self._write_window(columns, everything, origin)
-            store.remove_values(config, view, "left behind", window=window)
+            store.remove_values(config, view, meant)
         return replace(write, num_taken_back=behind)
 
     def _write_window(

@@ -23,8 +23,8 @@ from feast.data_source import DataSource
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from google.protobuf.json_format import MessageToDict
 
-from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, SnapshotPins, TablePin, TableRef, ViewPin
+from tasks.features.access.store import GuardedFeatureStore
 from tasks.features.access.versions import ServiceVersion, view_digest
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import parquet, sql_name
@@ -43,12 +43,10 @@ _VOLATILE = frozenset(
 
 
 def pin(
-    feast: FeatureStore,
+    feast: GuardedFeatureStore,
     service: ServiceVersion,
     tables: FeatureTables,
-    window: TimeWindow,
     config: FeatureConfig,
-    repo: Path,
     store: ArtifactStore,
     job: RetrievalJob,
     folder: StagedFolder,
@@ -73,7 +71,7 @@ def pin(
     _write_json(evidence / DEFINITIONS, definitions)
     _write_json(evidence / CONFIGURATION, config.model_dump(mode="json"))
     queries = [config.training_set.sql, *(query.sql for query in config.staging)]
-    texts = [(name, read_query(repo, name)) for name in queries]
+    texts = [(name, read_query(feast.repo, name)) for name in queries]
     for name, text in texts:
         copy = evidence / name
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -111,34 +111,27 @@ def _not_behind(
     views: tuple[MaterializedView, ...], known: tuple[MaterializedView, ...]
 ) -> tuple[MaterializedView, ...]:
     ahead = {view.name: view.watermark for view in known}
-    return tuple(
-        view.model_copy(
-            update={"watermark": max(view.watermark, ahead.get(view.name, view.watermark))}
-        )
-        for view in views
-    )
-
-
-def is_filled(ledger: Ledger, home: Path, repo: Path) -> bool:
-    """True where the online store is the one that the ledger speaks of, and was not emptied.
-
-    Raises:
-        TransientError: Redis does not answer.
-    """
-    return read_token(home, repo) == ledger.token
+    latest = {v.name: max(v.watermark, ahead.get(v.name, v.watermark)) for v in views}
+    return tuple(view.model_copy(update={"watermark": latest[view.name]}) for view in views)
 
 
 def online_views(
     tables: FeatureTables, window: TimeWindow, home: Path, repo: Path
 ) -> tuple[MaterializedView, ...] | None:
-    """The views, where these tables are online up to the window's end; None where they are not."""
+    """The views, where these tables are online up to the window's end; None where they are not.
+
+    They are where the online store is the one that the ledger speaks of, and was not emptied.
+
+    Raises:
+        TransientError: Redis does not answer.
+    """
     ledger = load_ledger(home)
     is_online = (
         ledger is not None
         and ledger.version == tables.version
         and ledger.definitions == definitions_digest(repo)
         and all(view.watermark >= window.end for view in ledger.views)
-        and is_filled(ledger, home, repo)
+        and read_token(home, repo) == ledger.token
     )
     return ledger.views if ledger and is_online else None
 

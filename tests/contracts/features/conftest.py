@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.contracts.data import FeatureTables
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import days
 from tests.support.services.servers import RedisServer, redis_server
-
-Refreshed = tuple[Installation, FeatureTables]
 
 
 @pytest.fixture(scope="package")

@@ -16,7 +16,6 @@ from infra.orchestration.embedded import free_port
 from tasks.features.access.audit import AuditTrail
 from tasks.features.access.server import Listening
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import Settings
 from tests.support.data.installation import GATES, Installation
 from tests.support.data.repository import days
 from tests.support.host.processes import pids_whose_command_holds
@@ -52,7 +51,7 @@ class Served:
 
     @property
     def trail(self) -> AuditTrail:
-        return AuditTrail(self.installation.home / "audit")
+        return self.installation.trail
 
     def post(self, path: str, body: dict[str, Any], token: str | None) -> requests.Response:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -81,12 +80,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 @pytest.fixture(scope="module")
 def served(installation: Installation, identity: Issuer) -> Iterator[Served]:
-    settings = Settings(home=installation.home, feature_repo=installation.repository.path)
     at = Listening("127.0.0.1", free_port())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in identity.environment.items():
             patch.setenv(name, value)
-        with feature_server(settings, at):
+        with feature_server(installation.settings, at):
             yield Served(installation, identity, at.port)
 
 
@@ -152,15 +150,15 @@ def spoilt_tokens(identity: Issuer) -> dict[str, str | None]:
         "no audience": identity.token("admin", aud=None),
         "other issuer": identity.token("admin", iss="http://127.0.0.1:1/"),
         "other key": identity.token("admin", key=new_key()),
-        "unsigned": identity.token("admin", key="", algorithm="none"),
-        "signed with a shared secret": identity.token("admin", key="s" * 64, algorithm="HS256"),
+        "unsigned": identity.token("admin", key="", alg="none"),
+        "signed with a shared secret": identity.token("admin", key="s" * 64, alg="HS256"),
         "of a cluster": identity.token("admin", key=new_key(), **{"kubernetes.io": {}}),
         "of a server": identity.token("admin", key=new_key(), preferred_username=""),
     }
 
 
 @pytest.mark.parametrize("act", ["online view", "push", "materialize"])
-@pytest.mark.parametrize("kind", spoilt_tokens(Issuer("http://127.0.0.1:1", new_key())))
+@pytest.mark.parametrize("kind", spoilt_tokens(Issuer()))
 def test_a_token_that_is_not_the_issuers_for_this_service_opens_nothing(
     served: Served, kind: str, act: str
 ) -> None:
@@ -264,9 +262,8 @@ def test_serving_is_refused_without_an_issuer_or_in_the_clear(
         monkeypatch.setenv(name, value)
     if missing:
         monkeypatch.delenv(missing)
-    settings = Settings(home=installation.home, feature_repo=installation.repository.path)
     with (
         pytest.raises(ConfigurationError, match=said),
-        feature_server(settings, Listening(host, free_port())),
+        feature_server(installation.settings, Listening(host, free_port())),
     ):
         pytest.fail("it was started")

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureTables
 from tasks.features.tables.build import read_query
 from tasks.kernel.errors import DataContractError, WindowError
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import SmallRepository, days
 from tests.support.suite.promises import Promise, proves
 
@@ -20,12 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 
 @pytest.fixture
-def fresh(ten_days: tuple[Installation, FeatureTables], tmp_path: Path) -> Installation:
+def fresh(ten_days: Refreshed, tmp_path: Path) -> Installation:
     return Installation(tmp_path / "home", ten_days[0].repository)
 
 
 def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
-    ten_days: tuple[Installation, FeatureTables],
+    ten_days: Refreshed,
 ) -> None:
     installation, tables = ten_days
     snapshot = installation.snapshot(tables, days(2, 8))
@@ -45,7 +44,7 @@ def test_a_snapshot_holds_every_labelled_row_once_and_counts_the_others(
 
 @proves(Promise.NO_FUTURE, "features before the moment are unchanged")
 def test_outcomes_after_a_moment_change_no_feature_before_it(
-    ten_days: tuple[Installation, FeatureTables], tmp_path: Path
+    ten_days: Refreshed, tmp_path: Path
 ) -> None:
     """The future is spoilt: whatever landed or was observed after T now says something else."""
     installation, tables = ten_days
@@ -86,7 +85,7 @@ def test_outcomes_after_a_moment_change_no_feature_before_it(
 
 @proves(Promise.NO_FUTURE, "shifted times show in the features")
 def test_a_feature_changes_when_its_event_times_are_shifted(
-    ten_days: tuple[Installation, FeatureTables], tmp_path: Path
+    ten_days: Refreshed, tmp_path: Path
 ) -> None:
     installation, tables = ten_days
     shifted = SmallRepository(tmp_path, num_days=10)
@@ -123,9 +122,7 @@ def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
     assert not (fresh.home / "feast").exists()
 
 
-def test_a_window_that_was_not_refreshed_is_refused(
-    ten_days: tuple[Installation, FeatureTables],
-) -> None:
+def test_a_window_that_was_not_refreshed_is_refused(ten_days: Refreshed) -> None:
     installation, tables = ten_days
     with pytest.raises(
         DataContractError, match=r"not covered .* run `python -m falaj features refresh 2013-01-11"

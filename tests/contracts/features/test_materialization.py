@@ -9,10 +9,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureTables, MaterializedView
-from tasks.features.access.store import open_store
-from tasks.features.config import MaterializationConfig
-from tasks.features.online.materialization import materialize
+from tasks.contracts.data import MaterializedView
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.features.tables.ledger import (
     Ledger,
@@ -23,33 +20,14 @@ from tasks.features.tables.ledger import (
     write_token,
 )
 from tasks.kernel.errors import FeatureStoreError, WindowError
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import days
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 
 
-def run(
-    installation: Installation,
-    tables: FeatureTables,
-    window: TimeWindow,
-    lateness_hours: float = 24,
-) -> dict[str, MaterializedView]:
-    views = materialize(
-        tables,
-        window,
-        installation.home,
-        installation.repository.path,
-        installation.store,
-        MaterializationConfig(lateness_hours=lateness_hours),
-    )
-    return {view.name: view for view in views}
-
-
-def beside(
-    three_days: tuple[Installation, FeatureTables], folder: Path
-) -> tuple[Installation, FeatureTables]:
+def beside(three_days: Refreshed, folder: Path) -> Refreshed:
     """Another state folder with the same artifacts, of which nothing is online."""
     source, tables = three_days
     installation = Installation(folder / "home", source.repository)
@@ -62,14 +40,6 @@ def ledger_of(home: Path) -> Ledger:
     ledger = load_ledger(home)
     assert ledger
     return ledger
-
-
-def weather_online(installation: Installation) -> float:
-    feast = open_store(installation.home, installation.repository.path)
-    answer = feast.get_online_features(
-        features=["weather:temp"], entity_rows=[{"origin": "JFK"}]
-    ).to_dict()
-    return float(answer["temp"][0])
 
 
 @pytest.mark.parametrize("lateness_hours", [24, 0])
@@ -85,42 +55,43 @@ def test_rows_that_arrive_late_are_written_within_the_overlap(
     times = pd.to_datetime(weather["time_hour"], utc=True)
     installation.repository.write("weather", weather[times < days(1, 1).start])
     tables = installation.refresh(days(0, 2))
-    run(installation, tables, days(0, 2))
-    before = weather_online(installation)
+    installation.materialize(tables, days(0, 2))
+    before = installation.online("weather:temp", origin="JFK")
     installation.repository.write("weather", weather[times < days(2, 1).start])
     tables = installation.refresh(days(1, 2), tables)
-    run(installation, tables, days(2, 1), lateness_hours)
+    installation.materialize(tables, days(2, 1), lateness_hours=lateness_hours)
     late = weather[(times < days(2, 1).start) & (weather["origin"] == "JFK")]
     newest = float(late.iloc[-1]["temp"])
     assert newest != pytest.approx(before)
-    assert weather_online(installation) == pytest.approx(newest, rel=1e-6)
+    now = installation.online("weather:temp", origin="JFK")
+    assert now == pytest.approx(newest, rel=1e-6)
 
 
 @proves(Promise.BAD_DATE, "a sentence; nothing touched")
 def test_an_empty_or_reversed_window_is_refused_before_anything_is_touched(
-    three_days: tuple[Installation, FeatureTables], tmp_path: Path
+    three_days: Refreshed, tmp_path: Path
 ) -> None:
     installation = Installation(tmp_path / "home", three_days[0].repository)
     start = days(0, 1).start
     for end in (start, start - timedelta(days=1)):
         unchecked = TimeWindow.model_construct(start=start, end=end)
         with pytest.raises(WindowError, match="empty or reversed"):
-            run(installation, three_days[1], unchecked)
+            installation.materialize(three_days[1], unchecked)
     assert not installation.home.exists()
 
 
 def test_the_watermark_stays_where_entities_are_missing_after_the_write(
-    three_days: tuple[Installation, FeatureTables], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_days: Refreshed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installation, tables = beside(three_days, tmp_path)
     monkeypatch.setattr(NewerWinsSqliteOnlineStore, "count_entities", lambda *_: 1)
     with pytest.raises(FeatureStoreError, match=r"1 are online, expected .* watermark was not"):
-        run(installation, tables, days(0, 3))
+        installation.materialize(tables, days(0, 3))
     assert load_ledger(installation.home) is None
 
 
 def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
-    three_days: tuple[Installation, FeatureTables], tmp_path: Path
+    three_days: Refreshed, tmp_path: Path
 ) -> None:
     installation, tables = three_days
     repo = installation.repository.path
@@ -135,9 +106,7 @@ def test_of_two_that_end_at_the_same_time_the_later_watermark_stays(
 
 
 @pytest.fixture
-def online(
-    three_days: tuple[Installation, FeatureTables], tmp_path: Path
-) -> tuple[Installation, FeatureTables]:
+def online(three_days: Refreshed, tmp_path: Path) -> Refreshed:
     """Three days online, in a folder of its own."""
     installation, tables = beside(three_days, tmp_path)
     installation.materialize(tables, days(0, 3))
@@ -156,18 +125,17 @@ def values_online(installation: Installation) -> list[tuple[object, ...]]:
         ]
 
 
-def test_a_lost_ledger_does_not_move_the_watermark_back(
-    online: tuple[Installation, FeatureTables],
-) -> None:
+def test_a_lost_ledger_does_not_move_the_watermark_back(online: Refreshed) -> None:
     """The store bears a token, so it was filled; it may hold all that ever landed."""
     installation, tables = online
     before = values_online(installation)
     token = ledger_of(installation.home).token
     (installation.home / "feast" / "materialized.json").unlink()
-    views = run(installation, tables, days(0, 1))
-    assert {view.watermark for view in views.values()} == {days(0, 3).end}
+    installation.materialize(tables, days(0, 1))
     assert values_online(installation) == before
-    assert ledger_of(installation.home).token == token
+    ledger = ledger_of(installation.home)
+    assert {view.watermark for view in ledger.views} == {days(0, 3).end}
+    assert ledger.token == token
 
 
 @pytest.mark.parametrize(
@@ -182,7 +150,7 @@ def test_a_lost_ledger_does_not_move_the_watermark_back(
     ],
 )
 def test_a_damaged_ledger_counts_as_absent(
-    three_days: tuple[Installation, FeatureTables],
+    three_days: Refreshed,
     tmp_path: Path,
     damage: Callable[[bytes], bytes],
 ) -> None:
@@ -203,7 +171,7 @@ def test_a_damaged_ledger_counts_as_absent(
 
 @pytest.mark.parametrize("name", ["a%41b", "what?", "no#1", "two words"])
 def test_a_store_is_found_marked_whatever_its_folder_is_called(
-    three_days: tuple[Installation, FeatureTables], tmp_path: Path, name: str
+    three_days: Refreshed, tmp_path: Path, name: str
 ) -> None:
     repository = three_days[0].repository
     home = tmp_path / name

@@ -13,6 +13,7 @@ from feast import Entity, FeatureStore, FeatureView, Field, FileSource, PushSour
 from feast.types import FeastType, Float64, String
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tasks.features.online.newer_wins import Removal
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import WindowError
 from tests.support.data.feature_views import online_store, repo_config
@@ -44,6 +45,7 @@ class Shop:
             timestamp_field="at",
             created_timestamp_column="created",
         )
+        self.define(v=Float64)
 
     def define(self, **types: FeastType) -> FeatureView:
         view = FeatureView(
@@ -61,6 +63,11 @@ class Shop:
         for name in ("at", "created"):
             frame[name] = frame[name].astype("datetime64[us, UTC]")
         frame.to_parquet(self.file)
+
+    def refresh(self, *rows: dict[str, Any]) -> Any:
+        """Let the table hold these rows alone, and materialize its newest six hours."""
+        self.write(*rows)
+        return self.materialize()
 
     def materialize(self, hours: float = 6) -> Any:
         self.store.materialize(NOW - hours * HOUR, NOW)
@@ -94,49 +101,33 @@ def row(hours: float, value: Any, created: float | None = None, key: int = 1) ->
     return {"k": key, "at": NOW - hours * HOUR, "created": NOW - made * HOUR, "v": value}
 
 
-def test_an_event_time_corrected_to_an_earlier_one_reaches_readers(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
-    shop.write(row(2, 1.0))
-    shop.materialize()
-    assert shop.read() == 1.0
-
-
-@pytest.mark.parametrize("created", [2, 4])
-def test_a_value_corrected_at_its_own_moment_reaches_readers(shop: Shop, created: int) -> None:
-    shop.define(v=Float64)
-    shop.write(row(3, 666.0, created=3))
-    shop.materialize()
-    shop.write(row(3, 1.0, created=created))
-    shop.materialize()
+@pytest.mark.parametrize("corrected", [(4, 4), (3, 2), (3, 4)])
+def test_a_row_corrected_to_an_earlier_moment_or_at_its_own_reaches_readers(
+    shop: Shop, corrected: tuple[float, float]
+) -> None:
+    hours, created = corrected
+    shop.refresh(row(3, 666.0, created=3))
+    shop.refresh(row(hours, 1.0, created))
     assert shop.read() == 1.0
 
 
 def test_a_row_that_is_gone_is_taken_back_and_the_one_before_the_window_returns(
     shop: Shop,
 ) -> None:
-    shop.define(v=Float64)
     old, other = row(30, 5.0), row(1, 7.0, key=2)
-    shop.write(old, row(1, 666.0), row(1, 667.0, key=3), other)
-    shop.materialize()
-    shop.write(old, other)
-    write = shop.materialize()
+    shop.refresh(old, row(1, 666.0), row(1, 667.0, key=3), other)
+    write = shop.refresh(old, other)
     assert (shop.read(1), shop.read(2), shop.read(3)) == (5.0, 7.0, None)
     assert write.num_taken_back == 2
 
 
 def test_a_table_without_a_row_in_the_window_takes_nothing_back(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(1, 7.0))
-    shop.materialize()
-    shop.write(row(30, 5.0))
-    shop.materialize()
+    shop.refresh(row(1, 7.0))
+    shop.refresh(row(30, 5.0))
     assert shop.read() == 7.0
 
 
 def test_values_newer_than_the_window_and_older_than_it_stay(shop: Shop) -> None:
-    shop.define(v=Float64)
     shop.write(row(1, 7.0), row(30, 5.0, key=2), row(10, 3.0, key=3))
     shop.materialize(hours=40)
     shop.store.materialize(NOW - 20 * HOUR, NOW - 5 * HOUR)
@@ -144,24 +135,11 @@ def test_values_newer_than_the_window_and_older_than_it_stay(shop: Shop) -> None
 
 
 def test_what_was_pushed_stays_until_something_newer_comes(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(3, 1.0))
-    shop.materialize()
+    shop.refresh(row(3, 1.0))
     shop.push(**row(2, 42.0))
-    shop.write(row(3, 2.0, created=1))
-    shop.materialize()
+    shop.refresh(row(3, 2.0, created=1))
     assert shop.read() == 42.0
-    shop.write(row(1, 3.0))
-    shop.materialize()
-    assert shop.read() == 3.0
-
-
-def test_a_push_of_one_moment_wins_by_its_created_time(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.push(**row(3, 1.0, created=2))
-    shop.push(**row(3, 2.0, created=3))
-    assert shop.read() == 1.0
-    shop.push(**row(3, 3.0, created=1))
+    shop.refresh(row(1, 3.0))
     assert shop.read() == 3.0
 
 
@@ -169,9 +147,7 @@ def test_values_of_an_earlier_version_stay_like_pushed_ones_until_they_are_remov
     shop: Shop, tmp_path: Path
 ) -> None:
     """Nothing is known of what wrote them."""
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
+    shop.refresh(row(1, 666.0))
     config, store = shop.store.config, shop.store._get_provider().online_store
     if isinstance(store, NewerWinsSqliteOnlineStore):
         with closing(sqlite3.connect(tmp_path / "online.db")) as connection:
@@ -181,39 +157,32 @@ def test_values_of_an_earlier_version_stay_like_pushed_ones_until_they_are_remov
         stored = store._get_client(config.online_store).hget(key, "_ts:fv")
         plain = Timestamp(seconds=Timestamp.FromString(stored).seconds).SerializeToString()
         store._get_client(config.online_store).hset(key, "_ts:fv", plain)
-    shop.write(row(2, 1.0))
-    shop.materialize()
+    shop.refresh(row(2, 1.0))
     assert shop.read() == 666.0
     view = shop.store.get_feature_view("fv")
-    assert store.remove_values(config, view, extent="unknown") == 1
+    assert store.remove_values(config, view, Removal("unknown")) == 1
     shop.materialize()
     assert shop.read() == 1.0
-    assert store.remove_values(config, view, extent="unknown") == 0
-    assert store.remove_values(config, view, extent="not of the table") == 0
+    assert store.remove_values(config, view, Removal("unknown")) == 0
+    assert store.remove_values(config, view, Removal("not of the table")) == 0
     shop.push(**row(0, 2.0))
-    assert store.remove_values(config, view, extent="not of the table") == 1
+    assert store.remove_values(config, view, Removal("not of the table")) == 1
 
 
 def test_a_type_that_changed_without_a_version_reaches_readers(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
+    shop.refresh(row(1, 666.0))
     shop.define(v=String)
-    shop.write(row(2, "text"))
-    shop.materialize()
+    shop.refresh(row(2, "text"))
     assert shop.read() == "text"
 
 
 def test_a_view_that_is_deleted_and_made_again_remembers_nothing(shop: Shop) -> None:
-    shop.define(v=Float64)
-    shop.write(row(1, 666.0))
-    shop.materialize()
+    shop.refresh(row(1, 666.0))
     second = shop.define(v=Float64, w=Float64)
     shop.store.apply([], objects_to_delete=[second], partial=False)
     shop.define(v=Float64)
     assert shop.read() is None
-    shop.write(row(2, 42.0))
-    shop.materialize()
+    shop.refresh(row(2, 42.0))
     assert shop.read() == 42.0
 
 
@@ -222,7 +191,6 @@ def test_a_time_in_the_future_is_refused_in_every_way_in(
     shop: Shop, name: str, hours: float
 ) -> None:
     """Without the audited provider too: only the stores are in every way."""
-    shop.define(v=Float64)
     late = {**row(1, 666.0), name: datetime.now(UTC) + hours * HOUR}
     shop.write(late)
     with pytest.raises(WindowError, match="fv"):

@@ -79,9 +79,8 @@ class TypedStore:
 
     feast: FeatureStore
 
-    @property
-    def service(self) -> FeatureService:
-        return self.feast.get_feature_service("all")
+    def reader(self, config: OnlineConfig = SERVE, service: str = "all") -> OnlineReader:
+        return OnlineReader(self.feast, self.feast.get_feature_service(service), config)
 
     def write(
         self,
@@ -113,12 +112,13 @@ class TypedStore:
 
 
 def typed_store(folder: Path, online_store: dict[str, Any]) -> TypedStore:
-    """Apply the definitions to a new store in `folder`."""
+    """A new store in `folder`, with the definitions and some entities."""
     (folder / "tables").mkdir(parents=True)
     config = repo_config(folder, online_store, repo_path=folder)
-    feast = FeatureStore(config=config)
-    feast.apply(_definitions())
-    return TypedStore(feast)
+    store = TypedStore(FeatureStore(config=config))
+    store.feast.apply(_definitions())
+    fill(store)
+    return store
 
 
 def _view(name: str, entities: list[Entity], ttl: timedelta, **types: FeastType) -> FeatureView:
@@ -158,14 +158,12 @@ class Online:
 
     kind: str
     store: TypedStore
-    server: RedisServer | None
 
     def reader(self, config: OnlineConfig = SERVE, service: str = "all") -> OnlineReader:
-        feast = self.store.feast
         with pytest.MonkeyPatch.context() as patch:
             if self.kind == "feast":  # as for any store that has no reader of its own
                 patch.setattr(online_reader, "open_backend", lambda s, p, c: FeastBackend(s, p, c))
-            return OnlineReader(feast, feast.get_feature_service(service), config)
+            return self.store.reader(config, service)
 
 
 @pytest.fixture(scope="module", params=["redis", "sqlite", "feast"])
@@ -175,18 +173,13 @@ def online(
     folder = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(
-            "tasks.features.online.redis_reader.KEYS_PER_TRIP", 3
-        )  # several trips for most requests
-        server = None
+        # Several trips for most requests.
+        patch.setattr("tasks.features.online.redis_reader.KEYS_PER_TRIP", 3)
         if request.param == "redis":
-            server = stack.enter_context(redis_server(folder))
-            described = {"type": "redis", "connection_string": server.connection_string}
+            store = on_redis(folder, stack.enter_context(redis_server(folder)))
         else:
-            described = online_store("sqlite", str(folder / "online.db"))
-        store = typed_store(folder / "store", described)
-        fill(store)
-        yield Online(request.param, store, server)
+            store = on_sqlite(folder)
+        yield Online(request.param, store)
 
 
 def on_sqlite(folder: Path, name: str = "store", file: str = "online.db") -> TypedStore:
@@ -234,7 +227,7 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def test_values_are_those_that_feast_gives(online: Online, rows: list[dict[str, Any]]) -> None:
     answer = online.reader().read(columns_of(rows), NOON)
     theirs = online.store.feast.get_online_features(
-        online.store.service, rows, full_feature_names=True
+        online.store.feast.get_feature_service("all"), rows, full_feature_names=True
     ).to_dict()
     # Asked with both columns, Feast takes for a renamed key whichever of them comes last.
     abroad = online.store.feast.get_online_features(
@@ -337,11 +330,8 @@ def test_the_keys_of_a_view_can_be_listed(online: Online) -> None:
     assert len(reader.stored_keys(names.index("every"), 2)) == 2
 
 
-def test_rows_are_counted_by_view_and_state(
-    online: Online,
-) -> None:
+def test_rows_are_counted_by_view_and_state(online: Online) -> None:
     reader = online.reader(OnlineConfig(timeout_s=5))
-
     for place, late in (("full", 0), ("null", 0), ("unknown", 7), ("full", 7)):
         reader.read(ask(place), NOON + timedelta(hours=late))
     counted = reader.num_rows_by_state()
@@ -349,27 +339,22 @@ def test_rows_are_counted_by_view_and_state(
 
 
 @pytest.mark.parametrize(
-    ("request_", "sentence"),
+    ("request_", "now", "sentence"),
     [
-        ({"place": ["full"]}, "no key column destination, user_id, small"),
-        ({**ask("full"), "place": ["full", "null"]}, "differ in length"),
-        ({**ask("full"), "place": "full"}, "place of the request is one str, expected a list"),
-        ({**ask("full"), "user_id": [1.5]}, "entity key 1.5 is a float"),
-        ({**ask("full"), "small": [2**31]}, "whole number of 4 bytes"),
+        ({"place": ["full"]}, NOON, "no key column destination, user_id, small"),
+        ({**ask("full"), "place": ["full", "null"]}, NOON, "differ in length"),
+        ({**ask("full"), "place": "full"}, NOON, "place of the request is one str, expected a li"),
+        ({**ask("full"), "user_id": [1.5]}, NOON, "entity key 1.5 is a float"),
+        ({**ask("full"), "small": [2**31]}, NOON, "whole number of 4 bytes"),
+        (ask("full"), datetime(2013, 3, 1), "no time zone"),
+        (ask("full"), [NOON, NOON], "2 moments were given for 1 rows"),
     ],
 )
 def test_a_wrong_request_is_refused_with_a_sentence(
-    online: Online, request_: Any, sentence: str
+    online: Online, request_: Any, now: Any, sentence: str
 ) -> None:
     with pytest.raises(DataContractError, match=sentence):
-        online.reader().read(request_, NOON)
-
-
-def test_a_moment_without_a_time_zone_is_refused(online: Online) -> None:
-    with pytest.raises(DataContractError, match="no time zone"):
-        online.reader().read(ask("full"), datetime(2013, 3, 1))
-    with pytest.raises(DataContractError, match="2 moments were given for 1 rows"):
-        online.reader().read(ask("full"), [NOON, NOON])
+        online.reader().read(request_, now)
 
 
 def test_a_policy_for_a_view_that_is_not_read_is_refused(online: Online) -> None:
@@ -414,11 +399,8 @@ def test_a_store_that_went_away_is_a_transient_error_and_is_asked_once(
 ) -> None:
     monkeypatch.setattr("tasks.features.online.backend.FIRST_PAUSE_S", 60)
     monkeypatch.setattr("tasks.features.online.backend.LONGEST_PAUSE_S", 60)
-    config = OnlineConfig(timeout_s=1)
     with redis_server(tmp_path) as server:
-        store = on_redis(tmp_path, server)
-        fill(store)
-        reader = OnlineReader(store.feast, store.service, config)
+        reader = on_redis(tmp_path, server).reader(OnlineConfig(timeout_s=1))
         assert reader.read(ask("full"), NOON).num_rows == 1
     with pytest.raises(TransientError, match=r"Redis at 127\.0\.0\.1:\d+ could not be read"):
         reader.read(ask("full"), NOON)
@@ -430,11 +412,8 @@ def test_a_server_that_was_started_again_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.features.online.backend.FIRST_PAUSE_S", 0.001)
-    config = OnlineConfig(timeout_s=5)
     with redis_server(tmp_path) as server:
-        store = on_redis(tmp_path, server)
-        reader = OnlineReader(store.feast, store.service, config)
-        fill(store)
+        reader = on_redis(tmp_path, server).reader()
         reader.read(ask("full"), NOON)
         server.connect().client_kill_filter(skipme=False, _type="normal")
         assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
@@ -442,23 +421,19 @@ def test_a_server_that_was_started_again_is_read_again(
 
 def test_something_else_in_redis_is_named(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        store = on_redis(tmp_path, server)
-        fill(store)
+        reader = on_redis(tmp_path, server).reader()
         client = server.connect()
         for key in list(client.scan_iter(_type="hash")):
             client.delete(key)
             client.set(key, "not a hash")
-        reader = OnlineReader(store.feast, store.service, SERVE)
         for _ in range(2):  # the connection of the first is not used again
             with pytest.raises(FeatureStoreError, match=r"Redis refuses to read .*WRONGTYPE"):
                 reader.read(ask("full"), NOON)
 
 
 def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:
-    file = tmp_path / "online.db"
     store = on_sqlite(tmp_path)
-    reader = OnlineReader(store.feast, store.service, SERVE)
-    fill(store)
+    reader = store.reader()
     assert reader.read(ask("full"), NOON).columns["every__text"] == ["naïve"]
     other = on_sqlite(tmp_path, "other", "new.db")
     other.write("every", {"place": "full"}, {"text": "new"})
@@ -466,17 +441,15 @@ def test_a_sqlite_store_that_was_replaced_is_followed(tmp_path: Path) -> None:
     store.close()
     for left in tmp_path.glob("online.db-*"):
         left.unlink()
-    (tmp_path / "new.db").replace(file)
+    (tmp_path / "new.db").replace(tmp_path / "online.db")
     assert reader.read(ask("full"), NOON).columns["every__text"] == ["new"]
 
 
 def test_a_locked_sqlite_store_is_a_transient_error(tmp_path: Path) -> None:
-    file = tmp_path / "online.db"
     store = on_sqlite(tmp_path)
-    fill(store)
     store.close()
-    reader = OnlineReader(store.feast, store.service, OnlineConfig(timeout_s=0.05))
-    with sqlite3.connect(file, isolation_level=None) as writer:
+    reader = store.reader(OnlineConfig(timeout_s=0.05))
+    with sqlite3.connect(tmp_path / "online.db", isolation_level=None) as writer:
         writer.execute("PRAGMA journal_mode = DELETE")  # as Feast's own store writes
         writer.execute("BEGIN EXCLUSIVE")
         with pytest.raises(TransientError, match=r"online\.db could not be read: .*locked"):
@@ -491,7 +464,7 @@ def test_a_sqlite_store_without_the_view_or_no_store_at_all_is_named(tmp_path: P
     with sqlite3.connect(file) as connection:
         connection.execute('DROP TABLE "tests_single"')
     connection.close()
-    reader = OnlineReader(store.feast, store.service, SERVE)
+    reader = store.reader()
     with pytest.raises(FeatureStoreError, match="no table for a view of all"):
         reader.read(ask("full"), NOON)
     reader.close()
@@ -501,4 +474,4 @@ def test_a_sqlite_store_without_the_view_or_no_store_at_all_is_named(tmp_path: P
         reader.read(ask("full"), NOON)
     file.write_bytes(b"this is no database, not by a long way" * 100)
     with pytest.raises(FeatureStoreError, match=r"online\.db is damaged or no SQLite file"):
-        OnlineReader(store.feast, store.service, SERVE).read(ask("full"), NOON)
+        store.reader().read(ask("full"), NOON)

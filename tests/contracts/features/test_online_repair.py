@@ -2,14 +2,10 @@
 
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from falaj.__main__ import main
-from tasks.features.access.audit import AuditTrail
-from tasks.features.access.store import open_store
-from tasks.features.checks.parity import check_parity
 from tests.support.data.installation import Installation
 from tests.support.data.repository import days
 
@@ -39,20 +35,8 @@ def run(installation: Installation, *words: str) -> int:
     return main(["--home", home, "--repo", repo, *words])
 
 
-def online(installation: Installation, feature: str, **key: str) -> Any:
-    feast = open_store(installation.home, installation.repository.path)
-    return feast.get_online_features([feature], [key]).to_dict()[feature.split(":")[1]][0]
-
-
 def result(installation: Installation) -> str:
-    repository = installation.repository
-    return check_parity(
-        installation.refresh(WINDOW),
-        repository.config,
-        installation.home,
-        repository.path,
-        installation.store,
-    ).result
+    return installation.parity(installation.refresh(WINDOW)).result
 
 
 def spoil(installation: Installation) -> None:
@@ -75,8 +59,7 @@ def test_a_rebuilt_view_is_what_its_table_says(
     assert run(filled, "features", "rebuild", "weather") == 0
     assert "weather" in capsys.readouterr().out
     assert result(filled) == "equal"
-    lines = [line.content for line in AuditTrail(filled.home / "audit").lines()]
-    rebuilt = [line for line in lines if line["action"] == "rebuild"]
+    rebuilt = filled.acts("rebuild")
     assert [line["outcome"] for line in rebuilt] == ["begun", "ok"]
     assert rebuilt[0]["subject"] == {"views": ["weather"]}
 
@@ -86,23 +69,23 @@ def test_an_entity_is_forgotten_in_a_feature_then_in_all_views_and_comes_back(
 ) -> None:
     station = ("--key", "origin=JFK")
     assert run(filled, "features", "forget", "weather", *station, "--feature", "temp") == 0
-    assert online(filled, "weather:temp", origin="JFK") is None
-    assert online(filled, "weather:humid", origin="JFK") is not None
-    assert online(filled, "weather:temp", origin="LGA") is not None
+    assert filled.online("weather:temp", origin="JFK") is None
+    assert filled.online("weather:humid", origin="JFK") is not None
+    assert filled.online("weather:temp", origin="LGA") is not None
     assert run(filled, "features", "forget", *station) == 0
     for feature in ("weather:humid", "origin_stats:landed_1h"):
-        assert online(filled, feature, origin="JFK") is None
-        assert online(filled, feature, origin="LGA") is not None
+        assert filled.online(feature, origin="JFK") is None
+        assert filled.online(feature, origin="LGA") is not None
     assert run(filled, "features", "rebuild") == 0
     assert result(filled) == "equal"
-    text = b"".join(line.text for line in AuditTrail(filled.home / "audit").lines())
+    text = b"".join(line.text for line in filled.trail.lines())
     assert b'"action":"forget"' in text
     assert b"JFK" not in text
 
 
 def test_a_whole_view_is_forgotten(filled: Installation) -> None:
     assert run(filled, "features", "forget", "weather") == 0
-    assert online(filled, "weather:temp", origin="LGA") is None
+    assert filled.online("weather:temp", origin="LGA") is None
     assert run(filled, "features", "rebuild", "weather") == 0
     assert result(filled) == "equal"
 

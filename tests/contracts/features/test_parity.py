@@ -11,18 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.contracts.data import FeatureTables
-from tasks.features.checks.parity import check_parity
 from tasks.features.checks.report import ParityReport
 from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, FeatureStoreError, TransientError
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import days
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-
-
-Refreshed = tuple[Installation, FeatureTables]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +36,6 @@ def refreshed(pristine: Refreshed, tmp_path: Path) -> Refreshed:
     installation, tables = pristine
     shutil.copytree(installation.home, tmp_path / "home", symlinks=True)
     return Installation(tmp_path / "home", installation.repository), tables
-
-
-def parity(installation: Installation, tables: FeatureTables, **changed: Any) -> ParityReport:
-    config = installation.repository.config.model_copy(update=changed)
-    path = installation.repository.path
-    return check_parity(tables, config, installation.home, path, installation.store)
 
 
 def file_of(refreshed: Refreshed, table: str) -> Path:
@@ -71,15 +60,13 @@ def of_view(report: ParityReport, name: str) -> Any:
 
 
 @pytest.mark.slow
-def test_online_equals_offline_at_each_watermark_of_a_replay(
-    refreshed: Refreshed,
-) -> None:
+def test_online_equals_offline_at_each_watermark_of_a_replay(refreshed: Refreshed) -> None:
     """The tables hold rows after the watermark each time: they must not count."""
     installation, tables = refreshed
     compared = []
     for last in (4, 5, 6):
         installation.materialize(tables, days(0, last))
-        report = parity(installation, tables)
+        report = installation.parity(tables)
         assert report.result == "equal", report.evidence
         assert {view.watermark for view in report.views} == {days(0, last).end}
         assert sum(view.num_overtaken for view in report.views) == 0
@@ -89,12 +76,10 @@ def test_online_equals_offline_at_each_watermark_of_a_replay(
     assert of_view(report, "plane_history").num_entities == 500
 
 
-def test_a_spoilt_online_value_is_found_and_named(
-    refreshed: Refreshed,
-) -> None:
+def test_a_spoilt_online_value_is_found_and_named(refreshed: Refreshed) -> None:
     installation, tables = refreshed
     assert spoil_temperature(installation) == 1
-    report = parity(installation, tables)
+    report = installation.parity(tables)
     assert report.result == "different"
     assert sum(view.num_differing for view in report.views) == 1
     (example,) = report.examples
@@ -113,7 +98,7 @@ def test_an_entity_that_is_online_without_a_row_is_found(refreshed: Refreshed) -
     file = file_of(refreshed, "destination_stats")
     rows = pq.read_table(file)
     pq.write_table(rows.filter(pc.not_equal(rows["dest"], "IAH")), file)
-    report = parity(installation, tables)
+    report = installation.parity(tables)
     assert of_view(report, "destination_stats").num_differing >= 10
     assert {e.entity["dest"] for e in report.examples} == {"IAH"}
     assert {e.offline for e in report.examples} == {None}
@@ -139,9 +124,9 @@ def test_a_spoilt_value_of_a_feed_that_ended_long_ago_is_found(refreshed: Refres
     """At the watermark both sides are blank, whatever is stored."""
     installation, tables = refreshed
     keep_weather(refreshed, timedelta(hours=20), timedelta(hours=1))
-    sound = parity(installation, tables)
+    sound = installation.parity(tables)
     assert spoil_temperature(installation) == 1
-    report = parity(installation, tables)
+    report = installation.parity(tables)
     weather = of_view(sound, "weather")
     assert sound.result == "equal", sound.evidence
     assert (weather.num_entities, weather.num_stale, weather.num_values) == (3, 3, 54)
@@ -157,7 +142,7 @@ def test_a_view_whose_rows_were_never_fresh_is_nothing_to_compare(refreshed: Ref
     """Its rows became known only after their time to live had ended."""
     installation, tables = refreshed
     keep_weather(refreshed, timedelta(hours=40), timedelta(hours=30))
-    report = parity(installation, tables)
+    report = installation.parity(tables)
     weather = of_view(report, "weather")
     assert report.result == "equal"
     assert (weather.num_entities, weather.num_stale) == (3, 3)
@@ -183,7 +168,7 @@ def test_a_table_that_is_damaged_or_gone_is_named(
     else:
         file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises((ArtifactError, FeatureStoreError), match=sentence) as refusal:
-        parity(installation, tables)
+        installation.parity(tables)
     assert "SELECT" not in str(refusal.value)
     assert "free space" not in str(refusal.value)
 
@@ -205,19 +190,17 @@ def test_a_row_that_came_late_is_counted_as_overtaken_not_as_different(
     created = pc.if_else(late, pa.scalar(days(0, 6).end, kind), rows["created"])
     at = rows.column_names.index("created")
     pq.write_table(rows.set_column(at, "created", created), file)
-    report = parity(installation, tables)
+    report = installation.parity(tables)
     weather = of_view(report, "weather")
     assert (weather.num_entities, weather.num_overtaken) == (2, 1)
     assert report.result == "equal"
 
 
-def test_tables_that_are_not_the_ones_online_are_refused(
-    refreshed: Refreshed,
-) -> None:
+def test_tables_that_are_not_the_ones_online_are_refused(refreshed: Refreshed) -> None:
     installation, tables = refreshed
     other = tables.model_copy(update={"version": "f" * 32})
     with pytest.raises(TransientError, match=f"holds {tables.version[:12]}, .* ffffffffffff"):
-        parity(installation, other)
+        installation.parity(other)
     (installation.home / "feast" / "materialized.json").unlink()
     with pytest.raises(FeatureStoreError, match="run the feature refresh"):
-        parity(installation, tables)
+        installation.parity(tables)

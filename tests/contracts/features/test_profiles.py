@@ -13,11 +13,9 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.access.audit import AuditTrail
-from tasks.features.access.store import find_service, open_store
-from tasks.features.tables.build import features_folder
+from tasks.features.access.store import find_service
 from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.data.installation import Installation
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
@@ -46,7 +44,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("local", "clus
 @pytest.fixture(params=["server", *OTHERS])
 def installation(
     request: pytest.FixtureRequest,
-    three_days: tuple[Installation, FeatureTables],
+    three_days: Refreshed,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Installation:
@@ -66,9 +64,7 @@ def test_online_and_offline_give_the_same_values_at_the_same_moment(
 ) -> None:
     tables = installation.refresh(WINDOW)
     installation.materialize(tables, WINDOW)
-    feast = open_store(
-        installation.home, installation.repository.path, features_folder(tables, installation.store)
-    )
+    feast = installation.open(tables)
     service = find_service(feast, "flight_delay_v1")
     flights = installation.repository.read("flights").tail(40)
     keys = flights[["carrier", "origin", "dest", "tailnum"]].drop_duplicates()
@@ -134,11 +130,11 @@ import sys
 from pathlib import Path
 from tasks.features.online.materialization import materialize
 from tasks.features.tables.build import FeatureTables
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import Settings
 from tests.support.data.repository import days
-home, repo = Path(sys.argv[1]), Path(sys.argv[2])
-tables = FeatureTables.model_validate_json(sys.stdin.read())
-materialize(tables, days(0, 3), home, repo, ArtifactStore(home / "artifacts"))
+settings = Settings(home=Path(sys.argv[1]), feature_repo=Path(sys.argv[2]))
+tables = FeatureTables.model_validate_json(sys.argv[3])
+materialize(tables, days(0, 3), settings)
 """
 
 
@@ -150,16 +146,15 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
     process = start_materializing(installation, tables)
 
     def third_view_is_being_written() -> bool:
-        acts = [line.content for line in trail(installation).lines()]
-        begun = [a for a in acts if (a["action"], a["outcome"]) == ("materialize", "begun")]
+        acts = installation.acts("materialize")
+        begun = [act for act in acts if act["outcome"] == "begun"]
         return len(begun) >= 3 or process.poll() is not None
 
     wait_until(third_view_is_being_written, "three views begun", limit_s=200)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (installation.home / "feast" / "materialized.json").exists()
-    feast = open_store(installation.home, installation.repository.path)
-    feast.get_online_features(features=["weather:temp"], entity_rows=[{"origin": "JFK"}])
+    installation.online("weather:temp", origin="JFK")
     completed = installation.materialize(tables, WINDOW)
     assert len(completed) == 7
     assert all(completed.values())
@@ -169,17 +164,13 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
 def start_materializing(
     installation: Installation, tables: FeatureTables
 ) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", MATERIALIZE, str(installation.home), installation.repository.path],
-        stdin=subprocess.PIPE,
+    home, repo = str(installation.home), str(installation.repository.path)
+    return subprocess.Popen(
+        [sys.executable, "-c", MATERIALIZE, home, repo, tables.model_dump_json()],
         stderr=subprocess.DEVNULL,
         cwd=PROJECT_ROOT,
         env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
     )
-    assert process.stdin
-    process.stdin.write(tables.model_dump_json().encode())
-    process.stdin.close()
-    return process
 
 
 def some_keys(installation: Installation) -> pd.DataFrame:
@@ -189,14 +180,10 @@ def some_keys(installation: Installation) -> pd.DataFrame:
 
 def online_values(installation: Installation, keys: pd.DataFrame) -> pd.DataFrame:
     """What a new reader gets for these entities."""
-    feast = open_store(installation.home, installation.repository.path)
+    feast = installation.open()
     service = find_service(feast, "flight_delay_v1")
     answer = feast.get_online_features(
         features=service, entity_rows=keys.to_dict("records"), full_feature_names=True
     )
     frame: pd.DataFrame = answer.to_df().rename(columns=without_pins)
     return frame
-
-
-def trail(installation: Installation) -> AuditTrail:
-    return AuditTrail(installation.home / "audit")

@@ -10,14 +10,8 @@ import pandas as pd
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterId,
-)
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import Artifact, TaskRun
-from prefect.client.schemas.sorting import FlowRunSort
 
 from flows.config import read_pipeline_config
 from tasks.contracts.base import TimeWindow
@@ -34,10 +28,8 @@ from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.validation.outcome import read_outcome
 from tasks.validation.runner import validate_snapshot, validate_table, validate_tables
 from tasks.validation.suites import Suite, read_suite, read_suites
-from tasks.validation.task import (
-    validate_landed_rows,
-)
-from tests.support.data.installation import Installation
+from tasks.validation.task import validate_landed_rows
+from tests.support.data.installation import Refreshed
 from tests.support.data.repository import days
 from tests.support.data.tables import (
     REPO,
@@ -75,15 +67,9 @@ def table_of(artifact: Artifact) -> list[dict[str, Any]]:
     return rows
 
 
-def task_runs() -> list[TaskRun]:
-    """Those of the newest run of `rows_flow`."""
+def task_runs(flow_run: Any) -> list[TaskRun]:
     with get_client(sync_client=True) as client:
-        (newest,) = client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=["rows-under-test"])),
-            sort=FlowRunSort.START_TIME_DESC,
-            limit=1,
-        )
-        only = FlowRunFilter(id=FlowRunFilterId(any_=[newest.id]))
+        only = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
         return client.read_task_runs(flow_run_filter=only)
 
 
@@ -129,11 +115,13 @@ def test_a_refused_table_stops_the_flow_at_once_and_is_shown(settings: Settings)
         window=WEEK, tables=(store_table(settings.store, people().assign(age=200.0)),)
     )
 
-    with pytest.raises(DataContractError, match="age has 40 values outside 0 to 120"):
-        rows_flow(landed, {"people": suite()})
+    state = rows_flow(landed, {"people": suite()}, return_state=True)
 
-    wait_until(lambda: bool(task_runs()), "the server has the task run")
-    [run] = task_runs()
+    with pytest.raises(DataContractError, match="age has 40 values outside 0 to 120"):
+        state.result()
+    flow_run = state.state_details.flow_run_id
+    wait_until(lambda: bool(task_runs(flow_run)), "the server has the task run")
+    [run] = task_runs(flow_run)
     assert run.run_count == 1  # permanent: never retried, and nothing was built on it
     latest = shown("validation-people")[-1]
     assert [row["outcome"] for row in table_of(latest)] == ["failed"]
@@ -167,7 +155,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(ten_days: tuple[Installation, FeatureTables]) -> Made:
+def made(ten_days: Refreshed) -> Made:
     installation, tables = ten_days
     return Made(installation.store, tables, installation.snapshot(tables, days(1, 9)))
 

@@ -23,7 +23,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tasks.features.online.encoding import EncodedRows, encode_entity_keys, encode_rows
+from tasks.features.online.encoding import encode_entity_keys
+from tasks.features.online.newer_wins import Removal
 from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import FeatureStoreError, TransientError
@@ -33,6 +34,7 @@ from tests.support.data.feature_views import (
     NOON,
     PROJECT,
     SLOW,
+    encoded,
     feasts_rows,
     make_rows,
     make_view,
@@ -68,30 +70,14 @@ def redis_online(server: RedisServer, database: int = 0) -> dict[str, Any]:
 
 def hashes(client: redis.Redis) -> Hashes:
     """All of the server, times as Feast reads them: what is behind them is ours."""
-    return {key: as_feast_reads(client.hgetall(key)) for key in client.scan_iter(count=1000)}
-
-
-def as_feast_reads(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    return {
-        name: feasts_part(value) if name.startswith(b"_ts:") else value
-        for name, value in fields.items()
-    }
-
-
-def feasts_part(moment: bytes) -> bytes:
-    read = Timestamp.FromString(moment)
-    return Timestamp(seconds=read.seconds, nanos=read.nanos).SerializeToString()
-
-
-def encoded(view: FeatureView, batch: pa.RecordBatch) -> EncodedRows:
-    source = view.batch_source
-    return encode_rows(
-        batch,
-        {c.name: c.dtype.to_value_type() for c in view.entity_columns},
-        {f.name: f.dtype.to_value_type() for f in view.features},
-        source.timestamp_field,
-        source.created_timestamp_column or None,
-    )
+    found: Hashes = {key: client.hgetall(key) for key in client.scan_iter(count=1000)}
+    for fields in found.values():
+        for name in fields:
+            if name.startswith(b"_ts:"):
+                read = Timestamp.FromString(fields[name])
+                kept = Timestamp(seconds=read.seconds, nanos=read.nanos)
+                fields[name] = kept.SerializeToString()
+    return found
 
 
 def write_to_redis(config: RepoConfig, view: FeatureView, *batches: pa.RecordBatch) -> int:
@@ -315,7 +301,8 @@ def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
         assert written == len(batch) == len(ours[0]) + len(ours[1])
         assert min(map(len, ours)) > 0
         store = NewerWinsRedisOnlineStore()
-        assert store.remove_values(config, view, keys=[encoded(view, batch).keys[0].as_py()]) == 1
+        one = Removal(keys=[encoded(view, batch).keys[0].as_py()])
+        assert store.remove_values(config, view, one) == 1
         assert store.remove_values(config, view) == len(batch) - 1
         store._get_client(config.online_store).close()
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from feast import FeatureStore
 
-from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import FeatureSnapshot, FeatureTables
-from tasks.features.access.store import apply_definitions, open_store
+from tasks.contracts.data import FeatureSnapshot, SnapshotPins
+from tasks.features.access.store import GuardedFeatureStore, apply_definitions, open_store
 from tasks.features.access.versions import (
     apply_service_versions,
     newest_version,
@@ -22,13 +20,13 @@ from tasks.features.access.versions import (
     versioned_name,
     view_versions,
 )
+from tasks.features.checks.report import SnapshotVerification
 from tasks.features.checks.verification import find_snapshot, verify_snapshot
-from tasks.features.config import MaterializationConfig
-from tasks.features.online.materialization import materialize, write_earlier_versions
+from tasks.features.online.materialization import write_earlier_versions
 from tasks.features.snapshot import service_to_train_on
-from tasks.features.tables.build import features_folder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
-from tests.support.data.installation import Installation
+from tasks.kernel.files import digest_of
+from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import SmallRepository, days
 from tests.support.services.servers import postgres_server
 
@@ -42,7 +40,7 @@ LEFT_OUT = ("carrier_stats", "origin_stats", "destination_stats", "route_stats",
 class Bench:
     """One registry on the shared tables, and definitions to change."""
 
-    def __init__(self, made: tuple[Installation, FeatureTables], home: Path, folder: Path) -> None:
+    def __init__(self, made: Refreshed, home: Path, folder: Path) -> None:
         shared, self.tables = made
         self.repository = SmallRepository(folder, num_days=1)
         self.installation = Installation(home, self.repository)
@@ -62,15 +60,11 @@ class Bench:
     def repo(self) -> Path:
         return self.repository.path
 
-    def open(self) -> FeatureStore:
-        installation = self.installation
-        folder = features_folder(self.tables, installation.store)
-        return open_store(installation.home, self.repo, folder)
+    def open(self) -> GuardedFeatureStore:
+        return self.installation.open(self.tables)
 
-    def apply(self) -> FeatureStore:
-        feast = self.open()
-        apply_definitions(feast, self.installation.home, self.repo)
-        return self.open()
+    def apply(self) -> GuardedFeatureStore:
+        return self.installation.apply(self.tables)
 
     def change(self, pattern: str, replacement: str) -> None:
         """Rewrite the definition of the view `weather`, or what follows it."""
@@ -80,27 +74,24 @@ class Bench:
         assert count, pattern
         file.write_text(f"{head}weather = FeatureView({changed}")
 
-    def materialize(
-        self,
-        window: TimeWindow | None = None,
-        config: MaterializationConfig | None = None,
-    ) -> None:
-        installation = self.installation
-        materialize(
-            self.tables,
-            window or days(0, 3),
-            installation.home,
-            self.repo,
-            installation.store,
-            config or MaterializationConfig(),
-        )
+    def materialize(self, num_days: int = 3, **settings: Any) -> None:
+        self.installation.materialize(self.tables, days(0, num_days), **settings)
 
-    def snapshot(self) -> FeatureSnapshot:
-        return self.installation.snapshot(self.tables, days(1, 2))
+    def snapshot(self) -> tuple[FeatureSnapshot, SnapshotPins]:
+        made = self.installation.snapshot(self.tables, days(1, 2))
+        assert made.pins is not None
+        return made, made.pins
 
-    def online(self, features: Any) -> dict[str, Any]:
-        answer = self.open().get_online_features(
-            features=features, entity_rows=ENTITIES, full_feature_names=True
+    def verify(self, snapshot: FeatureSnapshot, **changes: object) -> SnapshotVerification:
+        """Make the snapshot again, with some of its fields changed."""
+        return verify_snapshot(snapshot.model_copy(update=changes), self.installation.settings)
+
+    def online(self, service: str) -> dict[str, Any]:
+        feast = self.open()
+        answer = feast.get_online_features(
+            features=feast.get_feature_service(service),
+            entity_rows=ENTITIES,
+            full_feature_names=True,
         )
         return {re.sub(r"@v\d+", "", k): v[0] for k, v in answer.to_dict().items()}
 
@@ -114,13 +105,13 @@ class Bench:
 
 
 @pytest.fixture
-def bench(three_days: tuple[Installation, FeatureTables], tmp_path: Path) -> Bench:
+def bench(three_days: Refreshed, tmp_path: Path) -> Bench:
     return Bench(three_days, tmp_path / "home", tmp_path)
 
 
 def test_applying_again_unchanged_makes_no_version(bench: Bench) -> None:
     feast = bench.apply()
-    apply_definitions(feast, bench.installation.home, bench.repo, again=True)
+    apply_definitions(feast, again=True)
     feast = bench.open()
     assert {view.name: view_versions(feast, view.name) for view in feast.list_feature_views()} == {
         view.name: [0] for view in feast.list_feature_views()
@@ -130,16 +121,13 @@ def test_applying_again_unchanged_makes_no_version(bench: Bench) -> None:
 
 def test_an_old_version_stays_readable_beside_the_new_one_online_and_offline(bench: Bench) -> None:
     bench.materialize()
-    before = bench.online(bench.open().get_feature_service(SERVICE))
+    before = bench.online(SERVICE)
     bench.change(r'        "visib",\n', "")
-    feast = bench.apply()
-    assert view_versions(feast, "weather") == [0, 1]
-    applied = bench.online(feast.get_feature_service(SERVICE))
+    assert view_versions(bench.apply(), "weather") == [0, 1]
+    applied = bench.online(SERVICE)
     assert applied == before, "readers go on with the old version until the new one has values"
     bench.materialize()
-    feast = bench.open()
-    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
-    new = bench.online(feast.get_feature_service(SERVICE))
+    old, new = bench.online(versioned_name(SERVICE, 1)), bench.online(SERVICE)
     assert old == before
     assert "weather__visib" not in new
     assert new == {k: v for k, v in old.items() if k != "weather__visib"}
@@ -152,14 +140,12 @@ def test_an_old_version_stays_readable_beside_the_new_one_online_and_offline(ben
 def test_an_earlier_version_goes_on_being_written_where_it_is_asked_for(
     bench: Bench, kept: int
 ) -> None:
-    config = MaterializationConfig(earlier_versions=kept)
-    bench.materialize(days(0, 2), config)
-    before = bench.online(bench.open().get_feature_service(SERVICE))
+    bench.materialize(2, earlier_versions=kept)
+    before = bench.online(SERVICE)
     bench.change(r'        "visib",\n', "")
-    bench.materialize(days(0, 3), config)
+    bench.materialize(3, earlier_versions=kept)
     feast = bench.open()
-    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
-    new = bench.online(feast.get_feature_service(SERVICE))
+    old, new = bench.online(versioned_name(SERVICE, 1)), bench.online(SERVICE)
     assert new["weather__temp"] != before["weather__temp"]
     assert old["weather__temp"] == (new if kept else before)["weather__temp"]
     assert old["weather__visib"] is not None
@@ -173,7 +159,7 @@ def test_an_earlier_version_whose_table_lost_a_column_is_left_out_with_a_warning
     bench.change(r'        "visib",', '        "visib",\n        "fog",')
     installation, repo = bench.installation, bench.installation.repository.path
     elsewhere = open_store(installation.home, repo, installation.home / "no_tables")
-    apply_definitions(elsewhere, installation.home, repo)  # as if the query gave fog once
+    apply_definitions(elsewhere)  # as if the query gave fog once
     bench.change(r'        "fog",\n', "")
     feast = bench.apply()
     moment = datetime(2013, 1, 2, tzinfo=UTC)
@@ -205,16 +191,14 @@ def test_what_feast_would_not_number_makes_a_version_too(
 
 def test_a_service_whose_content_changed_under_the_same_name_is_noticed(bench: Bench) -> None:
     bench.materialize()
-    before = bench.snapshot()
+    before, old = bench.snapshot()
     bench.change(r"        weather,\n    \],", "    ],")  # the service no longer reads the view
-    after = bench.snapshot()
+    after, new = bench.snapshot()
     assert before.feature_service == after.feature_service == SERVICE
-    assert before.pins is not None
-    assert after.pins is not None
-    assert (before.pins.service_version, after.pins.service_version) == (1, 2)
-    assert before.pins.service_definition != after.pins.service_definition
-    assert "weather" in before.pins.views
-    assert "weather" not in after.pins.views
+    assert (old.service_version, new.service_version) == (1, 2)
+    assert old.service_definition != new.service_definition
+    assert "weather" in old.views
+    assert "weather" not in new.views
     published = published_version(bench.open(), SERVICE)
     assert published is not None
     assert published.number == 1, "training on a version does not move what readers get"
@@ -260,14 +244,11 @@ def test_versions_are_kept_in_a_registry_on_postgresql(bench: Bench, postgres: s
     feast = bench.open()
     assert view_versions(feast, "weather") == [0, 1]
     assert [v.number for v in service_versions(feast, SERVICE)] == [1, 2]
-    old = bench.online(feast.get_feature_service(versioned_name(SERVICE, 1)))
-    assert old["weather__visib"] == pytest.approx(10)
+    assert bench.online(versioned_name(SERVICE, 1))["weather__visib"] == pytest.approx(10)
 
 
 def test_a_snapshot_pins_all_that_it_was_made_from(bench: Bench) -> None:
-    snapshot = bench.snapshot()
-    pins = snapshot.pins
-    assert pins is not None
+    snapshot, pins = bench.snapshot()
     evidence = bench.installation.store.path(pins.evidence)
     assert {v: p.definition for v, p in pins.views.items()} == snapshot.feature_views
     assert {(t.group, t.name): t.sha256 for t in pins.tables} == {
@@ -292,32 +273,28 @@ def test_a_snapshot_pins_all_that_it_was_made_from(bench: Bench) -> None:
 
 def test_a_snapshot_comes_out_the_same_though_everything_has_moved_on(bench: Bench) -> None:
     bench.apply()
-    snapshot = bench.snapshot()
-    store, home = bench.installation.store, bench.installation.home
+    snapshot, _ = bench.snapshot()
+    store = bench.installation.store
     bench.change(r'        "visib",\n', "")
     bench.apply()
     entities = bench.repo / "sql" / "entities.sql"
     entities.write_text(entities.read_text().replace("INTERVAL 2 HOURS", "INTERVAL 3 HOURS"))
-    found = find_snapshot(snapshot.data.sha256[:10], store)
-    outcome = verify_snapshot(found, home, bench.repo, store)
+    outcome = bench.verify(find_snapshot(snapshot.data.sha256[:10], store))
     assert outcome.same
     assert outcome.differences == ()
     assert not list(store.root.glob(".verify-*"))
 
 
 def test_a_rebuild_that_differs_says_in_how_many_rows(bench: Bench) -> None:
-    snapshot = bench.snapshot()
-    store, home = bench.installation.store, bench.installation.home
-    stored = store.path(snapshot.data)
+    snapshot, _ = bench.snapshot()
+    stored = bench.installation.store.path(snapshot.data)
     whole = stored.read_bytes()
     rows = pd.read_parquet(stored)
     rows.loc[:4, "weather__temp"] = -99
     rows.to_parquet(stored, index=False)
-    forged = snapshot.data.model_copy(update={"sha256": _sha256(stored)})
+    forged = snapshot.data.model_copy(update={"sha256": digest_of(stored)})
     try:
-        outcome = verify_snapshot(
-            snapshot.model_copy(update={"data": forged}), home, bench.repo, store
-        )
+        outcome = bench.verify(snapshot, data=forged)
     finally:
         stored.write_bytes(whole)
     assert not outcome.same
@@ -325,38 +302,23 @@ def test_a_rebuild_that_differs_says_in_how_many_rows(bench: Bench) -> None:
 
 
 def test_tables_with_the_same_rows_stand_in_for_those_that_are_gone(bench: Bench) -> None:
-    snapshot = bench.snapshot()
-    assert snapshot.pins is not None
-    store, home = bench.installation.store, bench.installation.home
-    gone = snapshot.pins.tables[0].model_copy(update={"sha256": "0" * 64})
-    pins = snapshot.pins.model_copy(update={"tables": (gone, *snapshot.pins.tables[1:])})
-    outcome = verify_snapshot(snapshot.model_copy(update={"pins": pins}), home, bench.repo, store)
+    snapshot, pins = bench.snapshot()
+    gone = pins.tables[0].model_copy(update={"sha256": "0" * 64})
+    changed = pins.model_copy(update={"tables": (gone, *pins.tables[1:])})
+    outcome = bench.verify(snapshot, pins=changed)
     assert outcome.same
     assert "others with the same rows took their place" in outcome.remarks[0]
 
 
-def test_what_is_lost_is_named_where_a_snapshot_cannot_be_made_again(
-    bench: Bench, tmp_path: Path
-) -> None:
-    snapshot = bench.snapshot()
-    assert snapshot.pins is not None
-    store, home = bench.installation.store, bench.installation.home
-    lost = snapshot.model_copy(update={"tables_version": "feedbeef" * 4})
-    outcome = verify_snapshot(lost, home, bench.repo, store)
+def test_what_is_lost_is_named_where_a_snapshot_cannot_be_made_again(bench: Bench) -> None:
+    snapshot, pins = bench.snapshot()
+    outcome = bench.verify(snapshot, tables_version="feedbeef" * 4)
     assert outcome.rebuilt_sha256 is None
     assert not outcome.same
     assert outcome.differences == ("no tables of version feedbeeffeed are kept any more",)
-    evidence = snapshot.pins.evidence.model_copy(update={"uri": "artifact:snapshots/gone"})
-    pins = snapshot.pins.model_copy(update={"evidence": evidence})
-    bare = verify_snapshot(snapshot.model_copy(update={"pins": pins}), home, bench.repo, store)
+    evidence = pins.evidence.model_copy(update={"uri": "artifact:snapshots/gone"})
+    bare = bench.verify(snapshot, pins=pins.model_copy(update={"evidence": evidence}))
     assert "artifact:snapshots/gone cannot be read as it was" in bare.differences[0]
-    old = snapshot.model_copy(update={"pins": None})
-    assert "pins nothing" in verify_snapshot(old, home, bench.repo, store).differences[0]
+    assert "pins nothing" in bench.verify(snapshot, pins=None).differences[0]
     with pytest.raises(ArtifactError, match="names 0 snapshots"):
-        find_snapshot("feedbeef", store)
-
-
-def _sha256(path: Path) -> str:
-    from tasks.kernel.files import digest_of
-
-    return digest_of(path)
+        find_snapshot("feedbeef", bench.installation.store)

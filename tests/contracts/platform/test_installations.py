@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.features.access.store import apply_definitions, open_store
+from tasks.features.access.store import apply_definitions
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, servers
@@ -13,7 +13,6 @@ from tests.support.data.repository import days
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")]
 WINDOW = days(0, 1)
-ASKED = {"features": ["weather:temp"], "entity_rows": [{"origin": "JFK"}]}
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +41,8 @@ def fill(made: Installation) -> None:
 
 
 def temperature(made: Installation) -> float | None:
-    store = open_store(made.home, made.repository.path)
-    return store.get_online_features(**ASKED).to_dict()["temp"][0]
+    value: float | None = made.online("weather:temp", origin="JFK")
+    return value
 
 
 def in_celsius(made: Installation) -> None:
@@ -69,14 +68,14 @@ def test_two_projects_share_a_registry_and_see_nothing_of_each_other(
     other = temperature(airports)
     assert other == pytest.approx((seen - 32) / 1.8, abs=1e-3)
     assert temperature(flights) == seen
-    store = open_store(airports.home, airports.repository.path)
+    store = airports.open()
     assert {p.name for p in store.list_projects()} == {"flights", "airports"}
     assert len(store.list_feature_views()) == 7
     # What one project drops, and all its permissions, stays with the other.
     (airports.repository.path / "permissions.py").unlink()
-    apply_definitions(store, airports.home, airports.repository.path)
+    apply_definitions(store)
     assert not store.list_permissions()
-    assert len(open_store(flights.home, flights.repository.path).list_permissions()) == 5
+    assert len(flights.open().list_permissions()) == 5
     assert temperature(flights) == seen
 
 
@@ -109,14 +108,14 @@ def test_a_state_folder_of_another_project_and_incremental_writes_are_refused(
     tmp_path: Path,
 ) -> None:
     made = installation(tmp_path)
-    store = open_store(made.home, made.repository.path)
+    store = made.open()
     with pytest.raises(FeatureStoreError, match="materialize a window with a start and an end"):
         store.materialize_incremental(end_date=None)
-    apply_definitions(store, made.home, made.repository.path)
+    apply_definitions(store)
     file = made.repository.path / "feature_store.yaml"
     file.write_text(file.read_text().replace("project: flights", "project: airports"))
     with pytest.raises(ConfigurationError, match="belongs to project flights"):
-        open_store(made.home, made.repository.path)
+        made.open()
 
 
 def test_a_registry_that_does_not_answer_is_told_without_its_password(
@@ -126,7 +125,7 @@ def test_a_registry_that_does_not_answer_is_told_without_its_password(
     gone = "postgresql+psycopg://feast:secret@127.0.0.1:1/feast"
     choose_server(monkeypatch, running, gone)
     with pytest.raises(TransientError, match="cannot be reached") as raised:
-        open_store(made.home, made.repository.path)
+        made.open()
     assert "secret" not in str(raised.value)
 
 

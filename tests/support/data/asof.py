@@ -22,6 +22,7 @@ from tasks.features.offline.store import AsofDuckDBOfflineStore
 
 START = datetime(2013, 3, 10, tzinfo=UTC)  # the United States change their clocks on this day
 UTC_TIMES = "datetime64[us, UTC]"
+TIMES = ("at", "created")
 VALUE = "values:value"
 
 
@@ -78,15 +79,21 @@ def view_of(
 
 def write_rows(rows: pd.DataFrame, path: Path, keys: Sequence[str] = ("k0",)) -> Path:
     """Write source rows with string keys and times in UTC microseconds."""
-    times = {c: UTC_TIMES for c in ("at", "created") if c in rows}
+    times = {c: UTC_TIMES for c in TIMES if c in rows}
     rows.astype({**dict.fromkeys(keys, "string"), **times}).to_parquet(path, index=False)
     return path
+
+
+def in_times(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The rows with both times in another type, without a zone where it names none."""
+    times = {c: rows[c] if "UTC" in kind else rows[c].dt.tz_localize(None) for c in TIMES}
+    return rows.assign(**{column: time.astype(kind) for column, time in times.items()})
 
 
 def values(*rows: tuple[str | None, float, float, float]) -> pd.DataFrame:
     """Source rows of one key: key, minute of the event, minute of the creation, value."""
     frame = pd.DataFrame(rows, columns=["k0", "at", "created", "value"])
-    for column in ("at", "created"):
+    for column in TIMES:
         frame[column] = START + pd.to_timedelta(frame[column], unit="min")
     return frame
 
@@ -113,6 +120,16 @@ def ask(
     return kind.get_historical_features(
         feast.config, list(views), list(refs), given, feast.registry, "test", **options
     )
+
+
+def found(job: RetrievalJob, column: str = "value") -> list[float | None]:
+    """The values of a result, in the order of its moments."""
+    return listed(job.to_df().sort_values("event_timestamp")[column])
+
+
+def listed(column: pd.Series) -> list[float | None]:
+    """A column of numbers, None for null."""
+    return [None if pd.isna(v) else float(v) for v in column]
 
 
 def newest_known(

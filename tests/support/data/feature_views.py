@@ -24,7 +24,8 @@ from feast.types import (
 )
 from feast.types import Set as FeastSet
 from feast.utils import _convert_arrow_to_proto
-from feast.value_type import ValueType
+
+from tasks.features.online.encoding import EncodedRows, encode_rows
 
 PROJECT = "tests"
 NOON = datetime(2013, 6, 1, 12, tzinfo=UTC)
@@ -69,15 +70,8 @@ KEYS: dict[str, tuple[FeastType, pa.DataType, list[Any]]] = {
 
 def make_view(keys: list[str], features: list[str], *, created: bool) -> FeatureView:
     """The feature view `v` over a file of that name; each join key is an entity."""
-    types = {Int64: ValueType.INT64, Int32: ValueType.INT32, String: ValueType.STRING}
-    entities = [
-        Entity(
-            name=key,
-            join_keys=[key],
-            value_type=types.get(KEYS[key][0], ValueType.UNIX_TIMESTAMP),
-        )
-        for key in keys
-    ]
+    kinds = {key: KEYS[key][0].to_value_type() for key in keys}
+    entities = [Entity(name=n, join_keys=[n], value_type=kind) for n, kind in kinds.items()]
     view = FeatureView(
         name="v",
         entities=entities,
@@ -117,6 +111,18 @@ def make_rows(
         whole = pa.array(moments, pa.timestamp("us"))
         columns[name] = whole.cast(pa.timestamp(unit), safe=False).cast(pa.timestamp(unit, zone))
     return pa.record_batch(columns)
+
+
+def encoded(view: FeatureView, batch: pa.RecordBatch) -> EncodedRows:
+    """The rows as our engine hands them to a store."""
+    source = view.batch_source
+    return encode_rows(
+        batch,
+        {c.name: c.dtype.to_value_type() for c in view.entity_columns},
+        {f.name: f.dtype.to_value_type() for f in view.features},
+        source.timestamp_field,
+        source.created_timestamp_column or None,
+    )
 
 
 def repo_config(folder: Path, online: dict[str, Any], **options: Any) -> RepoConfig:

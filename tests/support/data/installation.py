@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
+from tasks.features.access.audit import AuditTrail
+from tasks.features.access.store import GuardedFeatureStore, apply_definitions, open_store
+from tasks.features.checks.parity import check_parity
+from tasks.features.checks.report import ParityReport
+from tasks.features.config import MaterializationConfig
 from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
-from tasks.features.tables.build import EMPTY, publish_tables
-from tasks.kernel.settings import ArtifactStore
+from tasks.features.tables.build import EMPTY, features_folder, publish_tables
+from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository, built, vouchers
 
 GATES = """
@@ -44,23 +50,60 @@ class Installation:
         return cls(folder / "home", SmallRepository(folder, num_days))
 
     @property
+    def settings(self) -> Settings:
+        return Settings(home=self.home, feature_repo=self.repository.path)
+
+    @property
     def store(self) -> ArtifactStore:
         return ArtifactStore(self.home / "artifacts")
+
+    @property
+    def trail(self) -> AuditTrail:
+        return AuditTrail(self.home / "audit")
+
+    def acts(self, action: str) -> list[dict[str, Any]]:
+        """The audit lines of one kind of act."""
+        lines = (line.content for line in self.trail.lines())
+        return [line for line in lines if line["action"] == action]
+
+    def open(self, tables: FeatureTables | None = None) -> GuardedFeatureStore:
+        """The feature store on the published tables, or on these."""
+        folder = features_folder(tables, self.store) if tables else None
+        return open_store(self.home, self.repository.path, folder)
+
+    def apply(self, tables: FeatureTables | None = None) -> GuardedFeatureStore:
+        """Apply the definitions; the store as whoever opens it next sees it."""
+        apply_definitions(self.open(tables))
+        return self.open(tables)
+
+    def online(self, feature: str, **key: str) -> Any:
+        """What a new reader gets of one entity."""
+        answer = self.open().get_online_features([feature], [key]).to_dict()
+        return answer[feature.split(":")[1]][0]
 
     def refresh(self, window: TimeWindow, base: FeatureTables = EMPTY) -> FeatureTables:
         return built(self.repository, self.store, window, base)
 
-    def materialize(self, tables: FeatureTables, window: TimeWindow) -> dict[str, int]:
-        views = materialize(tables, window, self.home, self.repository.path, self.store)
+    def materialize(
+        self, tables: FeatureTables, window: TimeWindow, **settings: Any
+    ) -> dict[str, int]:
+        config = MaterializationConfig(**settings)
+        views = materialize(tables, window, self.settings, config)
         return {view.name: view.num_entities for view in views}
+
+    def parity(self, tables: FeatureTables) -> ParityReport:
+        return check_parity(tables, self.repository.config, self.settings)
 
     def publish(self, tables: FeatureTables) -> None:
         """Vouch for every table and let readers see this version."""
         publish_tables(tables, vouchers(tables.tables), self.home, self.store)
 
     def snapshot(self, tables: FeatureTables, window: TimeWindow) -> FeatureSnapshot:
-        config, path = self.repository.config, self.repository.path
-        return build_training_set(tables, window, config, self.home, path, self.store)
+        return build_training_set(tables, window, self.repository.config, self.settings)
 
     def rows(self, snapshot: FeatureSnapshot) -> pd.DataFrame:
         return pd.read_parquet(self.store.path(snapshot.data))
+
+
+Refreshed = tuple[Installation, FeatureTables]
+"""An installation and the newest version of its tables."""

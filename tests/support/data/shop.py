@@ -17,7 +17,7 @@ from tasks.contracts.data import (
 from tasks.features.snapshot import build_training_set, write_entities
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import Settings
 from tests.support.data.repository import vouched
 
 SOURCE = Path(__file__).with_name("shop_use_case")
@@ -56,7 +56,8 @@ class Shop:
         self.repo = folder / "shop"
         shutil.copytree(SOURCE, self.repo, ignore=shutil.ignore_patterns("__pycache__"))
         (self.repo / "raw").mkdir()
-        self.store = ArtifactStore(folder / "artifacts")
+        self.settings = Settings(home=folder / "home", feature_repo=self.repo)
+        self.store = self.settings.store
         self.write("orders", orders())
         self.write("customers", customers())
 
@@ -93,6 +94,5 @@ class Shop:
 
     def training_set(self) -> FeatureSnapshot:
         """Retrieve the training rows of the whole window with their features."""
-        config, home = self.config, self.store.root.parent / "home"
-        tables, features = self.tables(), config.features
-        return build_training_set(tables, config.window, features, home, self.repo, self.store)
+        config = self.config
+        return build_training_set(self.tables(), config.window, config.features, self.settings)

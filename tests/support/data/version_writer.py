@@ -14,10 +14,10 @@ import pyarrow as pa
 from feast import FeatureView, Field, RepoConfig
 from feast.types import Int64
 
-from tasks.features.online.encoding import EncodedRows, encode_rows
+from tasks.features.online.encoding import EncodedRows
 from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
-from tests.support.data.feature_views import NOON, make_view, online_store, repo_config
+from tests.support.data.feature_views import NOON, encoded, make_view, online_store, repo_config
 from tests.support.host.killed import say, serve
 
 NUM_KEYS = 1_000
@@ -37,8 +37,6 @@ def versioned_config(kind: str, address: str) -> RepoConfig:
 
 def version_rows(view: FeatureView, version: int) -> Iterator[EncodedRows]:
     moment = np.datetime64((NOON + timedelta(milliseconds=version)).replace(tzinfo=None), "us")
-    keys = {c.name: c.dtype.to_value_type() for c in view.entity_columns}
-    features = {f.name: f.dtype.to_value_type() for f in view.features}
     for start in range(0, NUM_KEYS, BATCH_ROWS):
         values = pa.array(np.full(BATCH_ROWS, version), pa.int64())
         batch = pa.record_batch(
@@ -48,7 +46,7 @@ def version_rows(view: FeatureView, version: int) -> Iterator[EncodedRows]:
                 **dict.fromkeys(FEATURES, values),
             }
         )
-        yield encode_rows(batch, keys, features, "event", None)
+        yield encoded(view, batch)
 
 
 def write_version(kind: str, config: RepoConfig, version: int) -> int:

@@ -31,8 +31,11 @@ def json_answer(value: Any, status: int = 200) -> Answer:
 
 
 @contextmanager
-def http_listener(answer: Callable[[Asked], Answer]) -> Iterator[str]:
-    """Answers GET and POST by a function, each in a thread; yields its address."""
+def http_listener(answer: Callable[[Asked], Answer], location: str = "") -> Iterator[str]:
+    """Answers GET and POST by a function, each in a thread; yields its address.
+
+    Every answer names `location`, where one is given: a redirect leads there.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -44,6 +47,8 @@ def http_listener(answer: Callable[[Asked], Answer]) -> Iterator[str]:
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
             self.send_header("connection", "close")
+            if location:
+                self.send_header("location", location)
             self.end_headers()
             self.wfile.write(body)
 

@@ -1,65 +1,52 @@
 """An OIDC issuer for tests: discovery and keys over HTTP on loopback, tokens signed with RS256."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
+from infra.bench.serving.installation import Signer
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 AUDIENCE = "feast"
-KEY_ID = "key-1"
-
-
-@dataclass(frozen=True)
-class Issuer:
-    """A running issuer; its tokens say what they are told to."""
-
-    url: str
-    key: RSAPrivateKey
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What makes our servers accept its tokens."""
-        return {
-            "FALAJ_OIDC_DISCOVERY_URL": f"{self.url}/.well-known/openid-configuration",
-            "FALAJ_OIDC_AUDIENCE": AUDIENCE,
-            "FALAJ_OIDC_ISSUER": self.url,
-        }
-
-    def token(self, *roles: str, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
-        """A token with these roles; claims that are None are left out."""
-        now = int(time.time())
-        content = {
-            "iss": self.url,
-            "aud": AUDIENCE,
-            "sub": "-".join(["somebody", *roles]),
-            "iat": now,
-            "exp": now + 600,
-            "roles": list(roles),
-            **claims,
-        }
-        content = {name: value for name, value in content.items() if value is not None}
-        signing = self.key if key is None else key
-        return jwt.encode(content, signing, algorithm=algorithm, headers={"kid": KEY_ID})
 
 
 def new_key() -> RSAPrivateKey:
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
+@dataclass
+class Issuer(Signer):
+    """A running issuer whose keys are of the one kind that Feast takes."""
+
+    key: RSAPrivateKey = field(default_factory=new_key)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes our servers accept its tokens."""
+        return {
+            "FALAJ_OIDC_DISCOVERY_URL": f"{self.issuer}/.well-known/openid-configuration",
+            "FALAJ_OIDC_AUDIENCE": AUDIENCE,
+            "FALAJ_OIDC_ISSUER": self.issuer,
+        }
+
+    def token(self, *roles: str, alg: str = "RS256", **claims: Any) -> str:
+        """As `Signer.token`, for Feast's server."""
+        usual = {"aud": AUDIENCE, "sub": "-".join(["somebody", *roles])}
+        return super().token(*roles, alg=alg, **(usual | claims))
+
+
 @contextmanager
 def issuer() -> Iterator[Issuer]:
     """Start an issuer with a new key."""
-    key = new_key()
-    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
-    keys = {"keys": [{**public, "kid": KEY_ID, "use": "sig", "alg": "RS256"}]}
+    made = Issuer()
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.key.public_key()))
+    keys = {"keys": [{**public, "kid": made.kid, "use": "sig", "alg": "RS256"}]}
 
     def answer(asked: Asked) -> Answer:
         here = f"http://{asked.headers['host']}"
@@ -76,4 +63,5 @@ def issuer() -> Iterator[Issuer]:
         return json_answer(document, 200 if document else 404)
 
     with http_listener(answer) as url:
-        yield Issuer(url, key)
+        made.issuer = url
+        yield made

@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 
+TYPES = {"BYTES": "object", "FP32": "float32", "INT32": "int32", "INT64": "int64"}
+
 
 def question(client: Any, http: Any, told: dict[str, Any]) -> Any:
     inputs = []
     for name, (datatype, values) in told["inputs"].items():
-        texts = datatype == "BYTES"
-        dtype = (
-            np.object_
-            if texts
-            else {"FP32": "float32", "INT32": "int32", "INT64": "int64"}[datatype]
-        )
-        array = np.array(values, dtype=dtype)
+        array = np.array(values, dtype=TYPES[datatype])
         given = http.InferInput(name, list(array.shape), datatype)
         given.set_data_from_numpy(array)
         inputs.append(given)

@@ -45,7 +45,7 @@ class Serving:
 
     @property
     def settings(self) -> Settings:
-        return Settings(home=self.installation.home, feature_repo=self.installation.repository.path)
+        return self.installation.settings
 
     @property
     def origin(self) -> ModelOrigin:

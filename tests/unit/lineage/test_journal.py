@@ -2,10 +2,8 @@
 
 import json
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.journal import Journal, LineageSettings
 from tasks.lineage.steps import Step
 from tests.support.reporting.examples import COMMIT, PARENT, STARTED, linked_record, steps_of
+from tests.support.services.listeners import Answer, Asked, http_listener
 
 
 @pytest.fixture
@@ -37,28 +36,14 @@ def collector(answers: list[int] | None = None) -> Iterator[tuple[str, list[Any]
     taken: list[Any] = []
     codes = list(answers or [])
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            code = codes.pop(0) if codes else 201
-            taken.append((code, self.path, self.headers.get("Authorization"), json.loads(body)))
-            self.send_response(code)
-            if code == 302:
-                self.send_header("Location", "http://127.0.0.1:1/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(asked: Asked) -> Answer:
+        code = codes.pop(0) if codes else 201
+        key = asked.headers.get("Authorization")
+        taken.append((code, asked.path, key, json.loads(asked.body)))
+        return code, "text/plain", b""
 
-        def log_message(self, *_: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", taken
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_listener(answer, location="http://127.0.0.1:1/elsewhere") as url:
+        yield url, taken
 
 
 def test_a_step_recorded_again_is_written_once(steps: list[Step], journal: Journal) -> None:

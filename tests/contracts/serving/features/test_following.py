@@ -15,7 +15,6 @@ from serving.features.reader import FeastEntityReader
 from serving.features.recipe import ModelOrigin
 from serving.interfaces import VersionState
 from tasks.contracts.base import TimeWindow
-from tasks.features.access.store import apply_definitions, open_store
 from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, made, request_of
 
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"), pytest.mark.anyio]
@@ -141,7 +140,6 @@ def _shorten_ttl(repo: Path) -> None:
 
 def _materialize(serving: Serving) -> None:
     """Apply what changed, bring it online and let readers get it."""
-    store = open_store(serving.installation.home, serving.installation.repository.path)
-    apply_definitions(store, serving.installation.home, serving.installation.repository.path)
+    serving.installation.apply()
     window = TimeWindow(start=WATERMARK - timedelta(days=1), end=WATERMARK)
     serving.installation.materialize(serving.tables, window)

@@ -10,7 +10,7 @@ from feast.infra.offline_stores.duckdb import DuckDBOfflineStore
 
 from tasks.features.offline.store import AsofDuckDBOfflineStore
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError
-from tests.support.data.asof import START, ask, asked, feast_in, values, view_of, write_rows
+from tests.support.data.asof import START, ask, asked, feast_in, listed, values, view_of, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,8 @@ def strict_store(folder: Path) -> FeatureStore:
     return feast_in(folder, naive_times="refuse", coerce_tz_aware=False)
 
 
-def found(feast: FeatureStore, entities: Any, **options: Any) -> list[float | None]:
-    frame = ask(feast, [view_of("values.parquet")], entities, **options).to_df()
-    return [None if pd.isna(v) else v for v in frame["value"]]
+def found(feast: FeatureStore, entities: Any) -> list[float | None]:
+    return listed(ask(feast, [view_of("values.parquet")], entities).to_df()["value"])
 
 
 @pytest.mark.filterwarnings("ignore:.*fetch_arrow_table:DeprecationWarning")
@@ -46,7 +45,7 @@ def test_rows_without_a_key_or_a_moment_stay_without_values_as_in_feasts_own_sto
         ask(feast_store, [view], frame.assign(n=range(5)), kind=kind).to_df().sort_values("n")
         for kind in (AsofDuckDBOfflineStore, DuckDBOfflineStore)
     )
-    assert [None if pd.isna(v) else v for v in ours["value"]] == [1.0, None, 2.0, None, None]
+    assert listed(ours["value"]) == [1.0, None, 2.0, None, None]
     pd.testing.assert_series_equal(ours["value"], theirs["value"], check_index=False)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tasks.features.offline.store import AsofDuckDBOfflineStore
 from tasks.kernel.errors import FeatureStoreError
-from tests.support.data.asof import START, feast_in, values, view_of, write_rows
+from tests.support.data.asof import START, feast_in, in_times, values, view_of, write_rows
 
 MINUTES = st.integers(0, 20)
 KEYS = st.sampled_from(["a", "b", None])
@@ -97,10 +97,7 @@ def test_bounds_hold_for_naive_and_nanosecond_times(
     feast_store: FeatureStore, tmp_path: Path, kind: str
 ) -> None:
     frame = values(("a", 0, 0, 1.0), ("b", 10, 10, 2.0), ("c", 20, 20, 3.0))
-    for column in ("at", "created"):
-        times = frame[column] if "UTC" in kind else frame[column].dt.tz_localize(None)
-        frame[column] = times.astype(kind)
-    frame.to_parquet(tmp_path / "values.parquet")
+    in_times(frame, kind).to_parquet(tmp_path / "values.parquet")
     for method in ("pull_latest_from_table_or_query", "pull_all_from_table_or_query"):
         found = pull(
             feast_store, tmp_path / "values.parquet", method, start_date=at(10), end_date=at(20)

@@ -21,6 +21,7 @@ from tests.support.data.asof import (
     ask,
     asked,
     feast_in,
+    in_times,
     sabotaged,
     values,
     view_of,
@@ -66,13 +67,8 @@ def job_of(feast: FeatureStore) -> AsofRetrievalJob:
 def test_sources_on_s3_give_what_the_same_files_give_here(
     feast_store: FeatureStore, s3: FileSystem, endpoint: str, tmp_path: Path, kind: str
 ) -> None:
-    naive = "UTC" not in kind
-    frame = ROWS.copy()
-    for column in ("at", "created"):
-        times = frame[column].dt.tz_localize(None) if naive else frame[column]
-        frame[column] = times.astype(kind)
     with s3.open_output_stream("lake/source/values.parquet") as stream:
-        pq.write_table(pa.Table.from_pandas(frame), stream)
+        pq.write_table(pa.Table.from_pandas(in_times(ROWS, kind)), stream)
     remote = view_of(
         "s3://lake/source/values.parquet", ttl=timedelta(minutes=15), s3_endpoint_override=endpoint
     )
@@ -92,9 +88,9 @@ def test_sources_on_s3_give_what_the_same_files_give_here(
 def test_bounds_that_a_column_cannot_say_are_left_to_the_query(
     feast_store: FeatureStore, s3: FileSystem, endpoint: str
 ) -> None:
-    kinds = {"at": "datetime64[ns, UTC]", "created": "datetime64[ns, UTC]"}
+    rows = in_times(ROWS, "datetime64[ns, UTC]")
     with s3.open_output_stream("lake/nanoseconds.parquet") as stream:
-        pq.write_table(pa.Table.from_pandas(ROWS.astype(kinds)), stream)
+        pq.write_table(pa.Table.from_pandas(rows), stream)
     centuries = timedelta(days=365 * 500)
     view = view_of("s3://lake/nanoseconds.parquet", ttl=centuries, s3_endpoint_override=endpoint)
     assert ask(feast_store, [view], asked(("a", 5))).to_df()["value"].tolist() == [1.0]

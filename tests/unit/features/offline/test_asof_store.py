@@ -28,6 +28,9 @@ from tests.support.data.asof import (
     ask,
     asked,
     feast_in,
+    found,
+    in_times,
+    listed,
     newest_known,
     sabotaged,
     values,
@@ -91,10 +94,6 @@ def retrieve(
     return listed(result["value"])
 
 
-def listed(column: pd.Series) -> list[float | None]:
-    return [None if pd.isna(v) else float(v) for v in column]
-
-
 def expected(case: dict[str, Any]) -> list[float | None]:
     keys = {k: k for k in case["keys"]}
     return [
@@ -108,8 +107,8 @@ def test_every_row_gets_the_newest_value_that_was_known(
     feast_store: FeatureStore, case: dict[str, Any]
 ) -> None:
     with TemporaryDirectory() as folder:
-        found = retrieve(feast_store, case, AsofDuckDBOfflineStore, Path(folder))
-    assert found == expected(case)
+        result = retrieve(feast_store, case, AsofDuckDBOfflineStore, Path(folder))
+    assert result == expected(case)
 
 
 @stock_store
@@ -189,9 +188,8 @@ def test_a_moment_is_the_same_in_every_time_zone_and_type(
     frame = asked(("a", 0), ("a", 119), ("a", 120), ("a", 419), ("a", 421))
     frame["event_timestamp"] = written(frame["event_timestamp"])
     job = ask(feast_store, [view_of(file, ttl=timedelta(minutes=300))], frame)
-    result = job.to_df().sort_values("event_timestamp")
-    assert listed(result["value"]) == [1.0, 1.0, 2.0, 2.0, None]
-    assert result["event_timestamp"].iloc[0] == START
+    assert found(job) == [1.0, 1.0, 2.0, 2.0, None]
+    assert job.to_df()["event_timestamp"].min() == START
 
 
 @pytest.mark.parametrize(
@@ -200,16 +198,11 @@ def test_a_moment_is_the_same_in_every_time_zone_and_type(
 def test_source_times_may_be_naive_or_in_nanoseconds(
     feast_store: FeatureStore, tmp_path: Path, kind: str
 ) -> None:
-    rows = values(("a", 0, 0, 1.0), ("a", 10, 30, 2.0))
-    naive = "UTC" not in kind
-    for column in ("at", "created"):
-        times = rows[column].dt.tz_localize(None) if naive else rows[column]
-        rows[column] = times.astype(kind)
+    rows = in_times(values(("a", 0, 0, 1.0), ("a", 10, 30, 2.0)), kind)
     rows.to_parquet(tmp_path / "values.parquet")
     frame = asked(("a", 29), ("a", 30))
     view = view_of(tmp_path / "values.parquet")
-    job = ask(feast_store, [view], frame, filter_by_created_timestamp=True)
-    assert listed(job.to_df().sort_values("event_timestamp")["value"]) == [1.0, 2.0]
+    assert found(ask(feast_store, [view], frame, filter_by_created_timestamp=True)) == [1.0, 2.0]
 
 
 def test_a_value_is_valid_exactly_until_its_ttl_to_the_microsecond(
@@ -219,29 +212,27 @@ def test_a_value_is_valid_exactly_until_its_ttl_to_the_microsecond(
     ttl, micro = timedelta(seconds=1, milliseconds=500), timedelta(microseconds=1)
     moments = [START + ttl - 3 * micro, START + ttl, START + ttl + micro]
     frame = pd.DataFrame({"k0": ["a"] * 3, "event_timestamp": moments})
-    result = ask(feast_store, [view_of(file, ttl=ttl)], frame).to_df()
-    assert listed(result.sort_values("event_timestamp")["value"]) == [1.0, 1.0, None]
+    assert found(ask(feast_store, [view_of(file, ttl=ttl)], frame)) == [1.0, 1.0, None]
 
 
 def test_a_correction_made_later_is_not_shown_to_earlier_rows(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
     rows = values(("a", 0, 0, 1.0), ("a", 0, 45, 9.0))
-    file = write_rows(rows, tmp_path / "values.parquet")
+    view = view_of(write_rows(rows, tmp_path / "values.parquet"))
     frame = asked(("a", 44), ("a", 45))
-    job = ask(feast_store, [view_of(file)], frame, filter_by_created_timestamp=True)
-    assert listed(job.to_df().sort_values("event_timestamp")["value"]) == [1.0, 9.0]
+    assert found(ask(feast_store, [view], frame, filter_by_created_timestamp=True)) == [1.0, 9.0]
 
 
-@pytest.mark.parametrize(("cut_off", "found"), [(True, 1.0), (False, 2.0)])
+@pytest.mark.parametrize(("cut_off", "known"), [(True, 1.0), (False, 2.0)])
 def test_a_row_of_unknown_creation_is_not_known_to_anyone_under_the_cut_off(
-    feast_store: FeatureStore, tmp_path: Path, cut_off: bool, found: float
+    feast_store: FeatureStore, tmp_path: Path, cut_off: bool, known: float
 ) -> None:
     rows = values(("a", 0, 0, 1.0), ("a", 10, 10, 2.0))
     rows.loc[1, "created"] = pd.NaT
     file = write_rows(rows, tmp_path / "values.parquet")
     job = ask(feast_store, [view_of(file)], asked(("a", 30)), filter_by_created_timestamp=cut_off)
-    assert listed(job.to_df()["value"]) == [found]
+    assert found(job) == [known]
 
 
 def test_a_view_without_entities_gives_its_newest_value_to_every_row(
@@ -250,8 +241,7 @@ def test_a_view_without_entities_gives_its_newest_value_to_every_row(
     file = write_rows(values((None, 0, 0, 1.0), (None, 60, 60, 2.0)), tmp_path / "values.parquet")
     view = view_of(file, keys=(), ttl=timedelta(minutes=30))
     frame = asked(("a", 10), (None, 60), ("b", 45))
-    result = ask(feast_store, [view], frame).to_df().sort_values("event_timestamp")
-    assert listed(result["value"]) == [1.0, None, 2.0]
+    assert found(ask(feast_store, [view], frame)) == [1.0, None, 2.0]
 
 
 def test_registered_views_may_map_times_and_keys_and_have_no_entity(tmp_path: Path) -> None:
@@ -268,9 +258,8 @@ def test_registered_views_may_map_times_and_keys_and_have_no_entity(tmp_path: Pa
         full_feature_names=True,
         filter_by_created_timestamp=True,
     )
-    result = job.to_df().sort_values("event_timestamp")
-    assert listed(result["values__value"]) == [1.0, None]
-    assert listed(result["everyone__value"]) == [1.0, 2.0]
+    assert found(job, "values__value") == [1.0, None]
+    assert found(job, "everyone__value") == [1.0, 2.0]
 
 
 @pytest.mark.filterwarnings("ignore:On demand feature view is an experimental:RuntimeWarning")
@@ -286,7 +275,7 @@ def test_on_demand_features_are_computed_and_saved_with_the_others(tmp_path: Pat
     job = feast.get_historical_features(
         entity_df=asked(("a", 1), ("b", 2)), features=[VALUE, "doubled:twice"]
     )
-    assert listed(job.to_df().sort_values("event_timestamp")["twice"]) == [4.0, None]
+    assert found(job, "twice") == [4.0, None]
     job.write_parquet(tmp_path / "out.parquet", ["event_timestamp"], 8192)
     assert listed(pd.read_parquet(tmp_path / "out.parquet")["twice"]) == [4.0, None]
 
@@ -296,7 +285,7 @@ def test_shifting_event_times_later_hides_the_values(
     feast_store: FeatureStore, tmp_path: Path
 ) -> None:
     later = write_rows(values(("a", 180, 0, 1.0)), tmp_path / "values.parquet")
-    assert listed(ask(feast_store, [view_of(later)], asked(("a", 30))).to_df()["value"]) == [None]
+    assert found(ask(feast_store, [view_of(later)], asked(("a", 30)))) == [None]
 
 
 def test_an_entity_frame_can_be_sql_and_a_result_can_stream_to_parquet(
@@ -378,9 +367,9 @@ def test_nothing_is_known_a_fraction_of_a_microsecond_early(
     frame = pd.DataFrame(
         {"k0": ["a"], "event_timestamp": pd.to_datetime([1_000_000_500]).tz_localize(zone)}
     )
-    found = ask(feast_store, [view_of(tmp_path / "rows.parquet")], frame).to_arrow()
-    assert found["value"].to_pylist() == [given]
-    assert found["event_timestamp"].cast("int64").to_pylist() == [1_000_000]
+    result = ask(feast_store, [view_of(tmp_path / "rows.parquet")], frame).to_arrow()
+    assert result["value"].to_pylist() == [given]
+    assert result["event_timestamp"].cast("int64").to_pylist() == [1_000_000]
 
 
 def test_a_view_with_a_function_is_refused_for_its_values_would_differ_online(

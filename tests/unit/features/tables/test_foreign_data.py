@@ -14,20 +14,12 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def without_items(shop: Shop) -> None:
+def test_infinite_features_are_refused_unless_they_are_declared(shop: Shop) -> None:
     rows = orders()
     rows.loc[rows["customer"] == "c07", "items"] = 0
     shop.write("orders", rows)
-
-
-def test_infinite_features_are_refused_where_a_table_lands(shop: Shop) -> None:
-    without_items(shop)
     with pytest.raises(DataContractError, match=r"price_of_an_item is infinite.* nullif\("):
         shop.tables()
-
-
-def test_infinite_features_are_let_through_where_they_are_declared(shop: Shop) -> None:
-    without_items(shop)
     declared = "suite: feature_habits, unbounded: [price_of_an_item]"
     shop.replace("use_case.yaml", "suite: feature_habits", declared)
     assert shop.tables().tables[0].num_rows == 600
@@ -110,8 +102,7 @@ def test_a_source_that_does_not_fit_its_table_is_refused_before_it_is_applied(
     shop.replace("definitions.py", old, new)
     with pytest.raises(ConfigurationError, match=told):
         shop.training_set()
-    home = shop.store.root.parent / "home"
-    assert open_store(home, shop.repo).list_feature_views() == []
+    assert open_store(shop.settings.features_home, shop.repo).list_feature_views() == []
 
 
 def test_a_service_that_is_registered_and_no_longer_defined_is_refused(shop: Shop) -> None:

@@ -10,10 +10,9 @@ from tasks.features.tables.build import (
     publish_tables,
     published_path,
 )
-from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.repository import SmallRepository, built, days, vouched
+from tests.support.data.repository import SmallRepository, built, days, vouchers
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +88,7 @@ def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(
     with pytest.raises(DataContractError, match=r"carrier_stats.* have no validation result"):
         publish_tables(tables, (), tmp_path, store)
     assert current_tables(tmp_path) == EMPTY
-    landed = land_raw_rows(days(0, 2), repository.config, repository.path, store)
-    results = tuple(
-        vouched(landed).validations[0].model_copy(update={"subject_sha256": t.artifact.sha256})
-        for t in tables.tables
-    )
-    publish_tables(tables, results, tmp_path, store)
+    publish_tables(tables, vouchers(tables.tables), tmp_path, store)
     assert current_tables(tmp_path) == tables
     assert (published_path(tmp_path) / "carrier_stats").is_dir()
 
