@@ -92,15 +92,22 @@ Score = Callable[[dict[str, Array]], Float32Array]
 
 
 @dataclass(frozen=True)
-class BuildRequest:
-    """Everything that a variant may be built from."""
+class ConversionJob:
+    """One program, the rows that calibrate and judge its variants, and what is asked for."""
 
     program: RegisteredProgram
-    sources: Mapping[str, BuiltVariant]
-    """The variants that it is made from, failed ones included, by name."""
     rows: ConversionRows
     config: ConversionConfig
     store: ArtifactStore
+    """Holds all files of the job, and takes new ones."""
+
+
+@dataclass(frozen=True)
+class BuildRequest(ConversionJob):
+    """Everything that a variant may be built from."""
+
+    sources: Mapping[str, BuiltVariant]
+    """The variants that it is made from, failed ones included, by name."""
     provenance: Mapping[str, str]
     """To be written into the files, as the last step."""
     sample: Batches = ()

@@ -1,6 +1,5 @@
 import pytest
 
-from tasks.contracts.data import ValidatedDataset
 from tasks.conversion.config import ConversionConfig
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import (
@@ -12,7 +11,6 @@ from tests.support.conversion.cases import (
     threads_as_before,
     typical,
 )
-from tests.support.data.builders import dataset
 
 __all__ = ["case", "edges", "quick", "threads_as_before", "typical"]  # fixtures
 
@@ -21,8 +19,3 @@ __all__ = ["case", "edges", "quick", "threads_as_before", "typical"]  # fixtures
 def texts(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> TextCase:
     """All forms of a small encoder."""
     return text_case(ArtifactStore(tmp_path_factory.mktemp("texts") / "artifacts"), quick)
-
-
-@pytest.fixture
-def rows(store: ArtifactStore) -> ValidatedDataset:
-    return dataset(store)

@@ -24,7 +24,8 @@ from tests.support.conversion.programs import (
     SwappedColumns,
     build_one,
     exported,
-    registered,
+    tabular_job,
+    with_formats,
 )
 from tests.support.suite.promises import Promise, proves
 
@@ -150,7 +151,7 @@ def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool)
 def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
     backwards = case.built[::-1]
     torch.set_num_threads(2)
-    variants = judge_variants(case.program, backwards, case.rows, case.config, case.store)
+    variants = judge_variants(case, backwards)
     assert torch.get_num_threads() == 2  # judging puts it back
     assert [v.name for v in variants] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     for variant, built in zip(variants, case.built, strict=True):
@@ -175,10 +176,10 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
 ) -> None:
-    wrong = registered(case.store, case.dataset, exported(network))
-    forged = build_one("onnx-fp32", wrong, case.rows, case.config, case.store)
+    wrong = tabular_job(case.store, exported(network), case.config)
+    forged = build_one("onnx-fp32", wrong)
     built = (passed_off(case.store, forged, case.onnx), case.openvino, case.int8)
-    variants = judge_variants(case.program, built, case.rows, case.config, case.store)
+    variants = judge_variants(case, built)
     assert not variants[0].accepted
     assert sentence in variants[0].reason
     assert variants[0].latencies == ()
@@ -188,13 +189,12 @@ def test_a_form_of_another_model_is_caught_and_the_others_survive(
 
 def test_a_format_that_nobody_built_is_an_error(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="openvino-fp32, openvino-int8"):
-        judge_variants(case.program, (case.onnx,), case.rows, case.config, case.store)
+        judge_variants(case, (case.onnx,))
 
 
 def test_a_form_for_other_hardware_is_neither_timed_nor_kept(case: Case) -> None:
-    config = case.config.model_copy(update={"formats": ("onnx-fp16",)})
-    fp16 = build_one("onnx-fp16", case.program, case.rows, config, case.store, case.onnx)
-    (variant,) = judge_variants(case.program, (fp16,), case.rows, config, case.store)
+    fp16 = build_one("onnx-fp16", case, case.onnx)
+    (variant,) = judge_variants(with_formats(case, "onnx-fp16"), (fp16,))
     assert not variant.accepted
     assert variant.latencies == ()
     assert variant.reason.startswith("Dropped: it is for gpu, and this is cpu")
