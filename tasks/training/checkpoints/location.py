@@ -22,8 +22,9 @@ from pyarrow.fs import (
     LocalFileSystem,
     S3FileSystem,
 )
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import SecretStr, ValidationError
 
+from tasks.contracts.base import Contract
 from tasks.kernel.errors import (
     ConfigurationError,
     StorageError,
@@ -47,10 +48,8 @@ PASSING_S3_ERRORS = (
 )  # fmt: skip
 
 
-class S3Access(BaseModel):
+class S3Access(Contract):
     """Arguments of `pyarrow.fs.S3FileSystem`; printed without the keys. Empty: its defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint_override: str = ""
     region: str = ""
