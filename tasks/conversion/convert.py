@@ -9,24 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from tasks.contracts.release import BuiltVariant, ModelVariant
-from tasks.conversion.decide import (
-    EAGER,
-    THROUGHPUT_ROWS,
-    Measurements,
-    choose,
-    decide,
-)
-from tasks.conversion.examine import (
-    Examined,
-    Reference,
-    examine,
-    take_reference,
-)
-from tasks.conversion.measure import (
-    measure_throughput,
-    time_interleaved,
-    usable_cores,
-)
+from tasks.conversion.decide import EAGER, THROUGHPUT_ROWS, Measurements, choose, decide
+from tasks.conversion.examine import Examined, Reference, examine, take_reference
+from tasks.conversion.measure import measure_throughput, time_interleaved, usable_cores
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import ConversionJob, Runtime
 from tasks.conversion.targets.pytorch import torch_threads_restored

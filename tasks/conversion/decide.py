@@ -17,12 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.contracts.conversion import (
-    GoalResult,
-    VariantLatency,
-    VariantPrice,
-    VariantThroughput,
-)
+from tasks.contracts.conversion import GoalResult, VariantLatency, VariantPrice, VariantThroughput
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import ModelVariant, RegisteredProgram

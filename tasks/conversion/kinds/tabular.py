@@ -18,19 +18,8 @@ from tasks.contracts.data import (
     category_code,
 )
 from tasks.conversion.config import QualityBound
-from tasks.conversion.kinds.interface import (
-    JudgedRows,
-    LabelledRows,
-    ModelKind,
-    paired_change,
-)
-from tasks.conversion.targets.interface import (
-    SEED,
-    Batches,
-    ConversionJob,
-    ModelInputs,
-    Scores,
-)
+from tasks.conversion.kinds.interface import JudgedRows, LabelledRows, ModelKind, paired_change
+from tasks.conversion.targets.interface import SEED, Batches, ConversionJob, ModelInputs, Scores
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 

@@ -17,12 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts.conversion import (
-    BATCH_AXIS,
-    PreparedRows,
-    Signature,
-    TensorSpec,
-)
+from tasks.contracts.conversion import BATCH_AXIS, PreparedRows, Signature, TensorSpec
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram

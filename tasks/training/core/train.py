@@ -31,11 +31,7 @@ from tasks.training.core.objective import (
     objective_of,
     one_cycle_rate,
 )
-from tasks.training.core.run_directory import (
-    RunDirectory,
-    RunResult,
-    TrainingJob,
-)
+from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob
 from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.source import BLOCK_ROWS

@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
-from tasks.contracts.training import (
-    DistillationTargets,
-)
+from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError, WindowError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.data.decode import TEACHER_OUTPUT

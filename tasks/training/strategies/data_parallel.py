@@ -22,13 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.base import (
-    Batch,
-    Communicator,
-    OptimizerBuilder,
-    RowLosses,
-    State,
-)
+from tasks.training.strategies.base import Batch, Communicator, OptimizerBuilder, RowLosses, State
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import gradient_sum
 from tasks.training.strategies.optimizer import (

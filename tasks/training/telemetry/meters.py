@@ -14,12 +14,7 @@ from typing import Any
 import psutil
 import pynvml  # type: ignore[import-untyped]
 
-from tasks.contracts.telemetry import (
-    DeviceTelemetry,
-    EnergyUse,
-    HostTelemetry,
-    RunCost,
-)
+from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, HostTelemetry, RunCost
 from tasks.training.config import TelemetryConfig
 
 POWERCAP = Path("/sys/class/powercap")

@@ -19,9 +19,7 @@ from tasks.conversion.examine import (
 )
 from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import edge_batches, score_distances
-from tasks.conversion.measure import (
-    median_interval,
-)
+from tasks.conversion.measure import median_interval
 from tasks.conversion.targets.interface import ModelInputs, Scorer
 from tasks.kernel.errors import ConversionParityError
 

@@ -13,12 +13,7 @@ from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.interface import bound_of
-from tasks.conversion.kinds.tensors import (
-    TENSORS,
-    read_inputs,
-    spread_distances,
-    spread_of,
-)
+from tasks.conversion.kinds.tensors import TENSORS, read_inputs, spread_distances, spread_of
 from tasks.conversion.kinds.text_embedding import (
     IDS,
     MASK,

@@ -13,12 +13,7 @@ from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
-from tests.support.conversion.programs import (
-    Elementwise,
-    build_one,
-    exported,
-    tabular_job,
-)
+from tests.support.conversion.programs import Elementwise, build_one, exported, tabular_job
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 1024])

@@ -12,11 +12,7 @@ from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import check_sample
 from tasks.conversion.targets.catalog import FORMAT
-from tasks.conversion.targets.interface import (
-    ModelInputs,
-    Runtime,
-    converter_of,
-)
+from tasks.conversion.targets.interface import ModelInputs, Runtime, converter_of
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, without_reporting
 from tasks.conversion.variants import load_variant, open_variant

@@ -9,12 +9,7 @@ import pytest
 
 from tasks.kernel.errors import StorageError, TransientError
 from tasks.training.config import TrainingConfig
-from tasks.training.core.run_directory import (
-    RankError,
-    RunDirectory,
-    TrainingJob,
-    exclusive,
-)
+from tasks.training.core.run_directory import RankError, RunDirectory, TrainingJob, exclusive
 from tests.support.data.builders import COLUMNS, epoch, splits
 
 JOB = TrainingJob(

@@ -8,11 +8,7 @@ from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.run_directory import RunDirectory, TrainingJob
 from tasks.training.launch import monitor as module
-from tasks.training.launch.monitor import (
-    SETTLE_S,
-    RankLog,
-    RunMonitor,
-)
+from tasks.training.launch.monitor import SETTLE_S, RankLog, RunMonitor
 from tasks.training.launch.rank_group import RankGroup
 from tests.support.data.builders import COLUMNS, epoch, splits
 from tests.support.training.timed_ranks import write_clock
