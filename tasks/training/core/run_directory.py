@@ -13,7 +13,6 @@ training.log        driver: every line that a rank printed, all attempts
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -32,9 +31,6 @@ LEFTOVERS = (
     "rank-*.json", "telemetry-*.json",
     "result.json", "epochs.jsonl", "elastic.json",
 )  # fmt: skip
-
-
-T = TypeVar("T", bound=Contract)
 
 
 class TrainingJob(Contract):
@@ -163,16 +159,13 @@ class RunDirectory:
 
     def read_result(self) -> RunResult | None:
         """What rank 0 reported at the end; None where it did not."""
-        return self._read("result.json", RunResult)
+        try:
+            return RunResult.model_validate_json((self.path / "result.json").read_text())
+        except FileNotFoundError:
+            return None
 
     def _write(self, name: str, content: Contract) -> None:
         write_atomically(self.path / name, content.model_dump_json(indent=1))
-
-    def _read(self, name: str, kind: type[T]) -> T | None:
-        try:
-            return kind.model_validate_json((self.path / name).read_text())
-        except FileNotFoundError:
-            return None
 
 
 @contextmanager

@@ -50,14 +50,24 @@ def run_elastic(
     sockets = GroupSockets()
     link = RankLink(sockets)
     link.watch_for_notice()
+    code = 0
     try:
         address_of(config.interface)
         ElasticRank(link, build(), join_ranks, sockets).run()
     except Exception as exc:
-        _report(link, exc)
+        traceback.print_exc()
+        link.send(
+            Failed(
+                error=type(exc).__name__,
+                message=str(exc),
+                traceback=traceback.format_exc(),
+                infrastructure=isinstance(exc, INFRASTRUCTURE_ERRORS),
+            )
+        )
+        code = EXIT_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # at once: Horovod's own end may wait for ranks that are gone
+    os._exit(code)  # at once: Horovod's own end may wait for ranks that are gone
 
 
 class ElasticRank:
@@ -144,19 +154,3 @@ def group_variables(start: Start) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.port),
     }
-
-
-def _report(link: RankLink, error: Exception) -> None:
-    """Tell the driver of the error that ends this rank, and end the process."""
-    traceback.print_exc()
-    link.send(
-        Failed(
-            error=type(error).__name__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
-            infrastructure=isinstance(error, INFRASTRUCTURE_ERRORS),
-        )
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_FAILED)

@@ -15,7 +15,7 @@ import torch
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.communicators import join
-from tasks.training.strategies.data_parallel import Strategy, build_strategy
+from tasks.training.strategies.data_parallel import Strategy, strategy_class
 from tests.support.ranks.strategy_cases import (
     CASES,
     HALF,
@@ -65,7 +65,8 @@ class Ranks:
     def _build(self, case: Case, seed: int) -> Strategy:
         exchange = self._exchanges[case.config.engine]
         network = network_of(seed + exchange.rank)
-        return build_strategy(case.config, exchange, network, row_losses, adamw, self._device)
+        build = strategy_class(case.config)
+        return build(case.config, exchange, network, row_losses, adamw, self._device)
 
     def _train(self, strategy: Strategy, steps: range) -> list[float]:
         """The losses of some steps, over all ranks and rows."""
