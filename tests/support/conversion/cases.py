@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig
-from tasks.conversion.kinds.tabular import edge_rows, tabular_inputs
+from tasks.conversion.kinds.interface import JudgedRows
+from tasks.conversion.kinds.tabular import edge_rows, score_distances, tabular_inputs
 from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import (
@@ -85,6 +87,13 @@ def text_case(store: ArtifactStore, quick: ConversionConfig) -> TextCase:
     program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
     job = with_formats(ConversionJob(program, rows, quick, store), *NAMES)
     return TextCase(**vars(job), built={one.name: one for one in built(job)})
+
+
+def judged_rows(*batches: ModelInputs, **changes: Any) -> JudgedRows:
+    """Rows of scores, of which no change of the metric and no timing are asked for."""
+    unasked = {name: lambda *_: pytest.fail("not asked for") for name in ("change", "timing_batch")}
+    given = {"edges": (), "distances": score_distances, "metric": "AUC", "unit": "", **unasked}
+    return JudgedRows(**{"batches": batches, **given, **changes})
 
 
 QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")

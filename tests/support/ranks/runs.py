@@ -3,7 +3,9 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+from tasks.contracts.data import DataSplits
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import LaunchConfig, TrainingConfig
@@ -38,12 +40,16 @@ def on_ranks(num_ranks: int) -> dict[str, object]:
 
 
 def train(
-    folder: Path, settings: TrainingConfig = CONFIG, on_epoch: OnEpoch | None = None
+    folder: Path,
+    settings: TrainingConfig = CONFIG,
+    on_epoch: OnEpoch | None = None,
+    windows: DataSplits | None = None,
+    **learnt_from: Any,
 ) -> TrainedModel:
     """Train on the small snapshot, everything under `folder`."""
-    store = ArtifactStore(folder / "store")
-    small = dataset(store, frame(NUM_ROWS))
-    return launch_training(small, splits(), settings, store, folder / "work", on_epoch)
+    store, windows = ArtifactStore(folder / "store"), windows or splits()
+    small, work = dataset(store, frame(NUM_ROWS)), folder / "work"
+    return launch_training(small, windows, settings, store, work, on_epoch, **learnt_from)
 
 
 def run_ranks(

@@ -11,12 +11,11 @@ from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.decide import EAGER, GOALS, Measurements, choose, decide
 from tasks.conversion.examine import Examined, ScoreGap, quality_failure
-from tasks.conversion.kinds.interface import JudgedRows
-from tasks.conversion.kinds.tabular import TABULAR, score_distances
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.measure import Timing
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError
-from tests.support.conversion.cases import Case
+from tests.support.conversion.cases import Case, judged_rows
 from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import (
     NotANumber,
@@ -30,16 +29,8 @@ from tests.support.conversion.programs import (
 from tests.support.suite.promises import Promise, proves
 
 CONFIG = ConversionConfig(batch_sizes=(1, 1024))
-JUDGED = JudgedRows(
-    batches=(),
-    edges=(),
-    distances=score_distances,
-    change=lambda *_: NO_CHANGE,
-    timing_batch=lambda rows: pytest.fail("not asked for"),
-    metric="AUC",
-    unit="",
-)
 NO_CHANGE = Metric(value=0.0, low=0.0, high=0.0)
+JUDGED = judged_rows(change=lambda *_: NO_CHANGE)
 
 
 def _timing(ms: float, spread: float = 0.0) -> Timing:
