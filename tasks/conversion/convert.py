@@ -11,11 +11,12 @@ from functools import partial
 from tasks.contracts.release import BuiltVariant, ModelVariant
 from tasks.conversion.decide import EAGER, THROUGHPUT_ROWS, Measurements, choose, decide
 from tasks.conversion.examine import Examined, Reference, examine, take_reference
-from tasks.conversion.measure import measure_throughput, time_interleaved, usable_cores
+from tasks.conversion.measure import measure_throughput, time_interleaved
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import ConversionJob, Runtime
 from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.conversion.variants import load_variant
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import ConfigurationError
 
 LOGGER = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def judge_variants(job: ConversionJob, built: tuple[BuiltVariant, ...]) -> tuple
         reference = take_reference(job)
         examined = [examine(one, reference) for one in wanted]
         measured = _measure(reference, examined)
-    decided = decide(job.program, examined, measured, config, reference.judged)
+    decided = decide(job, examined, measured, reference.judged)
     variants = choose(decided, config)
     for variant in variants:
         LOGGER.info("%s: %s", variant.name, variant.reason)

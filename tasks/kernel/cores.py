@@ -64,6 +64,12 @@ def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
     return tightest
 
 
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, or less where its control group says so."""
+    allowed = len(os.sched_getaffinity(0))
+    return min(allowed, core_limit().num_cores or allowed)
+
+
 def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
     """Control groups of this process, from the innermost outwards, and their cores' worth."""
     for line in _text(listing).splitlines():

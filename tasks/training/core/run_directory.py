@@ -149,10 +149,6 @@ class RunDirectory:
             return []
         return [EpochMetrics.model_validate_json(line) for line in lines]
 
-    def write_elastic(self, report: Contract) -> None:
-        """Driver: what became of the ranks of an elastic run; kept with the model."""
-        self._write(self.elastic.name, report)
-
     def write_result(self, result: RunResult) -> None:
         """Rank 0: all is done, and the program and the best checkpoint are complete."""
         self._write("result.json", result)

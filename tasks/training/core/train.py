@@ -19,7 +19,7 @@ import torch
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError
 from tasks.kernel.files import write_atomically
-from tasks.training.checkpoints.store import CheckpointStore, agreed_newest, serialized
+from tasks.training.checkpoints.store import agreed_newest, serialized
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.core.objective import (
@@ -53,23 +53,15 @@ class TrainingSession:
     Args:
         job: what to do.
         run: where rank 0 writes.
-        store: where checkpoints are.
-        writer: how rank 0 writes them.
+        writer: where checkpoints are, and how rank 0 writes them.
     """
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        run: RunDirectory,
-        store: CheckpointStore,
-        writer: CheckpointWriter,
-    ) -> None:
+    def __init__(self, job: TrainingJob, run: RunDirectory, writer: CheckpointWriter) -> None:
         self._started = time.monotonic()
         self._job = job
         self._config = job.config
         self._run = run
-        self._store = store
-        self._writer = writer
+        self._store, self._writer = writer.store, writer
         self._ranks: Communicator
         self._clock: StepClock
         self._sources: Sources

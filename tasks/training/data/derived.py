@@ -27,7 +27,7 @@ from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError, WindowError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.data.decode import TEACHER_OUTPUT
+from tasks.training.data.decode import TEACHER_OUTPUT, inside
 from tasks.training.data.preprocess import Float32Array
 
 
@@ -113,12 +113,6 @@ def write_replayed(
         f"training continues the champion's with {num_new} rows of {new} and {num_old} of "
         f"{num_all - num_new} older ones (replay_share={share:g})"
     )
-
-
-def inside(times: pa.ChunkedArray, window: TimeWindow) -> NDArray[np.bool_]:
-    """Which of some event times lie in a window; none is outside."""
-    found = pc.and_(pc.greater_equal(times, window.start), pc.less(times, window.end))
-    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _rewrite(

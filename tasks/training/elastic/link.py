@@ -24,8 +24,6 @@ from typing import Annotated
 
 import msgspec
 
-# Horovod's numbers of a rank.
-SLOT_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

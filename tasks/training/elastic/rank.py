@@ -14,7 +14,6 @@ from tasks.kernel.errors import TransientError
 from tasks.training.elastic.commits import CheckedSteps, Commits, ElasticSession, Regroup
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import (
-    SLOT_FIELDS,
     End,
     Failed,
     Finished,
@@ -24,7 +23,7 @@ from tasks.training.elastic.link import (
     Ready,
     Start,
 )
-from tasks.training.launch.rendezvous import address_of
+from tasks.training.launch.rendezvous import address_of, slot_variables
 from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class ElasticRank:
 
     def _join(self, start: Start) -> None:
         self._leave_group()
-        os.environ.update(group_variables(start))
+        os.environ.update(slot_variables(start, start.address, start.port))
         try:
             with self._sockets.joining(start.group):
                 self._ranks = self._join_ranks()
@@ -144,13 +143,3 @@ class ElasticRank:
                 self._ranks.shut_down()
             self._sockets.left()
             self._ranks = None
-
-
-def group_variables(start: Start) -> dict[str, str]:
-    """Environment in which Horovod finds the group."""
-    numbers = {f"HOROVOD_{name.upper()}": str(getattr(start, name)) for name in SLOT_FIELDS}
-    return {
-        **numbers,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.port),
-    }

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.training import DistillationTargets, StartingPoint, TrainedModel
-from tasks.kernel.cores import core_limit
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import TransientError, refused_writes_explained
-from tasks.kernel.files import scratch_folder
+from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.location import access_handed_over
@@ -115,7 +115,7 @@ def _planned(
             ),
         )
         path = run.distillation_snapshot
-    num_ranks, threads = plan_ranks(config, num_usable_cores())
+    num_ranks, threads = plan_ranks(config, usable_cores())
     LOGGER.info("%s", in_words(num_ranks, threads))
     return TrainingJob(
         snapshot_path=path,
@@ -129,12 +129,6 @@ def _planned(
         num_ranks=num_ranks,
         threads_per_rank=threads,
     )
-
-
-def num_usable_cores() -> int:
-    """Cores of this host that this process may keep busy."""
-    allowed = len(os.sched_getaffinity(0))
-    return min(allowed, core_limit().num_cores or allowed)
 
 
 def plan_ranks(config: TrainingConfig, num_cores: int) -> tuple[int, int]:
@@ -241,7 +235,7 @@ def _run_elastic(
     )
     with ElasticDriver(spec, job.config.elastic, log.add) as driver:
         report = driver.run(monitor.check)
-    run.write_elastic(report)
+    write_atomically(run.elastic, report.model_dump_json(indent=1))
 
 
 def _published(

@@ -38,10 +38,6 @@ from tasks.training.strategies.optimizer import (
 LOGGER = logging.getLogger(__name__)
 
 
-def _no_phase(_: str) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
 class Strategy:
     """Forward, backward, sum over ranks, clipping and step. All public methods are collective.
 
@@ -62,7 +58,7 @@ class Strategy:
 
     gradients: FlatGradients
     """Made by `_prepare`, unless torch keeps the gradients."""
-    phase: Callable[[str], AbstractContextManager[object]] = staticmethod(_no_phase)
+    phase: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
 
     def __init__(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,8 @@ def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, 
         for position, rows in enumerate(CONFIG.batch_sizes)
     }
     examined = [_examined(name) for name in times_ms if name != EAGER]
-    measured = Measurements(timings, {})
-    return {v.name: v for v in decide(case.program, examined, measured, CONFIG, JUDGED)}
+    measured, job = Measurements(timings, {}), replace(case, config=CONFIG)
+    return {v.name: v for v in decide(job, examined, measured, JUDGED)}
 
 
 @pytest.mark.parametrize(
@@ -119,13 +120,8 @@ def test_a_gain_that_is_not_certain_does_not_count(case: Case) -> None:
         rows: {EAGER: _timing(1.0), "onnx-fp32": _timing(0.85, spread=0.3)}
         for rows in CONFIG.batch_sizes
     }
-    (variant,) = decide(
-        case.program,
-        [_examined("onnx-fp32")],
-        Measurements(timings, {}),
-        CONFIG,
-        JUDGED,
-    )
+    job, examined = replace(case, config=CONFIG), [_examined("onnx-fp32")]
+    (variant,) = decide(job, examined, Measurements(timings, {}), JUDGED)
     assert not variant.accepted
     assert "1.18 x PyTorch eager (1.0" in variant.reason
 
