@@ -16,16 +16,10 @@ from tasks.conversion.targets.interface import ConversionJob, converter_of
 from tasks.conversion.variants import build_variant as build_files
 from tasks.conversion.variants import failed_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.kernel.retry_policy import RETRIED, ByContent
+from tasks.kernel.retry_policy import KEPT, ByContent
 from tasks.kernel.settings import Settings
 
-STORED: Any = {
-    **RETRIED,
-    "timeout_seconds": 900,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": ByContent(task_file=__file__),
-}
+STORED: Any = {**KEPT, "timeout_seconds": 900, "cache_policy": ByContent(task_file=__file__)}
 """Each task is safe to repeat, and its result is reused for equal inputs and code."""
 
 

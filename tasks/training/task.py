@@ -24,7 +24,7 @@ from tasks.contracts.training import (
     TrainedModel,
     TrialRecord,
 )
-from tasks.kernel.retry_policy import RETRIED, ByContent, is_api_away
+from tasks.kernel.retry_policy import KEPT, RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.plan import StudentPlan
@@ -62,10 +62,8 @@ class Progress:
 @task(
     name="train-distributed",
     task_run_name="train-{dataset.snapshot.feature_service}-{config.strategy.name}",
-    **RETRIED,
+    **KEPT,
     timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
 def train_distributed(
@@ -128,10 +126,8 @@ def train_distributed(
 @task(
     name="plan-student",
     task_run_name="plan-{config.method}-of-v{parent.program.version.version}",
-    **RETRIED,
+    **KEPT,
     timeout_seconds=600,
-    persist_result=True,
-    result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
 def plan_student(

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from tasks.kernel.errors import StorageError, TransientError
-from tasks.training.config import TrainingConfig
-from tasks.training.core.run_directory import RankError, RunDirectory, TrainingJob, exclusive
-from tests.support.data.builders import COLUMNS, epoch, splits
+from tasks.training.core.run_directory import RankError, RunDirectory, exclusive
+from tests.support.data.builders import epoch
+from tests.support.training.reading_ranks import training_job
 
-JOB = TrainingJob(
-    snapshot_path=Path("data.parquet"), columns=COLUMNS, splits=splits(), config=TrainingConfig()
-)
+JOB = training_job()
 
 
 def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -> None:
