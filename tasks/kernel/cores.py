@@ -79,18 +79,15 @@ def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
         mount = mounts / controllers if controllers else mounts
         inner = Path(path.lstrip("/"))
         for group in (inner, *inner.parents):
-            quota = _quota_v1(mount / group) if controllers else _quota_v2(mount / group)
+            quota = _quota(mount / group, is_v1=bool(controllers))
             if quota is not None:
                 yield f"{controllers}:/{group if group != Path() else ''}", quota
 
 
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    return int(quota) / int(period) if period and quota.isdecimal() else None
-
-
-def _quota_v2(folder: Path) -> float | None:
+def _quota(folder: Path, *, is_v1: bool) -> float | None:
     quota, _, period = _text(folder / "cpu.max").partition(" ")
+    if is_v1:
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if period and quota.isdecimal() else None
 
 

@@ -29,6 +29,7 @@ from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.plan import StudentPlan
 from tasks.training.config import TrainingConfig
+from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.search.trial import TrialOrder
 
 LOGGER = logging.getLogger(__name__)
@@ -103,16 +104,8 @@ def train_distributed(
         )
         progress.show(100 * (metrics.epoch + 1) / config.max_epochs)
 
-    model = launch_training(
-        dataset,
-        splits,
-        config,
-        settings.store,
-        settings.home / "training",
-        report,
-        initial,
-        distillation,
-    )
+    request = TrainingRequest(dataset, splits, config, initial, distillation)
+    model = launch_training(request, settings.store, settings.home / "training", report)
     progress.show(100.0)
     create_table_artifact(
         key="training-epochs",
@@ -185,7 +178,7 @@ def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) 
         study,
         settings.home / "training" / "trials",
         lambda config, work, report: launch_training(
-            dataset, splits, config, settings.store, work, report
+            TrainingRequest(dataset, splits, config), settings.store, work, report
         ),
     )
     record = study.trial(order.number)

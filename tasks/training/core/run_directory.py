@@ -12,14 +12,15 @@ training.log        driver: every line that a rank printed, all attempts
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Contract
-from tasks.contracts.data import DatasetSchema, DataSplits
+from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.telemetry import TrainingTelemetry
-from tasks.contracts.training import DistillationTargets, EpochMetrics
+from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint
 from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.files import locked, write_atomically
 from tasks.training.config import TrainingConfig
@@ -31,6 +32,30 @@ LEFTOVERS = (
     "rank-*.json", "telemetry-*.json",
     "result.json", "epochs.jsonl", "elastic.json",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What a training is asked to do.
+
+    Args:
+        dataset: the validated snapshot.
+        splits: which of its rows are for training and for validation.
+        config: what to do.
+        initial: whose weights to begin with; none: from scratch.
+        distillation: whose scores to learn beside the labels; none: nobody's.
+    """
+
+    dataset: ValidatedDataset
+    splits: DataSplits
+    config: TrainingConfig
+    initial: StartingPoint | None = None
+    distillation: DistillationTargets | None = None
+
+    @property
+    def columns(self) -> DatasetSchema:
+        """Which column of the snapshot is what."""
+        return self.dataset.snapshot.columns
 
 
 class TrainingJob(Contract):

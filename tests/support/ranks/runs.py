@@ -9,7 +9,13 @@ from tasks.contracts.data import DataSplits
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import LaunchConfig, TrainingConfig
-from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
+from tasks.training.core.run_directory import (
+    RunDirectory,
+    RunResult,
+    TrainingJob,
+    TrainingRequest,
+    exclusive,
+)
 from tasks.training.launch.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
 from tests.support.data.builders import dataset, frame, splits, version_ref
 from tests.support.host.processes import pids_whose_command_holds
@@ -48,8 +54,9 @@ def train(
 ) -> TrainedModel:
     """Train on the small snapshot, everything under `folder`."""
     store, windows = ArtifactStore(folder / "store"), windows or splits()
-    small, work = dataset(store, frame(NUM_ROWS)), folder / "work"
-    return launch_training(small, windows, settings, store, work, on_epoch, **learnt_from)
+    small = dataset(store, frame(NUM_ROWS))
+    request = TrainingRequest(small, windows, settings, **learnt_from)
+    return launch_training(request, store, folder / "work", on_epoch)
 
 
 def run_ranks(
