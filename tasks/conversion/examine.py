@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import QualityBound
-from tasks.conversion.kinds.interface import JudgedRows, ModelKind, bound_of, kind_of
+from tasks.conversion.kinds.interface import JudgedRows, bound_of, kind_of
 from tasks.conversion.targets.catalog import format_of
 from tasks.conversion.targets.interface import (
     SEED,
@@ -206,7 +206,6 @@ class Reference:
 
     job: ConversionJob
     model: LoadedModel
-    kind: ModelKind
     judged: JudgedRows
     calls: Mapping[str, Batches]
     """`test` and `edge` rows, and those `timed`: what is fast there has to be right there."""
@@ -221,8 +220,7 @@ def take_reference(job: ConversionJob) -> Reference:
         DataContractError: the rows cannot judge.
         ConversionError: the program does not load.
     """
-    program, kind = job.program, kind_of(job.program)
-    judged = kind.read_judged(job)
+    program, judged = job.program, kind_of(job.program).read_judged(job)
     timed = tuple(judged.timing_batch(size) for size in job.config.batch_sizes)
     path, runtime = job.store.path(program.program), Runtime(job.config.threads)
     model = load_pytorch(path, program.signature, runtime)
@@ -230,7 +228,7 @@ def take_reference(job: ConversionJob) -> Reference:
     scores = {where: score_batches(model, batches) for where, batches in calls.items()}
     if judged.distances_of is not None:
         judged = replace(judged, distances=judged.distances_of(scores["test"]))
-    return Reference(job, model, kind, judged, calls, scores)
+    return Reference(job, model, judged, calls, scores)
 
 
 def examine(built: BuiltVariant, reference: Reference) -> Examined:
@@ -249,7 +247,8 @@ def examine(built: BuiltVariant, reference: Reference) -> Examined:
         runtime = Runtime(config.threads, config.hardware_class)
         load_variant(built, job.program, runtime, job.store)  # brings the library in, untimed
         model = load_variant(built, job.program, runtime, job.store)
-        return _compare(built, model, reference, bound_of(reference.kind, built.precision, config))
+        bound = bound_of(kind_of(job.program), built.precision, config)
+        return _compare(built, model, reference, bound)
     except (ConversionError, ArtifactError) as exc:
         return Examined(built, failure=str(exc))
 

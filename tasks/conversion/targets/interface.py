@@ -113,15 +113,6 @@ class BuildRequest(ConversionJob):
     sample: Batches = ()
     """Calibrating calls; empty where the format needs none."""
 
-    @property
-    def program_path(self) -> Path:
-        """The `.pt2` file, its content verified.
-
-        Raises:
-            ArtifactError: it is absent or damaged.
-        """
-        return self.store.path(self.program.program)
-
     def source_folder(self, name: str) -> Path:
         """Folder of a variant that this one is made from, its content verified.
 

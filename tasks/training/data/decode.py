@@ -42,11 +42,6 @@ class RowLayout:
     is_distilled: bool = False
     """Whether a row has the output of a teacher."""
 
-    @classmethod
-    def of(cls, columns: DatasetSchema, *, is_distilled: bool = False) -> RowLayout:
-        """The layout of a snapshot's rows."""
-        return cls(len(columns.numeric), len(columns.categorical), is_distilled)
-
     @property
     def width(self) -> int:
         """Words of one row."""
@@ -199,7 +194,7 @@ class SnapshotFile:
     ) -> None:
         self.path = path
         self.columns = columns
-        self.layout = RowLayout.of(columns, is_distilled=is_distilled)
+        self.layout = RowLayout(len(columns.numeric), len(columns.categorical), is_distilled)
         self.num_shards = num_shards
         try:
             # Dictionary columns: a category's text is decoded once, not once a row.
