@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.examine import score_batches, score_gap
 from tasks.conversion.kinds.interface import bound_of, kind_of
@@ -18,8 +17,9 @@ from tasks.conversion.targets.onnx import GPU_PROVIDER
 from tasks.conversion.targets.tensorrt import ENGINE_ROWS, FACTS_FILE
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.cases import Case, case, edges, quick, typical
+from tests.support.conversion.cases import Case, case, edges, typical
 from tests.support.conversion.programs import (
+    QUICK,
     SmallNetwork,
     build_one,
     built,
@@ -28,7 +28,7 @@ from tests.support.conversion.programs import (
     with_formats,
 )
 
-__all__ = ["case", "edges", "quick", "typical"]  # fixtures
+__all__ = ["case", "edges", "typical"]  # fixtures
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine shows no CUDA device"),
@@ -103,11 +103,11 @@ def test_an_engine_of_another_version_or_device_is_refused(
         load_files(form.name, tmp_path, case.program.signature, GPU)
 
 
-def test_the_judge_times_forms_on_the_device(tmp_path: Path, quick: ConversionConfig) -> None:
+def test_the_judge_times_forms_on_the_device(tmp_path: Path) -> None:
     needs_provider(GPU_PROVIDER)
     store = ArtifactStore(tmp_path / "artifacts")
     targets = FORMS + (ENGINES if HAS_TENSORRT else ())
-    config = quick.model_copy(update={"formats": targets, "hardware_class": "gpu"})
+    config = QUICK.model_copy(update={"formats": targets, "hardware_class": "gpu"})
     job = tabular_job(store, exported(SmallNetwork()), config)
     variants = judge_variants(job, built(job))
     assert all(variant.latencies for variant in variants), [v.reason for v in variants]

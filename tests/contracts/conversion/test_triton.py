@@ -12,14 +12,14 @@ import pytest
 from tasks.conversion.config import TritonConfig
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.triton.repository import write_repository
-from tests.support.conversion.cases import Case, case, quick
+from tests.support.conversion.cases import Case, case
 from tests.support.conversion.programs import kept
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.services.triton_server import needs_triton, serving
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["case", "quick"]  # fixtures
+__all__ = ["case"]  # fixtures
 # Triton's Python backend stalls at times, for half a second; nobody is to be refused for that.
 PYTHON_BACKEND = TritonConfig(
     onnx_backend="python", max_batch_rows=64, max_wait_us=20_000, timeout_ms=60_000

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import edge_rows, score_distances, tabular_inputs
 from tasks.conversion.provenance import computes_bf16
@@ -23,6 +22,7 @@ from tasks.conversion.targets.interface import (
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.programs import (
+    QUICK,
     SmallNetwork,
     built,
     exported,
@@ -82,10 +82,12 @@ class TextCase(Converted):
         return self.load_source()(inputs)
 
 
-def text_case(store: ArtifactStore, quick: ConversionConfig) -> TextCase:
-    """All forms of a small encoder, built in this store."""
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> TextCase:
+    """All forms of a small encoder."""
+    store = ArtifactStore(tmp_path_factory.mktemp("texts") / "artifacts")
     program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
-    job = with_formats(ConversionJob(program, rows, quick, store), *NAMES)
+    job = with_formats(ConversionJob(program, rows, QUICK, store), *NAMES)
     return TextCase(**vars(job), built={one.name: one for one in built(job)})
 
 
@@ -96,19 +98,11 @@ def judged_rows(*batches: ModelInputs, **changes: Any) -> JudgedRows:
     return JudgedRows(**{"batches": batches, **given, **changes})
 
 
-QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
-
-
 @pytest.fixture(scope="session")
-def quick() -> ConversionConfig:
-    return QUICK
-
-
-@pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """All three forms of one small program: built once, several tests look at them."""
     store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
-    job = tabular_job(store, exported(SmallNetwork()), quick)
+    job = tabular_job(store, exported(SmallNetwork()))
     onnx, openvino, int8 = built(job)
     return Case(**vars(job), onnx=onnx, openvino=openvino, int8=int8)
 

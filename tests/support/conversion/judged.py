@@ -18,8 +18,8 @@ from tasks.conversion.convert import judge_variants
 from tasks.conversion.targets.catalog import FORMATS
 from tasks.conversion.targets.interface import ConversionJob
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
-from tests.support.conversion.cases import QUICK
 from tests.support.conversion.programs import (
+    QUICK,
     SmallNetwork,
     built,
     exported,
@@ -38,7 +38,7 @@ Variants = TypeAdapter(tuple[ModelVariant, ...])
 
 def network(store: ArtifactStore) -> ConversionJob:
     """A small network for tables, and the rows that judge it."""
-    return tabular_job(store, exported(SmallNetwork()), QUICK)
+    return tabular_job(store, exported(SmallNetwork()))
 
 
 def encoder(store: ArtifactStore) -> ConversionJob:

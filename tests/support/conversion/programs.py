@@ -31,6 +31,7 @@ RANGES = {
     "gust": (0.0, 60.0),
 }
 BINS = 8
+QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
 
 
 class SmallNetwork(nn.Module):
@@ -133,7 +134,9 @@ def registered(store: ArtifactStore, rows: ValidatedDataset, content: bytes) -> 
     return store.build_once("programs", content_key(content.hex()), RegisteredProgram, build)
 
 
-def tabular_job(store: ArtifactStore, content: bytes, config: ConversionConfig) -> ConversionJob:
+def tabular_job(
+    store: ArtifactStore, content: bytes, config: ConversionConfig = QUICK
+) -> ConversionJob:
     """A program file in the store, to be converted with the rows of a small snapshot."""
     rows = dataset(store)
     source = SnapshotRows(dataset=rows, splits=splits())

@@ -178,7 +178,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def decided(case: Case) -> Case:
     """A form of a network whose answers are far apart."""
-    job = tabular_job(case.store, exported(Decided()), case.config)
+    job = tabular_job(case.store, exported(Decided()))
     return replace(case, program=job.program, onnx=build_one("onnx-fp32", job))
 
 

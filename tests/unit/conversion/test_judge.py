@@ -163,7 +163,7 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
 ) -> None:
-    wrong = tabular_job(case.store, exported(network), case.config)
+    wrong = tabular_job(case.store, exported(network))
     forged = build_one("onnx-fp32", wrong)
     built = (passed_off(case.store, forged, case.onnx), case.openvino, case.int8)
     variants = judge_variants(case, built)

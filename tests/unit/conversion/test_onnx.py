@@ -7,7 +7,6 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
@@ -27,10 +26,10 @@ def test_any_number_of_rows_scores_as_pytorch_does(
 
 
 def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
-    store: ArtifactStore, quick: ConversionConfig
+    store: ArtifactStore,
 ) -> None:
     network = Elementwise(lambda numbers: torch.special.gammaln(numbers).sum(1))
-    built = build_one("onnx-fp32", tabular_job(store, exported(network), quick))
+    built = build_one("onnx-fp32", tabular_job(store, exported(network)))
     assert built.files is None
     assert "cannot be written as ONNX opset 20: No ONNX function found" in built.failure
     assert "lgamma" in built.failure

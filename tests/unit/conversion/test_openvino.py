@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.interface import ModelInputs
@@ -34,10 +33,10 @@ def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -
 
 
 def test_an_operator_that_openvino_lacks_leaves_the_onnx_form_standing(
-    store: ArtifactStore, quick: ConversionConfig
+    store: ArtifactStore,
 ) -> None:
     network = Elementwise(lambda numbers: torch.linalg.det(numbers[:, :4].reshape(-1, 2, 2)))
-    onnx, openvino, int8 = built(tabular_job(store, exported(network), quick))
+    onnx, openvino, int8 = built(tabular_job(store, exported(network)))
     assert onnx.failure is None
     assert "OpenVINO cannot convert the ONNX file" in openvino.failure
     assert "Det-20" in openvino.failure
