@@ -7,8 +7,8 @@ for, so other programs on the machine disturb little.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from flows.config import read_import_config
 from infra.bench.figures import Measured, at_least, at_most
 from infra.bench.parts import Bench, newest_record
 from tasks.contracts.base import Artifact, ModelVersionRef
-from tasks.contracts.conversion import ConversionRows, PreparedRows, SnapshotRows
+from tasks.contracts.conversion import PreparedRows, SnapshotRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
@@ -28,7 +28,13 @@ from tasks.conversion.kinds.interface import kind_of
 from tasks.conversion.kinds.text_embedding import IDS, padded
 from tasks.conversion.measure import Timing, time_interleaved
 from tasks.conversion.targets.catalog import FORMATS, with_sources
-from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
+from tasks.conversion.targets.interface import (
+    ConversionJob,
+    LoadedModel,
+    ModelInputs,
+    Runtime,
+    load_files,
+)
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.conversion.variants import build_variant
 from tasks.imports.program import export_encoder
@@ -57,8 +63,9 @@ def tabular(bench: Bench) -> Measured:
     record = newest_record(settings)
     program = fetch_version(record.version, RegistryLocation.of(settings), settings.store)
     rows = SnapshotRows(dataset=record.dataset, splits=bench.config.splits)
-    converted = convert(program, rows, config, settings.store, bench)
-    judged = kind_of(program).read_judged(program, rows, config, settings.store)
+    job = ConversionJob(program, rows, config, settings.store)
+    converted = convert(job, bench)
+    judged = kind_of(program).read_judged(job)
     with torch_threads_restored():
         models = converted.loaded()
         at = {count: timed(models, judged.timing_batch(count), bench) for count in (1, 1024)}
@@ -75,7 +82,7 @@ def encoder(bench: Bench) -> Measured:
     """Of a sentence encoder, one text and 32 texts of 32 tokens."""
     store = ArtifactStore(bench.folder)
     program, rows, config = sentence_encoder(store, bench)
-    converted = convert(program, rows, config, store, bench)
+    converted = convert(ConversionJob(program, rows, config, store), bench)
     measured: Measured = []
     with torch_threads_restored():
         models = converted.loaded()
@@ -149,38 +156,26 @@ class Converted:
         return models
 
 
-def convert(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-    bench: Bench,
-) -> Converted:
+def convert(job: ConversionJob, bench: Bench) -> Converted:
     """Build every form for processors and keep those that pass the gates, however fast they are."""
     every = tuple(target.name for target in FORMATS if target.is_for("cpu"))
     names = bench.size(every, SMALL)
     quick = {"formats": names, "batch_sizes": (1,), "measurement": "quick"}
-    config = ConversionConfig.model_validate({**config.model_dump(), **quick})
-    built = build_all(config.formats, program, rows, config, store)
-    judged = judge_variants(program, tuple(built.values()), rows, config, store)
+    config = ConversionConfig.model_validate({**job.config.model_dump(), **quick})
+    job = replace(job, config=config)
+    judged = judge_variants(job, tuple(build_all(job).values()))
     for variant in judged:
         if not variant.latencies:
             print(f"  {variant.name}: {variant.reason}")
-    return Converted(program, tuple(v for v in judged if v.latencies), store)
+    return Converted(job.program, tuple(v for v in judged if v.latencies), job.store)
 
 
-def build_all(
-    formats: Sequence[str],
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> dict[str, BuiltVariant]:
-    """The variants of some formats and of those that they are made from, by name."""
+def build_all(job: ConversionJob) -> dict[str, BuiltVariant]:
+    """The variants of the job's formats and of those that they are made from, by name."""
     built: dict[str, BuiltVariant] = {}
-    for target in with_sources(tuple(formats)):
+    for target in with_sources(job.config.formats):
         sources = tuple(built[name] for name in target.made_from)
-        built[target.name] = build_variant(target, program, sources, rows, config, store)
+        built[target.name] = build_variant(target, job, sources)
     return built
 
 

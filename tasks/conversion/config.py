@@ -8,8 +8,6 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -19,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 from tasks.conversion.targets.catalog import FORMAT, PRECISIONS, format_of
 from tasks.kernel.errors import ConfigurationError
 
@@ -44,11 +42,7 @@ FormatName = Annotated[
 ]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-
-class QualityBound(_Model):
+class QualityBound(Contract):
     """How far a variant of one precision may be from the program it was made from."""
 
     max_gap: PositiveFloat = Field(
@@ -79,7 +73,7 @@ class QualityBound(_Model):
         return self
 
 
-class TritonConfig(_Model):
+class TritonConfig(Contract):
     """How Triton is to serve an accepted variant."""
 
     onnx_backend: Literal["onnxruntime", "python"] = Field(
@@ -98,7 +92,7 @@ class TritonConfig(_Model):
     )
 
 
-class HardwareConversion(_Model):
+class HardwareConversion(Contract):
     """What is different where a conversion runs for another kind of machine."""
 
     hardware_class: str = Field(
@@ -112,7 +106,7 @@ class HardwareConversion(_Model):
     )
 
 
-class ConversionConfig(_Model):
+class ConversionConfig(Contract):
     """What one conversion run is asked to do."""
 
     formats: tuple[FormatName, ...] = Field(

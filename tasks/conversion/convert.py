@@ -8,52 +8,26 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.contracts.conversion import ConversionRows
-from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
-from tasks.conversion.decide import (
-    EAGER,
-    THROUGHPUT_ROWS,
-    Measurements,
-    choose,
-    decide,
-)
-from tasks.conversion.examine import (
-    Examined,
-    Reference,
-    examine,
-    take_reference,
-)
-from tasks.conversion.measure import (
-    measure_throughput,
-    time_interleaved,
-    usable_cores,
-)
+from tasks.contracts.release import BuiltVariant, ModelVariant
+from tasks.conversion.decide import EAGER, THROUGHPUT_ROWS, Measurements, choose, decide
+from tasks.conversion.examine import Examined, Reference, examine, take_reference
+from tasks.conversion.measure import measure_throughput, time_interleaved
 from tasks.conversion.targets.catalog import FORMATS
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.interface import ConversionJob, Runtime
 from tasks.conversion.targets.pytorch import torch_threads_restored
 from tasks.conversion.variants import load_variant
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import ArtifactStore
 
 LOGGER = logging.getLogger(__name__)
 
 
-def judge_variants(
-    program: RegisteredProgram,
-    built: tuple[BuiltVariant, ...],
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> tuple[ModelVariant, ...]:
+def judge_variants(job: ConversionJob, built: tuple[BuiltVariant, ...]) -> tuple[ModelVariant, ...]:
     """Compare, measure, and accept or drop a variant of every configured format.
 
     Args:
-        program: the source of all variants.
+        job: the program, the rows of which its kind chooses some to judge on, and the formats.
         built: variants as they were built, failed ones included, in any order.
-        rows: judge the variants; the model's kind chooses which of them.
-        config: formats, bounds, timing.
-        store: holds all files.
 
     Returns:
         One variant a format, from simple to complex; dropped ones too, with the reason.
@@ -64,7 +38,7 @@ def judge_variants(
         DataContractError: the rows cannot judge: none, labels that are all equal, other columns.
         ConversionError: the program itself does not load.
     """
-    by_name = {one.name: one for one in built}
+    config, by_name = job.config, {one.name: one for one in built}
     if absent := [name for name in config.formats if name not in by_name]:
         raise ConfigurationError(
             f"there is no built variant of {', '.join(absent)}, only of "
@@ -72,23 +46,19 @@ def judge_variants(
         )
     wanted = [by_name[one.name] for one in FORMATS if one.name in config.formats]
     with torch_threads_restored():
-        reference = take_reference(program, rows, config, store)
-        examined = [examine(one, reference, config, store) for one in wanted]
-        measured = _measure(reference, examined, config, store)
-    decided = decide(program, examined, measured, config, reference.judged)
+        reference = take_reference(job)
+        examined = [examine(one, reference) for one in wanted]
+        measured = _measure(reference, examined)
+    decided = decide(job, examined, measured, reference.judged)
     variants = choose(decided, config)
     for variant in variants:
         LOGGER.info("%s: %s", variant.name, variant.reason)
     return variants
 
 
-def _measure(
-    reference: Reference,
-    examined: Sequence[Examined],
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> Measurements:
+def _measure(reference: Reference, examined: Sequence[Examined]) -> Measurements:
     """Everything that is measured of the variants that passed, and of PyTorch eager beside them."""
+    job, config = reference.job, reference.job.config
     passed = {one.built.name: one for one in examined if one.model and not one.failure}
     if not passed:
         return Measurements({}, {})
@@ -100,7 +70,7 @@ def _measure(
     runtime = Runtime(config.threads, config.hardware_class)
     throughputs = {
         name: measure_throughput(
-            partial(load_variant, one.built, reference.program, runtime, store),
+            partial(load_variant, one.built, job.program, runtime, job.store),
             reference.judged.timing_batch(THROUGHPUT_ROWS),
             max(1, usable_cores() // config.threads),
             config.rounds[1],

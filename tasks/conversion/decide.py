@@ -17,19 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from tasks.contracts.conversion import (
-    GoalResult,
-    VariantLatency,
-    VariantPrice,
-    VariantThroughput,
-)
+from tasks.contracts.conversion import GoalResult, VariantLatency, VariantPrice, VariantThroughput
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.release import ModelVariant
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.examine import Examined
 from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.measure import MILLION, Timing
+from tasks.conversion.targets.interface import ConversionJob
 
 EAGER = "PyTorch eager"
 
@@ -44,22 +40,17 @@ class Measurements:
 
 
 def decide(
-    program: RegisteredProgram,
-    examined: list[Examined],
-    measured: Measurements,
-    config: ConversionConfig,
-    judged: JudgedRows,
+    job: ConversionJob, examined: list[Examined], measured: Measurements, judged: JudgedRows
 ) -> tuple[ModelVariant, ...]:
     """Accept or drop the examined variants, from simple to complex.
 
     Args:
-        program: the source of all variants.
+        job: the source of all variants, batch sizes, and the gain that a variant has to reach.
         examined: the variants in order; a failure drops one, else it has to be faster.
         measured: of PyTorch eager and all variants without a failure.
-        config: batch sizes and the gain that a variant has to reach.
         judged: name the metric and the unit of the gaps.
     """
-    simpler, variants = [EAGER], []
+    config, simpler, variants = job.config, [EAGER], list[ModelVariant]()
     for one in examined:
         compared: list[LatencyComparison] = []
         reason = f"Dropped: {one.failure}."
@@ -70,7 +61,7 @@ def decide(
             ]
             reason = f"{decision(compared, config.minimum_gain)} {_agreement(one, judged)}"
         throughput = measured.throughputs.get(one.built.name)
-        variants.append(_variant(program, one, config, judged.metric, throughput, compared, reason))
+        variants.append(_variant(job, one, judged.metric, throughput, compared, reason))
         if variants[-1].accepted:
             simpler.append(one.built.name)
     return tuple(variants)
@@ -147,9 +138,8 @@ def _agreement(one: Examined, judged: JudgedRows) -> str:
 
 
 def _variant(
-    program: RegisteredProgram,
+    job: ConversionJob,
     one: Examined,
-    config: ConversionConfig,
     metric: str,
     throughput: VariantThroughput | None,
     compared: Sequence[LatencyComparison],
@@ -162,9 +152,9 @@ def _variant(
         name=built.name,
         format=built.format,
         precision=built.precision,
-        hardware_class=config.hardware_class,
+        hardware_class=job.config.hardware_class,
         files=built.files,
-        source_sha256=program.program.sha256,
+        source_sha256=job.program.program.sha256,
         parity_max=max(gaps["test"].largest, gaps["edge"].largest) if gaps else None,
         parity_mean=gaps["test"].mean if gaps else None,
         metric="" if metric in fields else metric,

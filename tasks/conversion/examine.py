@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.evaluation import Metric
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.kinds.interface import JudgedRows, ModelKind, bound_of, kind_of
+from tasks.contracts.release import BuiltVariant
+from tasks.conversion.config import QualityBound
+from tasks.conversion.kinds.interface import JudgedRows, bound_of, kind_of
 from tasks.conversion.targets.catalog import format_of
 from tasks.conversion.targets.interface import (
     SEED,
     Batches,
+    ConversionJob,
     Distances,
     LoadedModel,
     Runtime,
@@ -30,7 +30,6 @@ from tasks.conversion.targets.interface import (
 from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, ConversionParityError
-from tasks.kernel.settings import ArtifactStore
 
 MOST_BATCHES = 8
 ROWS_OF_A_BATCH = 64
@@ -205,18 +204,15 @@ class Examined:
 class Reference:
     """The PyTorch program, everything the variants are compared on, and its answers to that."""
 
-    program: RegisteredProgram
+    job: ConversionJob
     model: LoadedModel
-    kind: ModelKind
     judged: JudgedRows
     calls: Mapping[str, Batches]
     """`test` and `edge` rows, and those `timed`: what is fast there has to be right there."""
     scores: Mapping[str, Scores]
 
 
-def take_reference(
-    program: RegisteredProgram, rows: ConversionRows, config: ConversionConfig, store: ArtifactStore
-) -> Reference:
+def take_reference(job: ConversionJob) -> Reference:
     """Load the program and answer all rows with it.
 
     Raises:
@@ -224,21 +220,20 @@ def take_reference(
         DataContractError: the rows cannot judge.
         ConversionError: the program does not load.
     """
-    kind = kind_of(program)
-    judged = kind.read_judged(program, rows, config, store)
-    timed = tuple(judged.timing_batch(size) for size in config.batch_sizes)
-    model = load_pytorch(store.path(program.program), program.signature, Runtime(config.threads))
+    program, judged = job.program, kind_of(job.program).read_judged(job)
+    timed = tuple(judged.timing_batch(size) for size in job.config.batch_sizes)
+    path, runtime = job.store.path(program.program), Runtime(job.config.threads)
+    model = load_pytorch(path, program.signature, runtime)
     calls = {"test": judged.batches, "edge": judged.edges, "timed": timed}
     scores = {where: score_batches(model, batches) for where, batches in calls.items()}
     if judged.distances_of is not None:
         judged = replace(judged, distances=judged.distances_of(scores["test"]))
-    return Reference(program, model, kind, judged, calls, scores)
+    return Reference(job, model, judged, calls, scores)
 
 
-def examine(
-    built: BuiltVariant, reference: Reference, config: ConversionConfig, store: ArtifactStore
-) -> Examined:
+def examine(built: BuiltVariant, reference: Reference) -> Examined:
     """Load one variant and compare it with PyTorch."""
+    job, config = reference.job, reference.job.config
     if built.files is None:
         return Examined(built, failure=f"not built: {built.failure}")
     made = format_of(built.name)
@@ -250,9 +245,10 @@ def examine(
         )
     try:
         runtime = Runtime(config.threads, config.hardware_class)
-        load_variant(built, reference.program, runtime, store)  # brings the library in, untimed
-        model = load_variant(built, reference.program, runtime, store)
-        return _compare(built, model, reference, bound_of(reference.kind, built.precision, config))
+        load_variant(built, job.program, runtime, job.store)  # brings the library in, untimed
+        model = load_variant(built, job.program, runtime, job.store)
+        bound = bound_of(kind_of(job.program), built.precision, config)
+        return _compare(built, model, reference, bound)
     except (ConversionError, ArtifactError) as exc:
         return Examined(built, failure=str(exc))
 

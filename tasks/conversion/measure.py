@@ -6,7 +6,6 @@ C A B ...), and what is compared is not their times but the ratio within each ro
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,6 @@ from scipy.stats import binom
 from tasks.contracts.conversion import VariantThroughput
 from tasks.contracts.evaluation import Metric
 from tasks.conversion.targets.interface import FloatArray, ModelInputs, Scorer
-from tasks.kernel.cores import core_limit
 
 WARM_UP_CALLS = 3
 LEAST_CALLS = 3
@@ -137,12 +135,6 @@ def median_interval(values: FloatArray) -> Metric:
     rank = max(1, int(binom.ppf(0.025, count, 0.5)))
     median, low, high = np.median(ordered), ordered[rank - 1], ordered[count - rank]
     return Metric(value=float(median), low=float(low), high=float(high))
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, or less where its control group says so."""
-    allowed, limit = len(os.sched_getaffinity(0)), core_limit().num_cores
-    return min(allowed, limit or allowed)
 
 
 def measure_throughput(

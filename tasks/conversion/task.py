@@ -12,20 +12,14 @@ from tasks.contracts.release import BuiltVariant, CalibrationSource, ModelVarian
 from tasks.contracts.training import RecalibratedModel
 from tasks.conversion.config import TRITON_FILES, ConversionConfig
 from tasks.conversion.targets.catalog import format_of, with_sources
-from tasks.conversion.targets.interface import converter_of
+from tasks.conversion.targets.interface import ConversionJob, converter_of
 from tasks.conversion.variants import build_variant as build_files
 from tasks.conversion.variants import failed_variant
 from tasks.kernel.errors import ArtifactError, ConversionError, FalajError, StorageError
-from tasks.kernel.retry_policy import RETRIED, ByContent
+from tasks.kernel.retry_policy import KEPT, ByContent
 from tasks.kernel.settings import Settings
 
-STORED: Any = {
-    **RETRIED,
-    "timeout_seconds": 900,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": ByContent(task_file=__file__),
-}
+STORED: Any = {**KEPT, "timeout_seconds": 900, "cache_policy": ByContent(task_file=__file__)}
 """Each task is safe to repeat, and its result is reused for equal inputs and code."""
 
 
@@ -51,8 +45,8 @@ def build_variant(
         ArtifactError: the program, a source or the rows are absent or damaged. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    store = Settings.from_environment().store
-    return build_files(format_of(name), program, sources, rows, config, store)
+    job = ConversionJob(program, rows, config, Settings.from_environment().store)
+    return build_files(format_of(name), job, sources)
 
 
 def build_variants(
@@ -164,7 +158,7 @@ def judge_built(
     """
     from tasks.conversion.convert import judge_variants as judge
 
-    variants = judge(program, built, rows, config, Settings.from_environment().store)
+    variants = judge(ConversionJob(program, rows, config, Settings.from_environment().store), built)
     create_table_artifact(
         table=latency_table(variants),
         key="model-variants",
@@ -196,7 +190,8 @@ def write_triton_repository(
     """
     from tasks.conversion.triton.repository import with_repository
 
-    return with_repository(program, variant, rows, config, Settings.from_environment().store)
+    job = ConversionJob(program, rows, config, Settings.from_environment().store)
+    return with_repository(job, variant)
 
 
 def add_triton_repositories(

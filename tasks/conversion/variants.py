@@ -14,9 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.interface import kind_of
 from tasks.conversion.provenance import (
     check_provenance,
@@ -30,6 +28,7 @@ from tasks.conversion.targets.catalog import Format, format_of
 from tasks.conversion.targets.interface import (
     SEED,
     BuildRequest,
+    ConversionJob,
     LoadedModel,
     Runtime,
     converter_of,
@@ -44,12 +43,7 @@ FOLDER = "model"
 
 
 def build_variant(
-    made: Format,
-    program: RegisteredProgram,
-    sources: tuple[BuiltVariant, ...],
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
+    made: Format, job: ConversionJob, sources: tuple[BuiltVariant, ...]
 ) -> BuiltVariant:
     """Build one variant into the store, or return what the same inputs gave before, failed or not.
 
@@ -57,11 +51,8 @@ def build_variant(
 
     Args:
         made: its format.
-        program: what it is made from.
+        job: what it is made from; the rows calibrate it, where the format needs that.
         sources: the variants that `made.made_from` names, failed ones included.
-        rows: calibrate it, where the format needs that.
-        config: settings of the conversion.
-        store: holds program, sources and rows, receives the folder.
 
     Returns:
         The variant; without files and with `failure` where it cannot be built.
@@ -74,8 +65,9 @@ def build_variant(
         equipment = converter_of(made).equipment(made)
     except ConversionError as exc:
         return failed_variant(made, str(exc))
+    program, rows, config, store = job.program, job.rows, job.config, job.store
     by_name = {source.name: source for source in sources}
-    request = BuildRequest(program, by_name, rows, config, store, identity(made, program))
+    request = BuildRequest(program, rows, config, store, by_name, identity(made, program))
     libraries = {**library_versions(made), **equipment}
     key = content_key(
         made.name,
@@ -113,13 +105,12 @@ def _write(
     made: Format, request: BuildRequest, folder: Path
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Build the files and read their provenance back; returns it and how they were made."""
-    program, rows, config = request.program, request.rows, request.config
-    calibrated: dict[str, str] = {}
+    program, calibrated = request.program, dict[str, str]()
     if made.needs_calibration:
-        sample = kind_of(program).read_calibration(program, rows, config, request.store)
+        sample = kind_of(program).read_calibration(request)
         check_sample(sample)
         request = replace(request, sample=sample)
-        calibrated = {"calibration_seed": str(SEED), **rows.calibration_source}
+        calibrated = {"calibration_seed": str(SEED), **request.rows.calibration_source}
     provenance = full_provenance(made, program, request.sample)
     request = replace(request, provenance=provenance)
     settings = converter_of(made).build(made, request, folder)

@@ -3,17 +3,13 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 from tasks.contracts.conversion import Signature
 
 
-class _ImportValue(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-
-class EncoderConfig(_ImportValue):
+class EncoderConfig(Contract):
     """A text encoder that was trained elsewhere."""
 
     package: str | None = Field(
@@ -28,7 +24,7 @@ class EncoderConfig(_ImportValue):
     )
 
 
-class CorpusConfig(_ImportValue):
+class CorpusConfig(Contract):
     """Texts that calibrate and judge: docstrings of installed packages, or lines of a file."""
 
     packages: tuple[str, ...] = Field(
@@ -55,7 +51,7 @@ class CorpusConfig(_ImportValue):
         return self
 
 
-class ProgramConfig(_ImportValue):
+class ProgramConfig(Contract):
     """A program of any family that was exported elsewhere."""
 
     file: Path = Field(description="`.pt2` file, as `torch.export.save` writes it.")
@@ -70,7 +66,7 @@ class ProgramConfig(_ImportValue):
     )
 
 
-class RowsConfig(_ImportValue):
+class RowsConfig(Contract):
     """Model inputs that were prepared elsewhere, as the family reads them."""
 
     file: Path = Field(

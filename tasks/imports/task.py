@@ -7,18 +7,12 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import KEPT
 from tasks.kernel.settings import Settings
 
 # What an import names is digested at each call, so nothing is cached by the names. Every task is
 # safe to retry: what it builds appears whole, under a key of its content, or not at all.
-_POLICY: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": 900,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": NO_CACHE,
-}
+_POLICY: dict[str, Any] = {**KEPT, "timeout_seconds": 900, "cache_policy": NO_CACHE}
 
 
 @task(name="export-encoder", **_POLICY)

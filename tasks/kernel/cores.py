@@ -64,6 +64,12 @@ def core_limit(procfs: Path = PROCFS, sysfs: Path = SYSFS) -> CoreLimit:
     return tightest
 
 
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, or less where its control group says so."""
+    allowed = len(os.sched_getaffinity(0))
+    return min(allowed, core_limit().num_cores or allowed)
+
+
 def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
     """Control groups of this process, from the innermost outwards, and their cores' worth."""
     for line in _text(listing).splitlines():
@@ -73,18 +79,15 @@ def _quotas(listing: Path, mounts: Path) -> Iterator[tuple[str, float]]:
         mount = mounts / controllers if controllers else mounts
         inner = Path(path.lstrip("/"))
         for group in (inner, *inner.parents):
-            quota = _quota_v1(mount / group) if controllers else _quota_v2(mount / group)
+            quota = _quota(mount / group, is_v1=bool(controllers))
             if quota is not None:
                 yield f"{controllers}:/{group if group != Path() else ''}", quota
 
 
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    return int(quota) / int(period) if period and quota.isdecimal() else None
-
-
-def _quota_v2(folder: Path) -> float | None:
+def _quota(folder: Path, *, is_v1: bool) -> float | None:
     quota, _, period = _text(folder / "cpu.max").partition(" ")
+    if is_v1:
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
     return int(quota) / int(period) if period and quota.isdecimal() else None
 
 

@@ -39,6 +39,8 @@ RETRIED: dict[str, Any] = {
     "retry_condition_fn": only_transient,
 }
 """What a task's decorator takes: `@task(name=..., **RETRIED, ...)`."""
+# The same of a task whose result is kept.
+KEPT: dict[str, Any] = {**RETRIED, "persist_result": True, "result_serializer": "json"}
 
 
 def is_api_away(failure: object) -> bool:

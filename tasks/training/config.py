@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from tasks.contracts.base import field_title, retired
+from tasks.contracts.base import Contract, retired
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.strategies.config import StrategyConfig
 
@@ -15,10 +15,8 @@ LOCAL_URI = re.compile(rf"file://({FOLDERS})")
 S3_URI = re.compile(rf"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{FOLDERS})")
 
 
-class CheckpointConfig(BaseModel):
+class CheckpointConfig(Contract):
     """Checkpoints of one training run; how it is carried out, not what it computes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     uri: str = Field(
         default="",
@@ -61,10 +59,8 @@ def _path(pattern: re.Pattern[str], uri: str) -> str:
     return match[1].rstrip("/") if match else ""
 
 
-class TelemetryConfig(BaseModel):
+class TelemetryConfig(Contract):
     """Profile and prices of one training run; changes nothing that it computes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     profile: bool = Field(
         default=False,
@@ -117,10 +113,8 @@ shuffled row by row. With 64 batches vary 3 % more than by chance where every da
 own, with 256 25 %; larger ones read faster from a disk that seeks."""
 
 
-class ReadingConfig(BaseModel):
+class ReadingConfig(Contract):
     """How rows are shuffled; they are decoded into files, and read from there in each epoch."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     shuffle_rows: int = Field(
         default=1 << 18,
@@ -136,10 +130,8 @@ class ReadingConfig(BaseModel):
 Auto = Literal["auto"]
 
 
-class LaunchConfig(BaseModel):
+class LaunchConfig(Contract):
     """Number of ranks and threads of a run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     ranks: Auto | Annotated[int, Field(ge=1, le=256)] = Field(
         default="auto",
@@ -152,10 +144,8 @@ class LaunchConfig(BaseModel):
     )
 
 
-class TrainingConfig(BaseModel):
+class TrainingConfig(Contract):
     """Model, optimisation and ranks of one training run; logged whole with the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     # Ranks and data
     launch: LaunchConfig = Field(

@@ -24,10 +24,11 @@ from tasks.contracts.training import (
     TrainedModel,
     TrialRecord,
 )
-from tasks.kernel.retry_policy import RETRIED, ByContent, is_api_away
+from tasks.kernel.retry_policy import KEPT, RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import TrainingConfig
+from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.search.trial import TrialOrder
 
 if TYPE_CHECKING:
@@ -64,10 +65,8 @@ class Progress:
 @task(
     name="train-distributed",
     task_run_name="train-{dataset.snapshot.feature_service}-{config.strategy.name}",
-    **RETRIED,
+    **KEPT,
     timeout_seconds=TIMEOUT_S,
-    persist_result=True,
-    result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
 def train_distributed(
@@ -107,16 +106,8 @@ def train_distributed(
         )
         progress.show(100 * (metrics.epoch + 1) / config.max_epochs)
 
-    model = launch_training(
-        dataset,
-        splits,
-        config,
-        settings.store,
-        settings.home / "training",
-        report,
-        initial,
-        distillation,
-    )
+    request = TrainingRequest(dataset, splits, config, initial, distillation)
+    model = launch_training(request, settings.store, settings.home / "training", report)
     progress.show(100.0)
     create_table_artifact(
         key="training-epochs",
@@ -130,10 +121,8 @@ def train_distributed(
 @task(
     name="plan-student",
     task_run_name="plan-{config.method}-of-v{parent.program.version.version}",
-    **RETRIED,
+    **KEPT,
     timeout_seconds=600,
-    persist_result=True,
-    result_serializer="json",
     cache_policy=ByContent(task_file=__file__),
 )
 def plan_student(
@@ -191,7 +180,7 @@ def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) 
         study,
         settings.home / "training" / "trials",
         lambda config, work, report: launch_training(
-            dataset, splits, config, settings.store, work, report
+            TrainingRequest(dataset, splits, config), settings.store, work, report
         ),
     )
     record = study.trial(order.number)

@@ -11,7 +11,6 @@ from pyarrow.fs import FileSelector, S3FileSystem
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import StorageError, TransientError
-from tasks.kernel.settings import ArtifactStore
 from tasks.training.checkpoints.location import FILE_NAME
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.ranks.runs import (
@@ -104,7 +103,6 @@ def test_fewer_ranks_go_on_with_a_network_that_was_cut_over_more(
     with pytest.raises(CutError):
         train(tmp_path / "cut", config(strategy=strategy), cut_after_two)
     continued = train(tmp_path / "cut", config(strategy=strategy, **on_ranks(1)))
-    log = ArtifactStore(tmp_path / "cut/store").path(continued.log).read_text()
-    assert "resumed after epoch" in log
+    assert "resumed after epoch" in log_of(continued, tmp_path / "cut")
     assert continued.num_ranks == 1
     np.testing.assert_allclose(losses(continued.epochs), losses(unbroken.epochs), rtol=1e-5)

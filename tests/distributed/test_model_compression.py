@@ -8,14 +8,13 @@ import pytest
 
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.release import CompressionParent, RegisteredProgram
-from tasks.contracts.training import DistillationTargets, EpochMetrics, TrainedModel
+from tasks.contracts.training import DistillationTargets, EpochMetrics
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import score_window
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.plan import plan_student
-from tasks.training.launch.launcher import OnEpoch, launch_training
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.ranks.runs import (
     NUM_ROWS,
@@ -71,12 +70,9 @@ def test_a_killed_fine_tuning_with_a_teacher_goes_on_where_it_was(
         if metrics.epoch == 1:
             os.kill(pid_of_rank(0, folder), signal.SIGKILL)
 
-    def train_on(on_epoch: OnEpoch | None = None) -> TrainedModel:
-        rows, then = dataset(store, frame(NUM_ROWS)), (on_epoch, plan.initial, distillation)
-        return launch_training(rows, splits(), plan.config, store, folder / "work", *then)
-
+    learnt_from = {"initial": plan.initial, "distillation": distillation}
     with pytest.raises(TransientError, match="rank 0 was killed"):
-        train_on(kill)
-    model = train_on()
+        train(folder, plan.config, kill, **learnt_from)
+    model = train(folder, plan.config, **learnt_from)
     assert_no_kept_epoch_is_repeated(log_of(model, folder))
     assert [metrics.epoch for metrics in model.epochs] == list(range(6))

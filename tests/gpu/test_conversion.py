@@ -8,9 +8,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.release import BuiltVariant
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.examine import score_batches, score_gap
 from tasks.conversion.kinds.interface import bound_of, kind_of
@@ -19,11 +17,18 @@ from tasks.conversion.targets.onnx import GPU_PROVIDER
 from tasks.conversion.targets.tensorrt import ENGINE_ROWS, FACTS_FILE
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.cases import Case, case, edges, quick, typical
-from tests.support.conversion.programs import SmallNetwork, build_one, built, exported, registered
-from tests.support.data.builders import dataset, splits
+from tests.support.conversion.cases import Case, case, edges, typical
+from tests.support.conversion.programs import (
+    QUICK,
+    SmallNetwork,
+    build_one,
+    built,
+    exported,
+    tabular_job,
+    with_formats,
+)
 
-__all__ = ["case", "edges", "quick", "typical"]  # fixtures
+__all__ = ["case", "edges", "typical"]  # fixtures
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine shows no CUDA device"),
@@ -42,7 +47,7 @@ def needs_provider(provider: str) -> None:
 
 def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs) -> None:
     family = kind_of(case.program)
-    judged = family.read_judged(case.program, case.rows, case.config, case.store)
+    judged = family.read_judged(case)
     expected = score_batches(case.load_source(), batches)
     gap = score_gap(expected, score_batches(model, batches), judged.distances)
     bound = bound_of(family, precision, case.config)
@@ -53,7 +58,7 @@ def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs
 @pytest.mark.parametrize("name", FORMS)
 def test_an_onnx_variant_runs_on_the_device(case: Case, typical: ModelInputs, name: str) -> None:
     needs_provider(GPU_PROVIDER)
-    one = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
+    one = build_one(name, case, case.onnx)
     model = load_files(name, case.store.path(one.files), case.program.signature, GPU)
     assert model.settings["provider"] == GPU_PROVIDER  # read back from the session
     agrees(case, model, one.precision, typical)
@@ -61,8 +66,7 @@ def test_an_onnx_variant_runs_on_the_device(case: Case, typical: ModelInputs, na
 
 @pytest.fixture(scope="module")
 def engines(case: Case) -> dict[str, BuiltVariant]:
-    config = case.config.model_copy(update={"formats": ENGINES})
-    return {form.name: form for form in built(case.program, case.rows, config, case.store)}
+    return {form.name: form for form in built(with_formats(case, *ENGINES))}
 
 
 @needs_tensorrt
@@ -99,15 +103,12 @@ def test_an_engine_of_another_version_or_device_is_refused(
         load_files(form.name, tmp_path, case.program.signature, GPU)
 
 
-def test_the_judge_times_forms_on_the_device(tmp_path: Path, quick: ConversionConfig) -> None:
+def test_the_judge_times_forms_on_the_device(tmp_path: Path) -> None:
     needs_provider(GPU_PROVIDER)
     store = ArtifactStore(tmp_path / "artifacts")
-    rows = dataset(store)
-    program = registered(store, rows, exported(SmallNetwork()))
     targets = FORMS + (ENGINES if HAS_TENSORRT else ())
-    config = quick.model_copy(update={"formats": targets, "hardware_class": "gpu"})
-    source = SnapshotRows(dataset=rows, splits=splits())
-    forms = built(program, rows, config, store)
-    variants = judge_variants(program, forms, source, config, store)
+    config = QUICK.model_copy(update={"formats": targets, "hardware_class": "gpu"})
+    job = tabular_job(store, exported(SmallNetwork()), config)
+    variants = judge_variants(job, built(job))
     assert all(variant.latencies for variant in variants), [v.reason for v in variants]
     assert {v.settings["provider"] for v in variants} <= {GPU_PROVIDER, "TensorRT"}

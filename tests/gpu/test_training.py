@@ -13,13 +13,7 @@ from tests.support.data.builders import YEAR, frame
 from tests.support.ranks.rank_programs import run_on_ranks
 from tests.support.ranks.runs import config, losses, on_ranks, train
 from tests.support.ranks.strategy_cases import CASES, plain_run
-from tests.support.training.reading_ranks import (
-    PLAN,
-    SHUFFLE,
-    assert_equal,
-    preprocessing,
-    write,
-)
+from tests.support.training.reading_ranks import PLAN, SHUFFLE, assert_equal, preprocessing, write
 
 pytestmark = [
     pytest.mark.gpu,

@@ -33,7 +33,7 @@ from tasks.contracts.conversion import MOST_ROWS, ImportedProgram, PreparedRows,
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import FORMAT
-from tasks.conversion.targets.interface import Runtime
+from tasks.conversion.targets.interface import ConversionJob, Runtime
 from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import (
@@ -139,7 +139,8 @@ class BenchHome:
         program, config = self._registered(ref), ConversionConfig(formats=(FORM,))
         # The form is calibrated on no rows.
         rows = self.store.build_once("corpora", "bench", PreparedRows, _no_rows)
-        form = build_variant(FORMAT[FORM], program, (), rows, config, self.store)
+        job = ConversionJob(program, rows, config, self.store)
+        form = build_variant(FORMAT[FORM], job, ())
         if form.files is None:
             raise RuntimeError(f"{form.name} could not be built: {form.failure}")
         kept = {"name", "format", "precision", "files", "settings", "provenance"}

@@ -22,7 +22,7 @@ from tasks.contracts.training import CompressedModel, DistillationTargets, Train
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import read_rows
 from tasks.conversion.measure import time_interleaved
-from tasks.conversion.targets.interface import LoadedModel, Runtime, load_files
+from tasks.conversion.targets.interface import ConversionJob, LoadedModel, Runtime, load_files
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_networks, score_window
 from tasks.training.compression.config import CompressionConfig
@@ -142,8 +142,8 @@ def _loaded(
     rows = SnapshotRows(dataset=trainings.dataset, splits=trainings.splits)
     loaded: dict[str, LoadedModel] = {}
     left_out: dict[str, str] = {}
-    built = build_all(FORMATS, program, rows, ConversionConfig(), trainings.store)
-    for name, made in built.items():
+    job = ConversionJob(program, rows, ConversionConfig(formats=FORMATS), trainings.store)
+    for name, made in build_all(job).items():
         if made.files is None:
             left_out[name] = made.failure or "it was not built"
         else:

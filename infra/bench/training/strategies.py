@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from tasks.training.launch.rank_group import local_environments
 from tasks.training.strategies.base import Batch, Communicator
 from tasks.training.strategies.communicators import join
 from tasks.training.strategies.config import StrategyConfig
-from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy, build_strategy
+from tasks.training.strategies.data_parallel import HorovodStrategy, Strategy, strategy_class
 
 NUM_RANKS = 2
 STALL_S = 600
@@ -220,7 +220,7 @@ def build(engine: str, network: nn.Module, exchange: Any, precision: str) -> Str
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW([p for _, p in parameters], lr=1e-3, fused=True)
 
-    make: Callable[..., Strategy] = HorovodStrategy if engine == "alone" else build_strategy
+    make = HorovodStrategy if engine == "alone" else strategy_class(config)
     return make(config, exchange, network, row_losses, adamw, torch.device("cpu"))
 
 

@@ -8,6 +8,7 @@ from tasks.contracts.base import Artifact
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
+from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.launch.launcher import launch_training
 
 
@@ -34,8 +35,8 @@ class Trainings:
 
     def train(self, config: TrainingConfig, **more: Any) -> TrainedModel:
         """Train as the task does; arguments that are not given are the loop's."""
-        arguments = {"dataset": self.dataset, "splits": self.splits, **more}
-        return launch_training(config=config, store=self.store, work=self._work, **arguments)
+        fields = {"dataset": self.dataset, "splits": self.splits, **more}
+        return launch_training(TrainingRequest(config=config, **fields), self.store, self._work)
 
 
 def two_ranks(config: TrainingConfig) -> TrainingConfig:

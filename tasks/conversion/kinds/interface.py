@@ -17,14 +17,19 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.contracts.conversion import ConversionRows
 from tasks.contracts.data import TaskKind
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.targets.interface import SEED, Batches, Distances, ModelInputs, Scores
+from tasks.conversion.targets.interface import (
+    SEED,
+    Batches,
+    ConversionJob,
+    Distances,
+    ModelInputs,
+    Scores,
+)
 from tasks.kernel.errors import ConfigurationError, DataContractError
-from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import LEVELS, number_days
 from tasks.stats.predicted import PredictedRows
 from tasks.stats.ranked import RankedRows
@@ -58,16 +63,12 @@ class ModelKind:
     name: str
     bounds: Mapping[str, QualityBound]
     """What a variant of each precision may change, unless the configuration says otherwise."""
-    read_calibration: Callable[
-        [RegisteredProgram, ConversionRows, ConversionConfig, ArtifactStore], Batches
-    ]
+    read_calibration: Callable[[ConversionJob], Batches]
     """Seeded inputs that show a quantiser the ranges of values.
 
     Raises `ConversionError` where there is nothing to calibrate on.
     """
-    read_judged: Callable[
-        [RegisteredProgram, ConversionRows, ConversionConfig, ArtifactStore], JudgedRows
-    ]
+    read_judged: Callable[[ConversionJob], JudgedRows]
     """Rows to judge on. Raises `DataContractError` where they cannot judge."""
     is_transformer: bool = False
     """Quantisers then keep what attention needs in floats."""

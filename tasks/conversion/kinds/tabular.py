@@ -17,15 +17,9 @@ from tasks.contracts.data import (
     ValidatedDataset,
     category_code,
 )
-from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound
-from tasks.conversion.kinds.interface import (
-    JudgedRows,
-    LabelledRows,
-    ModelKind,
-    paired_change,
-)
-from tasks.conversion.targets.interface import SEED, Batches, ModelInputs, Scores
+from tasks.conversion.config import QualityBound
+from tasks.conversion.kinds.interface import JudgedRows, LabelledRows, ModelKind, paired_change
+from tasks.conversion.targets.interface import SEED, Batches, ConversionJob, ModelInputs, Scores
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -203,34 +197,19 @@ def edge_batches(edges: ModelInputs) -> Batches:
     )
 
 
-def _read_calibration(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> Batches:
-    source = _snapshot(rows)
+def _read_calibration(job: ConversionJob) -> Batches:
+    rows, columns = _snapshot(job.rows), job.program.raw_columns
     try:
-        read = read_rows(
-            source.dataset,
-            program.raw_columns,
-            source.splits.train,
-            store,
-            limit=config.calibration_rows,
-        )
+        limit = job.config.calibration_rows
+        read = read_rows(rows.dataset, columns, rows.splits.train, job.store, limit=limit)
     except DataContractError as exc:
         raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
     return tuple(read.inputs.blocks(CALIBRATION_BATCH_ROWS))
 
 
-def _read_judged(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> JudgedRows:
-    source, columns = _snapshot(rows), program.raw_columns
-    read = read_rows(source.dataset, columns, source.splits.test, store)
+def _read_judged(job: ConversionJob) -> JudgedRows:
+    rows, columns = _snapshot(job.rows), job.program.raw_columns
+    read = read_rows(rows.dataset, columns, rows.splits.test, job.store)
     is_number = columns.task == "regression"
     unit, centre = (float(read.labels.std()), float(read.labels.mean())) if is_number else (1, None)
     edges = edge_rows(read.inputs, max(EDGE_BATCH_SIZES))
@@ -238,7 +217,7 @@ def _read_judged(
         batches=tuple(read.inputs.blocks(BLOCK_ROWS)),
         edges=(
             *edge_batches(edges),
-            *category_rows(read.inputs, source.dataset, columns, store).blocks(BLOCK_ROWS),
+            *category_rows(read.inputs, rows.dataset, columns, job.store).blocks(BLOCK_ROWS),
             magnitude_rows(read.inputs, max(EDGE_BATCH_SIZES)),
         ),
         distances=partial(score_distances, unit=unit, centre=centre),

@@ -17,17 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts.conversion import (
-    BATCH_AXIS,
-    ConversionRows,
-    PreparedRows,
-    Signature,
-    TensorSpec,
-)
+from tasks.contracts.conversion import BATCH_AXIS, PreparedRows, Signature, TensorSpec
 from tasks.contracts.data import AUC_NAME, R2_NAME
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound
+from tasks.conversion.config import QualityBound
 from tasks.conversion.kinds.interface import (
     Change,
     JudgedRows,
@@ -41,13 +35,13 @@ from tasks.conversion.targets.interface import (
     SEED,
     Array,
     Batches,
+    ConversionJob,
     Distances,
     FloatArray,
     ModelInputs,
     Scores,
 )
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
-from tasks.kernel.settings import ArtifactStore
 
 LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)
 EDGE_ROWS = 64
@@ -261,41 +255,31 @@ def _metric(
     return name, lambda source, variant: paired(source.reshape(-1), variant.reshape(-1))
 
 
-def _read_calibration(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> Batches:
+def _read_calibration(job: ConversionJob) -> Batches:
     try:
-        inputs, _ = _read(program, rows, "calibration", store)
+        inputs, _ = _read(job, "calibration")
     except DataContractError as exc:
         raise ConversionError(f"there is nothing to calibrate INT8 on: {exc}") from exc
-    count = min(config.calibration_rows, inputs.num_rows)
+    count = min(job.config.calibration_rows, inputs.num_rows)
     chosen = np.random.default_rng(SEED).choice(inputs.num_rows, count, replace=False)
     sample = ModelInputs({name: array[np.sort(chosen)] for name, array in inputs.items()})
-    return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(program.signature))))
+    return tuple(sample.blocks(min(CALL_ROWS, most_rows_of(job.program.signature))))
 
 
-def _read_judged(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> JudgedRows:
-    inputs, labels = _read(program, rows, "judged", store)
+def _read_judged(job: ConversionJob) -> JudgedRows:
+    inputs, labels = _read(job, "judged")
     if inputs.num_rows < FEWEST_JUDGED:
         raise DataContractError(
             f"the prepared rows have {inputs.num_rows} rows to judge on, expected at least "
             f"{FEWEST_JUDGED}; prepare more"
         )
-    most_rows = most_rows_of(program.signature)
-    if (wanted := max(config.batch_sizes)) > most_rows:
+    most_rows = most_rows_of(job.program.signature)
+    if (wanted := max(job.config.batch_sizes)) > most_rows:
         raise ConfigurationError(
             f"latency is asked for at {wanted} rows a call, the program takes {most_rows} at most; "
             "name smaller ones in conversion.batch_sizes"
         )
-    name, change = _metric(program, inputs, labels)
+    name, change = _metric(job.program, inputs, labels)
     return JudgedRows(
         batches=tuple(inputs.blocks(min(CALL_ROWS, most_rows))),
         edges=edge_calls(inputs, most_rows),
@@ -308,16 +292,15 @@ def _read_judged(
     )
 
 
-def _read(
-    program: RegisteredProgram, rows: ConversionRows, part: str, store: ArtifactStore
-) -> tuple[ModelInputs, NDArray[np.generic] | None]:
+def _read(job: ConversionJob, part: str) -> tuple[ModelInputs, NDArray[np.generic] | None]:
     """Inputs of one part of the rows, and their labels where the file has them."""
+    rows = job.rows
     if not isinstance(rows, PreparedRows):
         raise ConfigurationError(
             f"a program of the kind {TENSORS.name!r} is converted with prepared rows, and got "
             f"rows of a {rows.kind}; name a Parquet file with a column for each input"
         )
-    table = pq.read_table(store.path(rows.data), filters=[("part", "==", part)])
+    table = pq.read_table(job.store.path(rows.data), filters=[("part", "==", part)])
     if not table.num_rows:
         raise DataContractError(f"the prepared rows have none whose part is {part!r}")
     labels = table[LABEL] if LABEL in table.column_names else None
@@ -327,7 +310,7 @@ def _read(
             "or the column"
         )
     found = None if labels is None else labels.to_numpy()
-    return read_inputs(table, program.signature), found
+    return read_inputs(table, job.program.signature), found
 
 
 TENSORS = ModelKind(

@@ -6,14 +6,20 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.contracts.conversion import ConversionRows, PreparedRows
+from tasks.contracts.conversion import PreparedRows
 from tasks.contracts.evaluation import Metric
 from tasks.contracts.release import RegisteredProgram
-from tasks.conversion.config import ConversionConfig, QualityBound
+from tasks.conversion.config import QualityBound
 from tasks.conversion.kinds.interface import JudgedRows, ModelKind, mean_interval
-from tasks.conversion.targets.interface import SEED, Batches, FloatArray, ModelInputs, Scores
+from tasks.conversion.targets.interface import (
+    SEED,
+    Batches,
+    ConversionJob,
+    FloatArray,
+    ModelInputs,
+    Scores,
+)
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
-from tasks.kernel.settings import ArtifactStore
 
 OVERLAP_NAME = "neighbour overlap"
 NEIGHBOURS = 5
@@ -134,22 +140,17 @@ def timing_texts(texts: Tokens, rows: int) -> ModelInputs:
     return padded([texts[position] for position in chosen])
 
 
-def _read_calibration(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> Batches:
-    texts = _read(program, rows, "calibration", store)
+def _read_calibration(job: ConversionJob) -> Batches:
+    texts = _read(job, "calibration")
     if not texts:
         raise ConversionError(
             "there is nothing to calibrate INT8 on: the prepared rows have no calibration part"
         )
     rng = np.random.default_rng(SEED)
-    count = min(config.calibration_rows, len(texts))
+    count = min(job.config.calibration_rows, len(texts))
     chosen = [texts[p] for p in np.sort(rng.choice(len(texts), count, replace=False))]
     return tuple(
-        padded([*part, *_degenerate(part, _longest(program, texts), rng)])
+        padded([*part, *_degenerate(part, _longest(job.program, texts), rng)])
         for start in range(0, count, CALIBRATION_TEXTS)
         if (part := chosen[start : start + CALIBRATION_TEXTS])
     )
@@ -171,13 +172,8 @@ def _degenerate(texts: Tokens, longest: int, rng: np.random.Generator) -> Tokens
     ]
 
 
-def _read_judged(
-    program: RegisteredProgram,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> JudgedRows:
-    texts = sorted(_read(program, rows, "judged", store), key=len)  # little padding: faster
+def _read_judged(job: ConversionJob) -> JudgedRows:
+    texts = sorted(_read(job, "judged"), key=len)  # little padding: faster
     if len(texts) < FEWEST_JUDGED:
         raise DataContractError(
             f"the prepared rows have {len(texts)} texts to judge on, expected at least "
@@ -188,7 +184,7 @@ def _read_judged(
             padded(texts[start : start + SCORED_TEXTS])
             for start in range(0, len(texts), SCORED_TEXTS)
         ),
-        edges=edge_texts(texts, _longest(program, texts)),
+        edges=edge_texts(texts, _longest(job.program, texts)),
         distances=embedding_distances,
         change=overlap_change,
         timing_batch=partial(timing_texts, texts),
@@ -201,21 +197,20 @@ def _longest(program: RegisteredProgram, texts: Tokens) -> int:
     return program.signature.largest.get(SEQUENCE_AXIS, max(len(text) for text in texts))
 
 
-def _read(
-    program: RegisteredProgram, rows: ConversionRows, part: str, store: ArtifactStore
-) -> Tokens:
+def _read(job: ConversionJob, part: str) -> Tokens:
+    rows, signature = job.rows, job.program.signature
     if not isinstance(rows, PreparedRows):
         raise ConfigurationError(
             "a program that embeds texts is converted with prepared token ids, and got rows of a "
             f"{rows.kind}; hand it what the preparation of its corpus returned"
         )
-    names = [spec.name for spec in program.signature.inputs]
+    names = [spec.name for spec in signature.inputs]
     if names != [IDS, MASK]:
         raise DataContractError(
             f"the program takes {names}, a program of the kind text-embedding takes "
             f"{[IDS, MASK]}; export it with these argument names"
         )
-    path = store.path(rows.data)
+    path = job.store.path(rows.data)
     if IDS not in (columns := pq.read_schema(path).names):
         raise DataContractError(
             f"the prepared rows have the columns {', '.join(columns)}, expected {IDS!r} with the "
@@ -229,7 +224,7 @@ def _read(
             "expected token ids alone. Prepare the corpus again"
         )
     texts = [np.asarray(ids, dtype=np.int64) for ids in listed]
-    longest = program.signature.largest.get(SEQUENCE_AXIS)
+    longest = signature.largest.get(SEQUENCE_AXIS)
     long = [len(text) for text in texts if not text.size or (longest and len(text) > longest)]
     if long:
         raise DataContractError(

@@ -92,28 +92,26 @@ Score = Callable[[dict[str, Array]], Float32Array]
 
 
 @dataclass(frozen=True)
-class BuildRequest:
-    """Everything that a variant may be built from."""
+class ConversionJob:
+    """One program, the rows that calibrate and judge its variants, and what is asked for."""
 
     program: RegisteredProgram
-    sources: Mapping[str, BuiltVariant]
-    """The variants that it is made from, failed ones included, by name."""
     rows: ConversionRows
     config: ConversionConfig
     store: ArtifactStore
+    """Holds all files of the job, and takes new ones."""
+
+
+@dataclass(frozen=True)
+class BuildRequest(ConversionJob):
+    """Everything that a variant may be built from."""
+
+    sources: Mapping[str, BuiltVariant]
+    """The variants that it is made from, failed ones included, by name."""
     provenance: Mapping[str, str]
     """To be written into the files, as the last step."""
     sample: Batches = ()
     """Calibrating calls; empty where the format needs none."""
-
-    @property
-    def program_path(self) -> Path:
-        """The `.pt2` file, its content verified.
-
-        Raises:
-            ArtifactError: it is absent or damaged.
-        """
-        return self.store.path(self.program.program)
 
     def source_folder(self, name: str) -> Path:
         """Folder of a variant that this one is made from, its content verified.

@@ -209,7 +209,7 @@ def _exported(request: BuildRequest) -> onnx.ModelProto:
     from tasks.conversion.targets.pytorch import check_program, load_program
 
     signature = request.program.signature
-    program = load_program(request.program_path)
+    program = load_program(request.store.path(request.program.program))
     check_program(program, signature)
     model = export_onnx(program, signature)
     check_opset(model)

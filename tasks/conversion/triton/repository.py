@@ -7,13 +7,14 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from tasks.contracts.conversion import BATCH_AXIS, ConversionRows
+from tasks.contracts.conversion import BATCH_AXIS
 from tasks.contracts.release import ModelVariant, RegisteredProgram, TritonRepository
-from tasks.conversion.config import TRITON_FILES, ConversionConfig, TritonConfig
+from tasks.conversion.config import TRITON_FILES, TritonConfig
 from tasks.conversion.kinds.interface import kind_of
+from tasks.conversion.targets.interface import ConversionJob
 from tasks.conversion.variants import check_files, files_of
 from tasks.kernel.errors import ConversionError
-from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.settings import StagedFolder, code_digest, content_key
 
 KIND, FOLDER = "triton", "models"
 CONFIG_FILE, WARMUP_FOLDER = "config.pbtxt", "warmup"
@@ -31,13 +32,7 @@ WARMUP_ROWS = (1, 32)
 """Of the executions before a model is ready: a single request and a dynamic batch."""
 
 
-def with_repository(
-    program: RegisteredProgram,
-    variant: ModelVariant,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> ModelVariant:
+def with_repository(job: ConversionJob, variant: ModelVariant) -> ModelVariant:
     """The variant with its repository, or with the reason why none could be written.
 
     A variant is not worse for that: it was accepted for what was measured of it.
@@ -47,56 +42,47 @@ def with_repository(
         StorageError: the disk refused a write.
     """
     try:
-        written = write_repository(program, variant, rows, config, store)
+        written = write_repository(job, variant)
     except ConversionError as exc:
         settings = {**variant.settings, "triton": f"no model repository: {exc}"}
         return variant.model_copy(update={"settings": settings})
     return variant.model_copy(update={"triton": written})
 
 
-def write_repository(
-    program: RegisteredProgram,
-    variant: ModelVariant,
-    rows: ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-) -> TritonRepository:
+def write_repository(job: ConversionJob, variant: ModelVariant) -> TritonRepository:
     """Write the repository that serves a variant, or return the one that was written from the same.
 
     Args:
-        program: the version that the variant is of; its number names the folder of the version.
+        job: its program's version names the folder, a typical one of its rows warms the model up,
+            and `config.triton` says how it is served.
         variant: an accepted one, of a format that Triton serves.
-        rows: a typical one of them warms the model up.
-        config: its `triton` says how it is served.
-        store: holds the variant, receives the repository.
 
     Raises:
         ConversionError: Triton could not serve it so.
         ArtifactError: the variant or the rows are absent or damaged.
         StorageError: the disk refused a write.
     """
-    assert config.triton is not None
-    name, served = program.version.name, config.triton
+    program, name = job.program, job.program.version.name
     key = content_key(
         KIND,
         code_digest(__file__),
         [file.read_text(encoding="utf-8") for file in (TEMPLATE, PYTHON_BACKEND)],
         files_of(variant),
         program,
-        rows,
-        served,
-        config.threads,
+        job.rows,
+        job.config.triton,
+        job.config.threads,
     )
 
     def build(folder: StagedFolder) -> TritonRepository:
-        typical = kind_of(program).read_judged(program, rows, config, store).timing_batch(1)
+        typical = kind_of(program).read_judged(job).timing_batch(1)
         warmup = {
             spec.name: np.ascontiguousarray(typical[spec.name], spec.dtype)
             for spec in program.signature.inputs
         }
         home = folder.path / FOLDER / name
-        _copy_model(program, variant, served, store, home)
-        text = _config_of(program, variant, config, warmup)
+        _copy_model(job, variant, home)
+        text = _config_of(job, variant, warmup)
         (home / CONFIG_FILE).write_text(text, encoding="utf-8")
         (home / WARMUP_FOLDER).mkdir()
         for input_name, row in warmup.items():
@@ -104,22 +90,16 @@ def write_repository(
         files = folder.artifact(FOLDER)
         return TritonRepository(files=files, model=name, models=(name,))
 
-    return store.build_once(KIND, key, TritonRepository, build)
+    return job.store.build_once(KIND, key, TritonRepository, build)
 
 
-def _copy_model(
-    program: RegisteredProgram,
-    variant: ModelVariant,
-    served: TritonConfig,
-    store: ArtifactStore,
-    home: Path,
-) -> None:
-    folder, file = store.path(files_of(variant), verify=False), TRITON_FILES[variant.format]
-    check_files(folder, variant, program)
-    versioned = home / str(program.version.version)
+def _copy_model(job: ConversionJob, variant: ModelVariant, home: Path) -> None:
+    folder, file = job.store.path(files_of(variant), verify=False), TRITON_FILES[variant.format]
+    check_files(folder, variant, job.program)
+    versioned = home / str(job.program.version.version)
     versioned.mkdir(parents=True)
     shutil.copyfile(folder / file, versioned / file)
-    if _backend(variant, served) == "python":
+    if _backend(job, variant) == "python":
         if variant.hardware_class.startswith("gpu"):
             raise ConversionError(
                 "ONNX in Triton's Python backend runs on processors alone, and the variant is for "
@@ -128,19 +108,15 @@ def _copy_model(
         shutil.copyfile(PYTHON_BACKEND, versioned / "model.py")
 
 
-def _backend(variant: ModelVariant, served: TritonConfig) -> str:
-    return served.onnx_backend if variant.format == "onnx" else variant.format
+def _backend(job: ConversionJob, variant: ModelVariant) -> str:
+    assert job.config.triton is not None
+    return job.config.triton.onnx_backend if variant.format == "onnx" else variant.format
 
 
-def _config_of(
-    program: RegisteredProgram,
-    variant: ModelVariant,
-    config: ConversionConfig,
-    warmup: dict[str, np.ndarray],
-) -> str:
+def _config_of(job: ConversionJob, variant: ModelVariant, warmup: dict[str, np.ndarray]) -> str:
     """The text that Triton reads."""
-    assert config.triton is not None
-    threads = str(config.threads)
+    program, served, threads = job.program, job.config.triton, str(job.config.threads)
+    assert served is not None
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False
     )
@@ -148,11 +124,11 @@ def _config_of(
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         model=program.version.name,
         version=program.version.version,
-        backend=_backend(variant, config.triton),
+        backend=_backend(job, variant),
         kind="KIND_GPU" if variant.hardware_class.startswith("gpu") else "KIND_CPU",
-        most_rows=most_rows(program, variant, config.triton),
+        most_rows=most_rows(program, variant, served),
         signature=program.signature,
-        served=config.triton,
+        served=served,
         types=TYPES,
         warmup=warmup,
         warmup_rows=WARMUP_ROWS,

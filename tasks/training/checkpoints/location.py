@@ -22,10 +22,12 @@ from pyarrow.fs import (
     LocalFileSystem,
     S3FileSystem,
 )
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import SecretStr, ValidationError
 
+from tasks.contracts.base import Contract
 from tasks.kernel.errors import (
     ConfigurationError,
+    FalajError,
     StorageError,
     TransientError,
     refused_writes_explained,
@@ -47,10 +49,8 @@ PASSING_S3_ERRORS = (
 )  # fmt: skip
 
 
-class S3Access(BaseModel):
+class S3Access(Contract):
     """Arguments of `pyarrow.fs.S3FileSystem`; printed without the keys. Empty: its defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     endpoint_override: str = ""
     region: str = ""
@@ -205,17 +205,20 @@ class Location:
 
     @contextmanager
     def _refusals_explained(self, name: str) -> Iterator[None]:
-        """Any refusal of the disk as a `StorageError`, a worn-out one's too."""
+        """Any refusal as an error of ours, a worn-out disk's too."""
         try:
             yield
         except FileNotFoundError:
             raise
         except OSError as exc:
-            raise StorageError(
-                f"{self}/{name}: the disk refused a write ({exc.strerror or exc}); expected a "
-                "writable folder with free space. Earlier checkpoints are untouched; mend the disk "
-                "and run again"
-            ) from exc
+            raise self._refusal(name, exc) from exc
+
+    def _refusal(self, name: str, error: OSError) -> FalajError:
+        return StorageError(
+            f"{self}/{name}: the disk refused a write ({error.strerror or error}); expected a "
+            "writable folder with free space. Earlier checkpoints are untouched; mend the disk "
+            "and run again"
+        )
 
 
 class S3Location(Location):
@@ -262,22 +265,16 @@ class S3Location(Location):
         ):
             return bytes(stream.read())
 
-    @contextmanager
-    def _refusals_explained(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            reason = str(exc).partition(" (Request ID")[0]
-            if any(passing in reason for passing in PASSING_S3_ERRORS):
-                raise TransientError(
-                    f"{self}/{name}: the store does not answer ({reason}); expected an S3 service "
-                    "there. Earlier checkpoints are untouched; a new attempt resumes from the "
-                    "newest complete one"
-                ) from exc
-            raise StorageError(
-                f"{self}/{name}: the store refused ({reason}); expected a bucket that the key may "
-                "list, read, write and delete in. Earlier checkpoints are untouched; mend the "
-                "address or the permissions and run again"
-            ) from exc
+    def _refusal(self, name: str, error: OSError) -> FalajError:
+        reason = str(error).partition(" (Request ID")[0]
+        if any(passing in reason for passing in PASSING_S3_ERRORS):
+            return TransientError(
+                f"{self}/{name}: the store does not answer ({reason}); expected an S3 service "
+                "there. Earlier checkpoints are untouched; a new attempt resumes from the "
+                "newest complete one"
+            )
+        return StorageError(
+            f"{self}/{name}: the store refused ({reason}); expected a bucket that the key may "
+            "list, read, write and delete in. Earlier checkpoints are untouched; mend the "
+            "address or the permissions and run again"
+        )

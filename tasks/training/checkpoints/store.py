@@ -12,7 +12,8 @@ import logging
 import pickle
 import re
 import secrets
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -168,10 +169,8 @@ class CheckpointStore:
             TransientError: the store does not answer.
             StorageError: the store refuses.
         """
-        try:
+        with self._damage_explained(ref):
             state: State = deserialized(self._read(ref))
-        except ArtifactError as exc:
-            raise self._damaged(ref, exc) from exc
         return state
 
     def save(self, epoch: int, step: int, state: Mapping[str, Any]) -> CheckpointRef:
@@ -229,10 +228,8 @@ class CheckpointStore:
         """Read the files; once in a process, and never those that it wrote itself."""
         if ref.name in self._known_complete:
             return
-        try:
+        with self._damage_explained(ref):
             self._read(ref)
-        except ArtifactError as exc:
-            raise self._damaged(ref, exc) from exc
         self._known_complete.add(ref.name)
 
     def _read(self, ref: CheckpointRef) -> bytes:
@@ -248,11 +245,15 @@ class CheckpointStore:
             )
         return content
 
-    def _damaged(self, ref: CheckpointRef, reason: ArtifactError) -> ArtifactError:
-        return ArtifactError(
-            f"checkpoint {ref} in {self} is incomplete or damaged: {reason}. It does not count; "
-            "training resumes from the one before"
-        )
+    @contextmanager
+    def _damage_explained(self, ref: CheckpointRef) -> Iterator[None]:
+        try:
+            yield
+        except ArtifactError as exc:
+            raise ArtifactError(
+                f"checkpoint {ref} in {self} is incomplete or damaged: {exc}. It does not count; "
+                "training resumes from the one before"
+            ) from exc
 
 
 def _digest(manifest: bytes) -> object:

@@ -41,7 +41,7 @@ class CheckpointWriter:
         asynchronous: bool = False,
         num_kept: int = NUM_KEPT,
     ) -> None:
-        self._store = store
+        self.store = store
         self._every_s = every_s
         self._asynchronous = asynchronous
         self._num_kept = num_kept
@@ -120,12 +120,12 @@ class CheckpointWriter:
             last.result()
 
     def _write(self, epoch: int, step: int, state: State, then: Callable[[], None] | None) -> None:
-        self._store.prune(self._num_kept)  # what a killed writer left takes no space
-        ref = self._store.save(epoch, step, state)
+        self.store.prune(self._num_kept)  # what a killed writer left takes no space
+        ref = self.store.save(epoch, step, state)
         LOGGER.debug("checkpoint %s was written", ref)
         if then:
             then()
-        self._store.prune(self._num_kept)
+        self.store.prune(self._num_kept)
 
 
 def _give_way() -> None:

@@ -1,15 +1,13 @@
 """How a smaller network is to be made from a registered one."""
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 from tasks.contracts.training import CompressionMethod
 
 
-class CompressionConfig(BaseModel):
+class CompressionConfig(Contract):
     """Pruning, distillation or both, of the champion or another version; kept with the result."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     method: CompressionMethod = Field(
         default="pruning",

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from tasks.contracts.base import Artifact, Contract
 from tasks.contracts.release import CompressionParent
-from tasks.contracts.training import (
-    CompressedModel,
-    ModelCompression,
-    StartingPoint,
-    TrainedModel,
-)
+from tasks.contracts.training import CompressedModel, ModelCompression, StartingPoint, TrainedModel
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key

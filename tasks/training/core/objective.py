@@ -62,29 +62,6 @@ def histogram_auc(histograms: NDArray[np.float64]) -> float:
     return float((positives * (below + negatives / 2)).sum() / pairs)
 
 
-def squared_sums(
-    predictions: NDArray[np.float64], labels: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Totals of `explained_share`: squared errors, labels, squared labels, rows; shape (4,).
-
-    Args:
-        predictions: shape (rows,).
-        labels: shape (rows,); about standardised, or the squares lose precision.
-    """
-    errors = predictions - labels
-    return np.array([errors @ errors, labels.sum(), labels @ labels, len(labels)], dtype=float)
-
-
-def explained_share(totals: NDArray[np.float64]) -> float:
-    """R2: 1 minus the squared errors over those of the labels' mean; the labels must differ.
-
-    Args:
-        totals: from `squared_sums`, summed over ranks.
-    """
-    errors, labels, squares, num_rows = totals
-    return float(1 - errors / (squares - labels**2 / num_rows))
-
-
 Float64Array = NDArray[np.float64]
 HUBER_DELTA = 1.0
 """Standard deviations of the label beyond which an error counts by its size, not its square."""
@@ -184,13 +161,15 @@ class Regression(Objective):
         return self._huber(outputs, targets)
 
     def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
-        """Squared errors, labels, squared labels (standardised) and rows."""
-        standardised = (labels.double() - self._scale.mean) / self._scale.deviation
-        return squared_sums(outputs.double().nan_to_num().numpy(), standardised.numpy())
+        """Squared errors, labels, squared labels (standardised, for precision) and rows."""
+        known = ((labels.double() - self._scale.mean) / self._scale.deviation).numpy()
+        errors = outputs.double().nan_to_num().numpy() - known
+        return np.array([errors @ errors, known.sum(), known @ known, len(known)], dtype=float)
 
     def quality(self, totals: Float64Array) -> dict[str, float]:
-        """R2."""
-        return {"validation_r2": explained_share(totals)}
+        """R2: 1 minus the squared errors over those of the labels' mean; the labels must differ."""
+        errors, labels, squares, num_rows = totals
+        return {"validation_r2": float(1 - errors / (squares - labels**2 / num_rows))}
 
 
 def labels_of(targets: Tensor) -> Tensor:

@@ -12,15 +12,15 @@ training.log        driver: every line that a rank printed, all attempts
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import Contract
-from tasks.contracts.data import DatasetSchema, DataSplits
+from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.telemetry import TrainingTelemetry
-from tasks.contracts.training import DistillationTargets, EpochMetrics
+from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint
 from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.files import locked, write_atomically
 from tasks.training.config import TrainingConfig
@@ -34,7 +34,28 @@ LEFTOVERS = (
 )  # fmt: skip
 
 
-T = TypeVar("T", bound=Contract)
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What a training is asked to do.
+
+    Args:
+        dataset: the validated snapshot.
+        splits: which of its rows are for training and for validation.
+        config: what to do.
+        initial: whose weights to begin with; none: from scratch.
+        distillation: whose scores to learn beside the labels; none: nobody's.
+    """
+
+    dataset: ValidatedDataset
+    splits: DataSplits
+    config: TrainingConfig
+    initial: StartingPoint | None = None
+    distillation: DistillationTargets | None = None
+
+    @property
+    def columns(self) -> DatasetSchema:
+        """Which column of the snapshot is what."""
+        return self.dataset.snapshot.columns
 
 
 class TrainingJob(Contract):
@@ -153,26 +174,19 @@ class RunDirectory:
             return []
         return [EpochMetrics.model_validate_json(line) for line in lines]
 
-    def write_elastic(self, report: Contract) -> None:
-        """Driver: what became of the ranks of an elastic run; kept with the model."""
-        self._write(self.elastic.name, report)
-
     def write_result(self, result: RunResult) -> None:
         """Rank 0: all is done, and the program and the best checkpoint are complete."""
         self._write("result.json", result)
 
     def read_result(self) -> RunResult | None:
         """What rank 0 reported at the end; None where it did not."""
-        return self._read("result.json", RunResult)
+        try:
+            return RunResult.model_validate_json((self.path / "result.json").read_text())
+        except FileNotFoundError:
+            return None
 
     def _write(self, name: str, content: Contract) -> None:
         write_atomically(self.path / name, content.model_dump_json(indent=1))
-
-    def _read(self, name: str, kind: type[T]) -> T | None:
-        try:
-            return kind.model_validate_json((self.path / name).read_text())
-        except FileNotFoundError:
-            return None
 
 
 @contextmanager

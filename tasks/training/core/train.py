@@ -19,7 +19,7 @@ import torch
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError
 from tasks.kernel.files import write_atomically
-from tasks.training.checkpoints.store import CheckpointStore, agreed_newest, serialized
+from tasks.training.checkpoints.store import agreed_newest, serialized
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.core.network import TabularNetwork, export_program
 from tasks.training.core.objective import (
@@ -31,17 +31,13 @@ from tasks.training.core.objective import (
     objective_of,
     one_cycle_rate,
 )
-from tasks.training.core.run_directory import (
-    RunDirectory,
-    RunResult,
-    TrainingJob,
-)
+from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob
 from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.source import BLOCK_ROWS
 from tasks.training.elastic.commits import CommitPoint
 from tasks.training.strategies.base import Batch, Communicator, State
-from tasks.training.strategies.data_parallel import Strategy, build_strategy
+from tasks.training.strategies.data_parallel import Strategy, strategy_class
 from tasks.training.telemetry.step_clock import StepClock, StepProfiler
 
 LOGGER = logging.getLogger(__name__)
@@ -57,23 +53,15 @@ class TrainingSession:
     Args:
         job: what to do.
         run: where rank 0 writes.
-        store: where checkpoints are.
-        writer: how rank 0 writes them.
+        writer: where checkpoints are, and how rank 0 writes them.
     """
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        run: RunDirectory,
-        store: CheckpointStore,
-        writer: CheckpointWriter,
-    ) -> None:
+    def __init__(self, job: TrainingJob, run: RunDirectory, writer: CheckpointWriter) -> None:
         self._started = time.monotonic()
         self._job = job
         self._config = job.config
         self._run = run
-        self._store = store
-        self._writer = writer
+        self._store, self._writer = writer.store, writer
         self._ranks: Communicator
         self._clock: StepClock
         self._sources: Sources
@@ -115,7 +103,7 @@ class TrainingSession:
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)
         self._objective = objective_of(self._sources.preprocessing)
-        self._strategy = build_strategy(
+        self._strategy = strategy_class(self._config.strategy)(
             self._config.strategy,
             exchange,
             TabularNetwork(self._sources.preprocessing, self._config),
@@ -184,7 +172,8 @@ class TrainingSession:
         self._best_weights = state["best_weights"]
         self._earlier_s = state["seconds"]
         self._started = time.monotonic()
-        self._report_epochs()
+        if self._ranks.rank == 0:
+            self._run.rewrite_epochs(self._history)
 
     def checkpoint(self, state: State) -> None:
         """Rank 0: write a state, from `snapshot`, so that it outlives all ranks."""
@@ -212,18 +201,13 @@ class TrainingSession:
         self._warn_of_small_batches()
         with ExitStack() as profiled:
             if self._config.telemetry.profile:
-                self._profiler = profiled.enter_context(self._new_profiler())
+                on_horovod = self._config.strategy.engine == "horovod"
+                profiler = StepProfiler(self._run.path, self._ranks.rank, with_timeline=on_horovod)
+                self._profiler = profiled.enter_context(profiler)
             while not self._is_done():
                 self._run_epoch(commit_point)
         if self._ranks.rank == 0:
             self._write_result()
-
-    def _new_profiler(self) -> StepProfiler:
-        return StepProfiler(
-            self._run.path,
-            self._ranks.rank,
-            with_timeline=self._config.strategy.engine == "horovod",
-        )
 
     def _is_done(self) -> bool:
         num_epochs = len(self._history)
@@ -390,10 +374,6 @@ class TrainingSession:
             report = partial(self._run.rewrite_epochs, list(self._history))
             with self._clock.phase("checkpoint"):
                 self._writer.save(state["epoch"], state["step"], state, then=report)
-
-    def _report_epochs(self) -> None:
-        if self._ranks.rank == 0:
-            self._run.rewrite_epochs(self._history)
 
     def _warn_of_small_batches(self) -> None:
         rows = self._rows_per_step

@@ -42,11 +42,6 @@ class RowLayout:
     is_distilled: bool = False
     """Whether a row has the output of a teacher."""
 
-    @classmethod
-    def of(cls, columns: DatasetSchema, *, is_distilled: bool = False) -> RowLayout:
-        """The layout of a snapshot's rows."""
-        return cls(len(columns.numeric), len(columns.categorical), is_distilled)
-
     @property
     def width(self) -> int:
         """Words of one row."""
@@ -199,7 +194,7 @@ class SnapshotFile:
     ) -> None:
         self.path = path
         self.columns = columns
-        self.layout = RowLayout.of(columns, is_distilled=is_distilled)
+        self.layout = RowLayout(len(columns.numeric), len(columns.categorical), is_distilled)
         self.num_shards = num_shards
         try:
             # Dictionary columns: a category's text is decoded once, not once a row.
@@ -247,7 +242,7 @@ class SnapshotFile:
         owners, begin = dealt.owners(), 0
         for table in self._tables(group):
             part = owners[begin : begin + table.num_rows]
-            kept = np.isin(part, shards) & self._inside(table, window)
+            kept = np.isin(part, shards) & inside(table.column(self.columns.event_time), window)
             if kept.any():
                 yield from self._shards_of(table, part, np.flatnonzero(kept), group, begin)
             begin += table.num_rows
@@ -265,15 +260,6 @@ class SnapshotFile:
                 f"row group {group} of {self.num_groups} of snapshot {self.path.name} cannot be "
                 f"read ({exc}); the file was cut or changed. Build the snapshot again"
             ) from exc
-
-    def _inside(self, table: pa.RecordBatch, window: TimeWindow) -> BoolArray:
-        times = table.column(self.columns.event_time)
-        inside = pc.and_(
-            pc.greater_equal(times, pa.scalar(window.start, times.type)),
-            pc.less(times, pa.scalar(window.end, times.type)),
-        )
-        kept: BoolArray = pc.fill_null(inside, False).to_numpy(zero_copy_only=False)
-        return kept
 
     def _shards_of(
         self, table: pa.RecordBatch, owners: Int64Array, kept: Int64Array, group: int, begin: int
@@ -372,6 +358,12 @@ def check_types(schema: pa.Schema, columns: DatasetSchema) -> None:
                 f"column {name!r} is {schema.field(name).type}; expected a number. Mend the "
                 "feature definitions and build the snapshot again"
             )
+
+
+def inside(times: pa.Array | pa.ChunkedArray, window: TimeWindow) -> BoolArray:
+    """Which of some event times lie in a window; none is outside."""
+    found = pc.and_(pc.greater_equal(times, window.start), pc.less(times, window.end))
+    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def deal_blocks(group_rows: Sequence[int], num_shards: int) -> list[DealtGroup]:

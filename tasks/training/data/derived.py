@@ -23,13 +23,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
-from tasks.contracts.training import (
-    DistillationTargets,
-)
+from tasks.contracts.data import DatasetSchema, DataSplits
+from tasks.contracts.evaluation import ScoredWindow
 from tasks.kernel.errors import DataContractError, WindowError, refused_writes_explained
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.data.decode import TEACHER_OUTPUT
+from tasks.training.core.run_directory import TrainingRequest
+from tasks.training.data.decode import TEACHER_OUTPUT, inside
 from tasks.training.data.preprocess import Float32Array
 
 
@@ -71,32 +70,24 @@ def replayed(row_ids: pa.ChunkedArray, probability: float, seed: int) -> NDArray
     return (hashes >> np.uint64(11)).astype(np.float64) / 2.0**53 < probability
 
 
-def write_replayed(
-    snapshot: Path,
-    target: Path,
-    columns: DatasetSchema,
-    splits: DataSplits,
-    champion: TimeWindow,
-    share: float,
-    seed: int,
-) -> str:
+def write_replayed(snapshot: Path, target: Path, request: TrainingRequest) -> str:
     """Write the rows of a continued training, a row group at a time; returns a line about it.
 
     Args:
         snapshot: all rows, Parquet.
         target: file to write; takes the rows of the rule above, and all rows outside the training
             window as they are.
-        columns: which column is what.
-        splits: which rows are for training.
-        champion: the champion's training window.
-        share: of older rows among all that are trained on.
-        seed: decides which older rows come along.
+        request: whose `initial` has the champion's training window, and whose configuration the
+            share of older rows and the seed that decides which of them come along.
 
     Raises:
         WindowError: nothing is new.
         StorageError: the disk refused the write.
     """
-    new = new_rows_window(splits.train, champion)
+    assert request.initial is not None
+    columns, splits, config = request.columns, request.splits, request.config
+    share = config.replay_share or 0.0
+    new = new_rows_window(splits.train, request.initial.trained_on)
     times = pq.read_table(snapshot, columns=[columns.event_time])[columns.event_time]
     num_new, num_all = (int(inside(times, window).sum()) for window in (new, splits.train))
     probability = replay_probability(num_new, num_all - num_new, share)
@@ -106,7 +97,7 @@ def write_replayed(
         nonlocal num_old
         times = table[columns.event_time]
         older = inside(times, splits.train) & ~inside(times, new)
-        chosen = replayed(table[columns.row_id], probability, seed)
+        chosen = replayed(table[columns.row_id], probability, config.seed)
         num_old += int((older & chosen).sum())
         return table.filter(pa.array(~older | chosen))
 
@@ -115,12 +106,6 @@ def write_replayed(
         f"training continues the champion's with {num_new} rows of {new} and {num_old} of "
         f"{num_all - num_new} older ones (replay_share={share:g})"
     )
-
-
-def inside(times: pa.ChunkedArray, window: TimeWindow) -> NDArray[np.bool_]:
-    """Which of some event times lie in a window; none is outside."""
-    found = pc.and_(pc.greater_equal(times, window.start), pc.less(times, window.end))
-    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _rewrite(
@@ -141,21 +126,14 @@ SMALLEST_PROBABILITY = 1e-7
 
 
 def write_distillation_targets(
-    source: Path,
-    target: Path,
-    dataset: ValidatedDataset,
-    splits: DataSplits,
-    distillation: DistillationTargets,
-    store: ArtifactStore,
+    source: Path, target: Path, request: TrainingRequest, store: ArtifactStore
 ) -> str:
     """Write the rows with the teacher's outputs, a row group at a time; returns a line about it.
 
     Args:
         source: the rows, Parquet: the snapshot, or what a replay left of it.
         target: file to write; rows outside the training window have no output.
-        dataset: the validated snapshot.
-        splits: which rows are for training.
-        distillation: the teacher's scores.
+        request: its `distillation` names the teacher's scores.
         store: holds them.
 
     Raises:
@@ -163,13 +141,14 @@ def write_distillation_targets(
         ArtifactError: the scores are absent or damaged.
         StorageError: the disk refused the write.
     """
-    columns, num_rows = dataset.snapshot.columns, 0
-    outputs = _outputs(dataset, splits, distillation, store)
+    distillation, num_rows = request.distillation, 0
+    assert distillation is not None
+    outputs = _outputs(request, distillation.scores, store)
     field = pa.field(TEACHER_OUTPUT, pa.float32())
 
     def widen(table: pa.Table) -> pa.Table:
         nonlocal num_rows
-        column = _column_for(table, columns, splits, outputs)
+        column = _column_for(table, request.columns, request.splits, outputs)
         num_rows += len(column) - column.null_count
         return table.append_column(field, column)
 
@@ -180,15 +159,10 @@ def write_distillation_targets(
     )
 
 
-def _outputs(
-    dataset: ValidatedDataset,
-    splits: DataSplits,
-    distillation: DistillationTargets,
-    store: ArtifactStore,
-) -> pa.Table:
+def _outputs(request: TrainingRequest, given: ScoredWindow, store: ArtifactStore) -> pa.Table:
     """Row ids and outputs of all rows that the teacher scored, in the order of the snapshot."""
-    columns, given = dataset.snapshot.columns, distillation.scores
-    sha256 = dataset.snapshot.data.sha256
+    columns, splits = request.columns, request.splits
+    sha256 = request.dataset.snapshot.data.sha256
     if given.snapshot_sha256 != sha256 or not given.window.contains(splits.train):
         raise DataContractError(
             f"the teacher scored {given.window} of snapshot {given.snapshot_sha256[:12]}, the "

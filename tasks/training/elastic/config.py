@@ -3,17 +3,15 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 
 LOOPBACK_INTERFACE = "lo"
 
 
-class ElasticConfig(BaseModel):
+class ElasticConfig(Contract):
     """Hosts, limits and manners of elastic training; logged whole with the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     enabled: bool = Field(
         default=False, description="Train on ranks that may be lost and added while it goes on."

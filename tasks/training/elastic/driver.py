@@ -22,7 +22,6 @@ from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import SHORTEST_REST_S, Cooldown, HostWatch, discovery_of
 from tasks.training.elastic.link import (
     NOTICE_S,
-    SLOT_FIELDS,
     Broken,
     End,
     Failed,
@@ -45,7 +44,7 @@ from tasks.training.elastic.process import (
     OnLine,
 )
 from tasks.training.launch.rank_group import error_of_rank
-from tasks.training.launch.rendezvous import Rendezvous, address_of, assignments
+from tasks.training.launch.rendezvous import SLOT_FIELDS, Rendezvous, address_of, assignments
 
 LOGGER = logging.getLogger(__name__)
 EventKind = Literal["lost", "left"]

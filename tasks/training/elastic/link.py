@@ -24,8 +24,6 @@ from typing import Annotated
 
 import msgspec
 
-# Horovod's numbers of a rank.
-SLOT_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -241,19 +239,11 @@ class RankLink:
         os.dup2(2, 1)
         self._sending = threading.Lock()
         self._orders: queue.Queue[Start | End | Left] = queue.Queue()
-        self._regroup = threading.Event()
-        self._leave = threading.Event()
-        threading.Thread(target=self._listen, name="link", daemon=True).start()
-
-    @property
-    def regroup_asked(self) -> bool:
+        self.regroup_asked = False
         """True where another rank waits to join."""
-        return self._regroup.is_set()
-
-    @property
-    def leave_asked(self) -> bool:
+        self.leave_asked = False
         """True where this rank is to leave."""
-        return self._leave.is_set()
+        threading.Thread(target=self._listen, name="link", daemon=True).start()
 
     def send(self, message: FromRank) -> None:
         """Tell the driver something; ends the process where the driver is gone."""
@@ -297,7 +287,7 @@ class RankLink:
         os._exit(EXIT_LEFT)
 
     def _ask_to_leave(self) -> None:
-        self._leave.set()
+        self.leave_asked = True
         self._orders.put(Left())
 
     def _listen(self) -> None:
@@ -306,13 +296,13 @@ class RankLink:
                 case Ping():
                     self.send(Pong())
                 case Regroup():
-                    self._regroup.set()
+                    self.regroup_asked = True
                 case Broken(group=group):
                     self._sockets.break_up(group)
                 case Leave():
                     self._ask_to_leave()
                 case Start() as start:
-                    self._regroup.clear()
+                    self.regroup_asked = False
                     self._orders.put(start)
                 case End() as end:
                     self._orders.put(end)

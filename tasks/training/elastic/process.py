@@ -37,6 +37,7 @@ from tasks.training.launch.rank_group import (
     end_in_words,
     inherited_environment,
 )
+from tasks.training.launch.rendezvous import network_variables
 
 NUM_LAST_LINES = 5
 # A rank that answers no ping is given up; a remote rank that gets none ends.
@@ -63,15 +64,8 @@ class ElasticSpec:
 
     def environment(self, host: str, config: ElasticConfig) -> dict[str, str]:
         """What a rank has beside its host's own few variables."""
-        return {
-            **self.variables,
-            "HOROVOD_HOSTNAME": host,
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_IFACE": config.interface,
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(config.gloo_timeout_s),
-            "NCCL_SOCKET_IFNAME": config.interface,
-        }
+        network = network_variables(host, config.interface, config.gloo_timeout_s)
+        return {**self.variables, **network}
 
 
 def _local(spec: ElasticSpec, config: ElasticConfig) -> tuple[list[str], dict[str, str]]:

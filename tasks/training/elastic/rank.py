@@ -14,7 +14,6 @@ from tasks.kernel.errors import TransientError
 from tasks.training.elastic.commits import CheckedSteps, Commits, ElasticSession, Regroup
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.link import (
-    SLOT_FIELDS,
     End,
     Failed,
     Finished,
@@ -24,7 +23,7 @@ from tasks.training.elastic.link import (
     Ready,
     Start,
 )
-from tasks.training.launch.rendezvous import address_of
+from tasks.training.launch.rendezvous import address_of, slot_variables
 from tasks.training.strategies.base import Communicator
 
 LOGGER = logging.getLogger(__name__)
@@ -50,14 +49,24 @@ def run_elastic(
     sockets = GroupSockets()
     link = RankLink(sockets)
     link.watch_for_notice()
+    code = 0
     try:
         address_of(config.interface)
         ElasticRank(link, build(), join_ranks, sockets).run()
     except Exception as exc:
-        _report(link, exc)
+        traceback.print_exc()
+        link.send(
+            Failed(
+                error=type(exc).__name__,
+                message=str(exc),
+                traceback=traceback.format_exc(),
+                infrastructure=isinstance(exc, INFRASTRUCTURE_ERRORS),
+            )
+        )
+        code = EXIT_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # at once: Horovod's own end may wait for ranks that are gone
+    os._exit(code)  # at once: Horovod's own end may wait for ranks that are gone
 
 
 class ElasticRank:
@@ -109,7 +118,7 @@ class ElasticRank:
 
     def _join(self, start: Start) -> None:
         self._leave_group()
-        os.environ.update(group_variables(start))
+        os.environ.update(slot_variables(start, start.address, start.port))
         try:
             with self._sockets.joining(start.group):
                 self._ranks = self._join_ranks()
@@ -134,29 +143,3 @@ class ElasticRank:
                 self._ranks.shut_down()
             self._sockets.left()
             self._ranks = None
-
-
-def group_variables(start: Start) -> dict[str, str]:
-    """Environment in which Horovod finds the group."""
-    numbers = {f"HOROVOD_{name.upper()}": str(getattr(start, name)) for name in SLOT_FIELDS}
-    return {
-        **numbers,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": start.address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(start.port),
-    }
-
-
-def _report(link: RankLink, error: Exception) -> None:
-    """Tell the driver of the error that ends this rank, and end the process."""
-    traceback.print_exc()
-    link.send(
-        Failed(
-            error=type(error).__name__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
-            infrastructure=isinstance(error, INFRASTRUCTURE_ERRORS),
-        )
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_FAILED)

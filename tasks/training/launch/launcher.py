@@ -6,17 +6,22 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.contracts.data import DataSplits, ValidatedDataset
-from tasks.contracts.training import DistillationTargets, StartingPoint, TrainedModel
-from tasks.kernel.cores import core_limit
+from tasks.contracts.training import TrainedModel
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import TransientError, refused_writes_explained
-from tasks.kernel.files import scratch_folder
+from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.training.checkpoints.location import access_handed_over
 from tasks.training.checkpoints.store import open_store
 from tasks.training.config import ONLY_MEASURES, TrainingConfig
-from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
+from tasks.training.core.run_directory import (
+    RunDirectory,
+    RunResult,
+    TrainingJob,
+    TrainingRequest,
+    exclusive,
+)
 from tasks.training.data.derived import write_distillation_targets, write_replayed
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
@@ -36,14 +41,7 @@ LOCK_WAIT_S = 3 * GRACE_S
 
 
 def launch_training(
-    dataset: ValidatedDataset,
-    splits: DataSplits,
-    config: TrainingConfig,
-    store: ArtifactStore,
-    work: Path,
-    on_epoch: OnEpoch | None = None,
-    initial: StartingPoint | None = None,
-    distillation: DistillationTargets | None = None,
+    request: TrainingRequest, store: ArtifactStore, work: Path, on_epoch: OnEpoch | None = None
 ) -> TrainedModel:
     """Train on the ranks of this host, or of several, and publish the best epoch.
 
@@ -51,14 +49,10 @@ def launch_training(
     repeated.
 
     Args:
-        dataset: the validated snapshot.
-        splits: which of its rows are for training and for validation.
-        config: what to do.
+        request: what to train on, how, and what to begin with.
         store: where the snapshot is and the model goes.
         work: folder of the run directories; one is removed when its model is published.
         on_epoch: called in this thread after each epoch, also for those of earlier attempts.
-        initial: whose weights to begin with; none: from scratch.
-        distillation: whose scores to learn beside the labels; none: nobody's.
 
     Raises:
         TransientError: a rank was lost, stuck, or another process trains the same model.
@@ -68,16 +62,16 @@ def launch_training(
         ArtifactError: the snapshot is absent or damaged.
         StorageError: the disk refused a write.
     """
-    snapshot = dataset.snapshot
-    learnt_from = (snapshot.data.sha256, snapshot.columns, splits, initial, distillation)
-    inputs = (*learnt_from, code_digest(__file__, without=ONLY_MEASURES))
+    config, sha256 = request.config, request.dataset.snapshot.data.sha256
+    begun_with = (request.splits, request.initial, request.distillation)
+    code = code_digest(__file__, without=ONLY_MEASURES)
+    inputs = (sha256, request.columns, *begun_with, code)
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
-        job = _planned(dataset, splits, config, store, run, initial, distillation)
+        job = _planned(request, store, run)
         result = run_job(run, job, lock, on_epoch or (lambda _: None))
-        model = _published(run, result, dataset, job, folder)
-        return model.model_copy(update={"started_from": initial})
+        return _published(run, result, request, job, folder)
 
     with exclusive(run.path, LOCK_WAIT_S) as lock:
         run.make()
@@ -90,51 +84,31 @@ def launch_training(
     return model
 
 
-def _planned(
-    dataset: ValidatedDataset,
-    splits: DataSplits,
-    config: TrainingConfig,
-    store: ArtifactStore,
-    run: RunDirectory,
-    initial: StartingPoint | None,
-    distillation: DistillationTargets | None,
-) -> TrainingJob:
+def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
-    snapshot = dataset.snapshot
-    path, columns = store.path(snapshot.data), snapshot.columns
+    snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
+    path = store.path(snapshot.data)
     if initial is not None and config.replay_share is not None:
-        since, share = initial.trained_on, config.replay_share
-        described = write_replayed(path, run.snapshot, columns, splits, since, share, config.seed)
-        LOGGER.info("%s", described)
+        LOGGER.info("%s", write_replayed(path, run.snapshot, request))
         path = run.snapshot
-    if distillation is not None:
-        LOGGER.info(
-            "%s",
-            write_distillation_targets(
-                path, run.distillation_snapshot, dataset, splits, distillation, store
-            ),
-        )
-        path = run.distillation_snapshot
-    num_ranks, threads = plan_ranks(config, num_usable_cores())
+    if request.distillation is not None:
+        target = run.distillation_snapshot
+        LOGGER.info("%s", write_distillation_targets(path, target, request, store))
+        path = target
+    num_ranks, threads = plan_ranks(config, usable_cores())
     LOGGER.info("%s", in_words(num_ranks, threads))
     return TrainingJob(
         snapshot_path=path,
-        columns=columns,
-        splits=splits,
+        columns=request.columns,
+        splits=request.splits,
         config=config,
         model=snapshot.feature_service,
         initial_path=store.path(initial.checkpoint) if initial else None,
         initial_columns=initial.columns if initial else None,
-        distillation=distillation,
+        distillation=request.distillation,
         num_ranks=num_ranks,
         threads_per_rank=threads,
     )
-
-
-def num_usable_cores() -> int:
-    """Cores of this host that this process may keep busy."""
-    allowed = len(os.sched_getaffinity(0))
-    return min(allowed, core_limit().num_cores or allowed)
 
 
 def plan_ranks(config: TrainingConfig, num_cores: int) -> tuple[int, int]:
@@ -241,13 +215,13 @@ def _run_elastic(
     )
     with ElasticDriver(spec, job.config.elastic, log.add) as driver:
         report = driver.run(monitor.check)
-    run.write_elastic(report)
+    write_atomically(run.elastic, report.model_dump_json(indent=1))
 
 
 def _published(
     run: RunDirectory,
     result: RunResult,
-    dataset: ValidatedDataset,
+    request: TrainingRequest,
     job: TrainingJob,
     folder: StagedFolder,
 ) -> TrainedModel:
@@ -262,7 +236,7 @@ def _published(
         log=folder.artifact(run.log.name),
         columns=job.columns,
         config=config.model_dump(mode="json"),
-        snapshot_sha256=dataset.snapshot.data.sha256,
+        snapshot_sha256=request.dataset.snapshot.data.sha256,
         splits=job.splits,
         epochs=result.epochs,
         best_epoch=result.best_epoch,
@@ -274,4 +248,5 @@ def _published(
         launch=in_words(job.num_ranks, job.threads_per_rank),
         telemetry=telemetry,
         kept=tuple(folder.artifact(file.name) for file in kept),
+        started_from=request.initial,
     )

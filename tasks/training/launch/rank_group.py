@@ -23,11 +23,14 @@ from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.launch.fork_server import KEPT_MEMORY, MAX_MESSAGE_BYTES, ONE_THREAD
 from tasks.training.launch.rendezvous import (
+    CYCLE_VARIABLES,
     HOST_NAME,
     Rendezvous,
     assignments,
     local_torch_variables,
-    rank_variables,
+    network_variables,
+    slot_variables,
+    stall_variables,
 )
 
 # Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells
@@ -119,16 +122,20 @@ def local_environments(
         threads: CPU threads of a rank.
         stall_s: a rank that is missing from a collective for so long ends the group.
     """
-    server = Rendezvous(assignments([HOST_NAME] * num_ranks))
+    slots = assignments([HOST_NAME] * num_ranks)
+    server = Rendezvous(slots)
     with closing(server):
         yield [
             {
                 **inherited_environment(os.environ),
-                **rank_variables(rank, num_ranks, server.port, stall_s),
-                **local_torch_variables(rank, num_ranks, store_file, stall_s),
+                **network_variables(HOST_NAME),
+                **slot_variables(slot, server.address, server.port),
+                **CYCLE_VARIABLES,
+                **stall_variables(stall_s),
+                **local_torch_variables(slot.rank, num_ranks, store_file, stall_s),
                 "OMP_NUM_THREADS": str(threads),
             }
-            for rank in range(num_ranks)
+            for slot in slots
         ]
 
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
@@ -19,6 +20,8 @@ from tasks.training.strategies.base import STORE_FILE, TIMEOUT
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
 HOST_NAME = "localhost"
+# Horovod's numbers of a rank.
+SLOT_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 # How long ranks may take to find each other: slow imports on a busy machine are waited for.
 GLOO_TIMEOUT_S = 120
 # The ranks' Horovod threads meet when there is something to exchange, and else this often: to
@@ -87,25 +90,33 @@ def stall_variables(stall_s: int) -> dict[str, str]:
     }
 
 
-def rank_variables(rank: int, num_ranks: int, port: int, stall_s: int) -> dict[str, str]:
-    """Environment that tells one local rank who it is and how to reach the others."""
+def slot_variables(slot: Any, address: str, port: int) -> dict[str, str]:
+    """Environment that tells a rank who it is in its group, and where that group meets.
+
+    Args:
+        slot: has Horovod's numbers of the rank.
+        address: of the group's rendezvous server.
+        port: likewise.
+    """
+    numbers = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in SLOT_FIELDS}
     return {
-        "HOROVOD_HOSTNAME": HOST_NAME,
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(num_ranks),
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": str(num_ranks),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
+        **numbers,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+    }
+
+
+def network_variables(
+    host: str, interface: str = LOOPBACK_INTERFACE, timeout_s: int = GLOO_TIMEOUT_S
+) -> dict[str, str]:
+    """Environment that tells a rank its host's name, and over what Horovod's traffic goes."""
+    return {
+        "HOROVOD_HOSTNAME": host,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": LOOPBACK_INTERFACE,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(GLOO_TIMEOUT_S),
-        "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE,
-        **CYCLE_VARIABLES,
-        **stall_variables(stall_s),
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(timeout_s),
+        "NCCL_SOCKET_IFNAME": interface,
     }
 
 

@@ -112,14 +112,10 @@ def train(run: RunDirectory, job: TrainingJob, rank: int) -> None:
     ranks = join(job.config.strategy, job.config.device)
     allowed = os.sched_getaffinity(0)
     prepare_device(job, ranks, allowed)
-    store = open_store(job.config.checkpoints, run.path)
+    in_background = has_spare_core(job, ranks, len(allowed))
     with (
-        CheckpointWriter(
-            store,
-            job.config.checkpoints.every_s,
-            asynchronous=has_spare_core(job, ranks, len(allowed)),
-        ) as writer,
-        closing(TrainingSession(job, run, store, writer)) as session,
+        writer_of(job, run, asynchronous=in_background) as writer,
+        closing(TrainingSession(job, run, writer)) as session,
     ):
         session.rejoin(ranks)
         session.run(lambda: None)
@@ -137,11 +133,17 @@ def train_elastically(run: RunDirectory, job: TrainingJob) -> None:
 
     def session() -> TrainingSession:
         torch.set_num_threads(job.threads_per_rank)
-        store = open_store(job.config.checkpoints, run.path)
-        writer = CheckpointWriter(store, job.config.checkpoints.every_s)
-        return TrainingSession(job, run, store, writer)
+        return TrainingSession(job, run, writer_of(job, run))
 
     run_elastic(session, job.config.elastic, meet)
+
+
+def writer_of(
+    job: TrainingJob, run: RunDirectory, *, asynchronous: bool = False
+) -> CheckpointWriter:
+    """What writes the checkpoints of a run where its configuration says, and as often."""
+    store = open_store(job.config.checkpoints, run.path)
+    return CheckpointWriter(store, job.config.checkpoints.every_s, asynchronous=asynchronous)
 
 
 def has_spare_core(job: TrainingJob, ranks: Communicator, num_cores: int) -> bool:

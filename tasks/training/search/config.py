@@ -14,21 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 from tasks.kernel.errors import ConfigurationError, TrainingError
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
 
 Plain = bool | int | float | str
 
 
-class _Frozen(BaseModel):
+class _Frozen(Contract):
     # The input is kept out of error texts: somebody may have written a secret where a name goes.
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        field_title_generator=field_title,
-    )
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class FloatRange(_Frozen):

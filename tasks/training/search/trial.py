@@ -44,14 +44,7 @@ class TrialOrder(Contract):
         cls, study: str, proposal: Proposal, base: TrainingConfig, search: SearchConfig
     ) -> TrialOrder:
         """The order for a proposal."""
-        return cls(
-            study=study,
-            number=proposal.number,
-            attempt=proposal.attempt,
-            point=dict(proposal.point),
-            base=base,
-            search=search,
-        )
+        return cls(study=study, **vars(proposal), base=base, search=search)
 
     @property
     def key(self) -> str:

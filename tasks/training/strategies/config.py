@@ -2,19 +2,17 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from tasks.contracts.base import field_title, retired
+from tasks.contracts.base import Contract, retired
 
 StrategyName = Literal["horovod", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "powersgd"]
 
 
-class StrategyConfig(BaseModel):
+class StrategyConfig(Contract):
     """Engine, precision and exchange of gradients; recorded with the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     name: StrategyName = Field(
         default="horovod",

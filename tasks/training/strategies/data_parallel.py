@@ -9,10 +9,10 @@ rows' losses over all ranks, divided by the rows of the global batch. A gradient
 ranks' shares, never a mean of means, so ranks may have unequal numbers of rows.
 """
 
-import importlib
 import itertools
 import logging
 import math
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar, NoReturn, cast
@@ -22,13 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tasks.kernel.errors import TrainingError
-from tasks.training.strategies.base import (
-    Batch,
-    Communicator,
-    OptimizerBuilder,
-    RowLosses,
-    State,
-)
+from tasks.training.strategies.base import Batch, Communicator, OptimizerBuilder, RowLosses, State
 from tasks.training.strategies.config import StrategyConfig
 from tasks.training.strategies.gradient_compression import gradient_sum
 from tasks.training.strategies.optimizer import (
@@ -44,10 +38,6 @@ from tasks.training.strategies.optimizer import (
 LOGGER = logging.getLogger(__name__)
 
 
-def _no_phase(_: str) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
 class Strategy:
     """Forward, backward, sum over ranks, clipping and step. All public methods are collective.
 
@@ -56,7 +46,7 @@ class Strategy:
 
     Args:
         config: precision, clipping, accumulation.
-        ranks: who trains.
+        ranks: who trains, from `join`.
         network: on the CPU; from now on the strategy's.
         row_losses: (outputs, labels) to the loss of each row.
         build_optimizer: called once, with the parameters that this rank steps.
@@ -68,7 +58,7 @@ class Strategy:
 
     gradients: FlatGradients
     """Made by `_prepare`, unless torch keeps the gradients."""
-    phase: Callable[[str], AbstractContextManager[object]] = staticmethod(_no_phase)
+    phase: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Called with "exchange" around what a step waits for other ranks; a clock's may be set."""
 
     def __init__(
@@ -383,34 +373,16 @@ STRATEGIES = {
 }
 
 
-def build_strategy(
-    config: StrategyConfig,
-    ranks: Communicator,
-    network: nn.Module,
-    row_losses: RowLosses,
-    build_optimizer: OptimizerBuilder,
-    device: torch.device,
-) -> Strategy:
-    """The strategy of a configuration. Collective: ends with rank 0's parameters on all ranks.
+def strategy_class(config: StrategyConfig) -> type[Strategy]:
+    """What a configuration asks for: how a rank steps comes before which library carries its sums.
 
-    Args:
-        config: names it.
-        ranks: from `join`.
-        network: on the CPU; from now on the strategy's.
-        row_losses: (outputs, labels) to the loss of each row.
-        build_optimizer: called once, with the parameters that this rank steps.
-        device: where the network is put.
+    To be built on all ranks at once: that ends with rank 0's parameters on all of them.
     """
-    module, _, name = STRATEGIES[strategy_kind(config)].partition(":")
-    kind: Callable[..., Strategy] = getattr(importlib.import_module(module), name)
-    return kind(config, ranks, network, row_losses, build_optimizer, device)
-
-
-def strategy_kind(config: StrategyConfig) -> str:
-    """The key in `STRATEGIES`: how a rank steps comes before which library carries its sums."""
+    kind: str = config.name
     if config.asynchronous:
-        return "asynchronous"
-    if config.local_steps > 1:
-        return "local-sgd"
-    # Compression needs all gradients in one buffer, which DDP does not have.
-    return "horovod" if config.gradient_compression != "none" else config.name
+        kind = "asynchronous"
+    elif config.local_steps > 1:
+        kind = "local-sgd"
+    elif config.gradient_compression != "none":
+        kind = "horovod"  # compression needs all gradients in one buffer, which DDP does not have
+    return cast(type[Strategy], pkgutil.resolve_name(STRATEGIES[kind]))

@@ -14,12 +14,7 @@ from typing import Any
 import psutil
 import pynvml  # type: ignore[import-untyped]
 
-from tasks.contracts.telemetry import (
-    DeviceTelemetry,
-    EnergyUse,
-    HostTelemetry,
-    RunCost,
-)
+from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse, HostTelemetry, RunCost
 from tasks.training.config import TelemetryConfig
 
 POWERCAP = Path("/sys/class/powercap")
@@ -283,11 +278,10 @@ class HostMeter:
         )
 
 
-def computes_bf16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
+def computes_bf16() -> bool:
     """True where this host's processor is faster in bf16 than in fp32.
 
     That is where it has AMX, and AMD's AVX-512 BF16. Intel's without AMX was measured to be slower.
     """
-    text = cpu_info.read_text()
-    words = set(text.split())
+    words = set(Path("/proc/cpuinfo").read_text().split())
     return "amx_bf16" in words or ("AuthenticAMD" in words and "avx512_bf16" in words)

@@ -306,7 +306,7 @@ def profiler_variables(engine: str) -> dict[str, str]:
 
 
 class StepProfiler:
-    """Profiles `num_steps` steps of one rank, after the first few. Collective with Horovod.
+    """Profiles `NUM_STEPS` steps of one rank, after the first few. Collective with Horovod.
 
     Usage: as a context around the training, `profiler.step()` after each step. The trace is written
     when the last profiled step is done; a training that failed leaves none.
@@ -314,19 +314,16 @@ class StepProfiler:
     Args:
         folder: the run directory.
         rank: this rank's number.
-        num_steps: steps to profile.
         with_timeline: True on Horovod with the environment of `profiler_variables`; rank 0 writes.
     """
 
-    def __init__(
-        self, folder: Path, rank: int, num_steps: int = NUM_STEPS, *, with_timeline: bool
-    ) -> None:
+    def __init__(self, folder: Path, rank: int, *, with_timeline: bool) -> None:
         import torch.profiler
 
         self._path = folder / f"trace-{rank:05d}.json.gz"
         self._timeline = str(folder / TIMELINE) if with_timeline else None
         self._first = WARM_UP_STEPS + WARM_PROFILED_STEPS
-        self._last = self._first + num_steps
+        self._last = self._first + NUM_STEPS
         self._step = 0
         self._failed = False
         self._profile: Any = torch.profiler.profile(
@@ -335,7 +332,7 @@ class StepProfiler:
                 skip_first=WARM_UP_STEPS,
                 wait=0,
                 warmup=WARM_PROFILED_STEPS,
-                active=num_steps,
+                active=NUM_STEPS,
                 repeat=1,
             ),
             on_trace_ready=self._keep,

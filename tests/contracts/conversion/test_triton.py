@@ -3,43 +3,36 @@
 `make test` makes an environment with Triton for these; `make test-triton` runs them alone.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import TritonConfig
 from tasks.conversion.kinds.tabular import tabular_inputs
-from tasks.conversion.targets.interface import LoadedModel, Runtime
-from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.triton.repository import write_repository
-from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.cases import Case, case, quick
+from tests.support.conversion.cases import Case, case
 from tests.support.conversion.programs import kept
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.services.triton_server import needs_triton, serving
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["case", "quick"]  # fixtures
+__all__ = ["case"]  # fixtures
 # Triton's Python backend stalls at times, for half a second; nobody is to be refused for that.
 PYTHON_BACKEND = TritonConfig(
     onnx_backend="python", max_batch_rows=64, max_wait_us=20_000, timeout_ms=60_000
 )
 
 
-def loaded(program: RegisteredProgram, store: ArtifactStore) -> LoadedModel:
-    return load_pytorch(store.path(program.program), program.signature, Runtime())
-
-
 @needs_triton
 def test_a_table_is_served_in_batches_as_pytorch_answers(case: Case, tmp_path: Path) -> None:
-    config = case.config.model_copy(update={"triton": PYTHON_BACKEND})
+    job = replace(case, config=case.config.model_copy(update={"triton": PYTHON_BACKEND}))
     form = kept(case.onnx, case.program)
-    written = write_repository(case.program, form, case.rows, config, case.store)
+    written = write_repository(job, form)
     inputs = tabular_inputs(*COLUMNS.model_inputs(frame(96, seed=5)))
-    expected = loaded(case.program, case.store)(inputs)
+    expected = case.load_source()(inputs)
     calls = [(n, 3) for n in range(0, 90, 3)] + [(90, 1)]
 
     def question(start: int, rows: int) -> dict[str, object]:

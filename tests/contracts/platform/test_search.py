@@ -9,6 +9,7 @@ import pytest
 
 from flows.training import with_best_trial
 from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.launch.launcher import launch_training
 from tests.support.data.builders import dataset, frame
 from tests.support.host.processes import pids_whose_command_holds, wait_until
@@ -34,7 +35,8 @@ def test_trials_are_trained_and_drawn(on_prefect: None, settings: Settings) -> N
     before = settings.store.num_builds
     epochs: list[object] = []
     work = settings.home / "training"
-    model = launch_training(data, config.splits, best.training, settings.store, work, epochs.append)
+    request = TrainingRequest(data, config.splits, best.training)
+    model = launch_training(request, settings.store, work, epochs.append)
     assert (settings.store.num_builds, epochs) == (before, [])
     assert max(e.validation_auc for e in model.epochs) == study.trials[study.best or 0].auc
 

@@ -2,32 +2,40 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.contracts.conversion import PreparedRows, SnapshotRows
-from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.release import BuiltVariant, RegisteredProgram
-from tasks.conversion.config import ConversionConfig
-from tasks.conversion.kinds.tabular import edge_rows, tabular_inputs
+from tasks.contracts.release import BuiltVariant
+from tasks.conversion.kinds.interface import JudgedRows
+from tasks.conversion.kinds.tabular import edge_rows, score_distances, tabular_inputs
 from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.catalog import FORMATS
-from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime, load_files
+from tasks.conversion.targets.interface import (
+    ConversionJob,
+    LoadedModel,
+    ModelInputs,
+    Runtime,
+    load_files,
+)
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.programs import (
+    QUICK,
+    SmallNetwork,
+    built,
+    exported,
+    tabular_job,
+    with_formats,
+)
 from tests.support.data import encoders
-from tests.support.data.builders import COLUMNS, dataset, frame, splits
+from tests.support.data.builders import COLUMNS, frame
 
 
 @dataclass(frozen=True)
-class Converted:
+class Converted(ConversionJob):
     """One small program and how it was converted."""
-
-    store: ArtifactStore
-    program: RegisteredProgram
-    config: ConversionConfig
 
     def load(self, variant: BuiltVariant) -> LoadedModel:
         assert variant.files is not None, variant.failure
@@ -43,7 +51,6 @@ class Converted:
 class Case(Converted):
     """A program of tables with everything it is converted and judged with."""
 
-    dataset: ValidatedDataset
     onnx: BuiltVariant
     openvino: BuiltVariant
     int8: BuiltVariant
@@ -51,10 +58,6 @@ class Case(Converted):
     @property
     def built(self) -> tuple[BuiltVariant, ...]:
         return self.onnx, self.openvino, self.int8
-
-    @property
-    def rows(self) -> SnapshotRows:
-        return SnapshotRows(dataset=self.dataset, splits=splits())
 
 
 NAMES = tuple(
@@ -70,7 +73,6 @@ NAMES = tuple(
 class TextCase(Converted):
     """A small encoder and all its forms."""
 
-    rows: PreparedRows
     built: dict[str, BuiltVariant]
 
     def answers(self, name: str, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -80,30 +82,29 @@ class TextCase(Converted):
         return self.load_source()(inputs)
 
 
-def text_case(store: ArtifactStore, quick: ConversionConfig) -> TextCase:
-    """All forms of a small encoder, built in this store."""
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> TextCase:
+    """All forms of a small encoder."""
+    store = ArtifactStore(tmp_path_factory.mktemp("texts") / "artifacts")
     program, rows = encoders.registered(store, "encoder"), encoders.prepared(store)
-    config = quick.model_copy(update={"formats": NAMES})
-    made = {one.name: one for one in built(program, rows, config, store)}
-    return TextCase(store, program, config, rows, made)
+    job = with_formats(ConversionJob(program, rows, QUICK, store), *NAMES)
+    return TextCase(**vars(job), built={one.name: one for one in built(job)})
 
 
-QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
+def judged_rows(*batches: ModelInputs, **changes: Any) -> JudgedRows:
+    """Rows of scores, of which no change of the metric and no timing are asked for."""
+    unasked = {name: lambda *_: pytest.fail("not asked for") for name in ("change", "timing_batch")}
+    given = {"edges": (), "distances": score_distances, "metric": "AUC", "unit": "", **unasked}
+    return JudgedRows(**{"batches": batches, **given, **changes})
 
 
 @pytest.fixture(scope="session")
-def quick() -> ConversionConfig:
-    return QUICK
-
-
-@pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory, quick: ConversionConfig) -> Case:
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """All three forms of one small program: built once, several tests look at them."""
     store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
-    rows = dataset(store)
-    program = registered(store, rows, exported(SmallNetwork()))
-    onnx, openvino, int8 = built(program, rows, quick, store)
-    return Case(store, program, quick, rows, onnx, openvino, int8)
+    job = tabular_job(store, exported(SmallNetwork()))
+    onnx, openvino, int8 = built(job)
+    return Case(**vars(job), onnx=onnx, openvino=openvino, int8=int8)
 
 
 @pytest.fixture

@@ -13,15 +13,20 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from tasks.contracts.conversion import ConversionRows, SnapshotRows
-from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.release import ModelVariant
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.targets.catalog import FORMATS
+from tasks.conversion.targets.interface import ConversionJob
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
-from tests.support.conversion.cases import QUICK
-from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.programs import (
+    QUICK,
+    SmallNetwork,
+    built,
+    exported,
+    tabular_job,
+    with_formats,
+)
 from tests.support.data import encoders
-from tests.support.data.builders import dataset, splits
 
 FOR_PROCESSORS = tuple(
     target.name
@@ -31,19 +36,18 @@ FOR_PROCESSORS = tuple(
 Variants = TypeAdapter(tuple[ModelVariant, ...])
 
 
-def network(store: ArtifactStore) -> tuple[RegisteredProgram, ConversionRows]:
+def network(store: ArtifactStore) -> ConversionJob:
     """A small network for tables, and the rows that judge it."""
-    rows = dataset(store)
-    program = registered(store, rows, exported(SmallNetwork()))
-    return program, SnapshotRows(dataset=rows, splits=splits())
+    return tabular_job(store, exported(SmallNetwork()))
 
 
-def encoder(store: ArtifactStore) -> tuple[RegisteredProgram, ConversionRows]:
+def encoder(store: ArtifactStore) -> ConversionJob:
     """A small encoder of texts, and the texts that judge it."""
-    return encoders.registered(store, "encoder"), encoders.prepared(store)
+    program = encoders.registered(store, "encoder")
+    return ConversionJob(program, encoders.prepared(store), QUICK, store)
 
 
-MODELS: dict[str, Callable[[ArtifactStore], tuple[RegisteredProgram, ConversionRows]]]
+MODELS: dict[str, Callable[[ArtifactStore], ConversionJob]]
 MODELS = {"network": network, "encoder": encoder}
 
 
@@ -73,9 +77,8 @@ def judged_by_a_process(
 def main(model: str, folder: str) -> None:
     """Build and judge all targets of one model."""
     store = ArtifactStore(Path(folder) / "artifacts")
-    program, rows = MODELS[model](store)
-    config = QUICK.model_copy(update={"formats": FOR_PROCESSORS})
-    variants = judge_variants(program, built(program, rows, config, store), rows, config, store)
+    job = with_formats(MODELS[model](store), *FOR_PROCESSORS)
+    variants = judge_variants(job, built(job))
     (Path(folder) / "variants.json").write_bytes(Variants.dump_json(variants))
 
 

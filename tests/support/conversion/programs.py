@@ -2,19 +2,21 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.contracts.conversion import ConversionRows, SnapshotRows
+from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.data import ValidatedDataset, category_code
 from tasks.contracts.release import BuiltVariant, ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import with_sources
+from tasks.conversion.targets.interface import ConversionJob
 from tasks.conversion.variants import build_variant
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
-from tests.support.data.builders import COLUMNS, splits, variant, version_ref
+from tests.support.data.builders import COLUMNS, dataset, splits, variant, version_ref
 
 VOCABULARY = {
     "carrier": ("AA", "UA", "EV", "B6"),
@@ -29,6 +31,7 @@ RANGES = {
     "gust": (0.0, 60.0),
 }
 BINS = 8
+QUICK = ConversionConfig(batch_sizes=(1, 8), measurement="quick")
 
 
 class SmallNetwork(nn.Module):
@@ -119,50 +122,45 @@ def exported(network: nn.Module, *, dynamic: bool = True) -> bytes:
     return content.getvalue()
 
 
-def registered(
-    store: ArtifactStore, dataset: ValidatedDataset, content: bytes
-) -> RegisteredProgram:
+def registered(store: ArtifactStore, rows: ValidatedDataset, content: bytes) -> RegisteredProgram:
     """A program file in the store, as the registry room hands it on."""
 
     def build(folder: StagedFolder) -> RegisteredProgram:
         (folder.path / "model.pt2").write_bytes(content)
         program = folder.artifact("model.pt2")
-        version = version_ref(program.sha256, dataset.snapshot.data.sha256)
-        return RegisteredProgram(version=version, program=program, columns=dataset.snapshot.columns)
+        version = version_ref(program.sha256, rows.snapshot.data.sha256)
+        return RegisteredProgram(version=version, program=program, columns=rows.snapshot.columns)
 
     return store.build_once("programs", content_key(content.hex()), RegisteredProgram, build)
 
 
-def built(
-    program: RegisteredProgram,
-    rows: ValidatedDataset | ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-    *,
-    given: tuple[BuiltVariant, ...] = (),
-) -> tuple[BuiltVariant, ...]:
+def tabular_job(
+    store: ArtifactStore, content: bytes, config: ConversionConfig = QUICK
+) -> ConversionJob:
+    """A program file in the store, to be converted with the rows of a small snapshot."""
+    rows = dataset(store)
+    source = SnapshotRows(dataset=rows, splits=splits())
+    return ConversionJob(registered(store, rows, content), source, config, store)
+
+
+def with_formats(job: ConversionJob, *names: str) -> ConversionJob:
+    """The same job for other formats."""
+    return replace(job, config=job.config.model_copy(update={"formats": names}))
+
+
+def built(job: ConversionJob, *given: BuiltVariant) -> tuple[BuiltVariant, ...]:
     """The targets and all they are made from, as the flow builds them; `given` ones are taken."""
-    if isinstance(rows, ValidatedDataset):
-        rows = SnapshotRows(dataset=rows, splits=splits())
     made = {one.name: one for one in given}
-    for target in with_sources(config.formats):
+    for target in with_sources(job.config.formats):
         if target.name not in made:
             sources = tuple(made[name] for name in target.made_from)
-            made[target.name] = build_variant(target, program, sources, rows, config, store)
+            made[target.name] = build_variant(target, job, sources)
     return tuple(made.values())
 
 
-def build_one(
-    name: str,
-    program: RegisteredProgram,
-    rows: ValidatedDataset | ConversionRows,
-    config: ConversionConfig,
-    store: ArtifactStore,
-    *given: BuiltVariant,
-) -> BuiltVariant:
+def build_one(name: str, job: ConversionJob, *given: BuiltVariant) -> BuiltVariant:
     """One target; what it is made from is built too where it is not given."""
-    only = config.model_copy(update={"formats": (name,)})
-    return built(program, rows, only, store, given=given)[-1]
+    return built(with_formats(job, name), *given)[-1]
 
 
 def kept(one: BuiltVariant, program: RegisteredProgram, hardware: str = "cpu") -> ModelVariant:

@@ -3,11 +3,19 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+from tasks.contracts.data import DataSplits
 from tasks.contracts.training import EpochMetrics, StartingPoint, TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import LaunchConfig, TrainingConfig
-from tasks.training.core.run_directory import RunDirectory, RunResult, TrainingJob, exclusive
+from tasks.training.core.run_directory import (
+    RunDirectory,
+    RunResult,
+    TrainingJob,
+    TrainingRequest,
+    exclusive,
+)
 from tasks.training.launch.launcher import WORKER_MODULE, OnEpoch, launch_training, run_job
 from tests.support.data.builders import dataset, frame, splits, version_ref
 from tests.support.host.processes import pids_whose_command_holds
@@ -38,12 +46,17 @@ def on_ranks(num_ranks: int) -> dict[str, object]:
 
 
 def train(
-    folder: Path, settings: TrainingConfig = CONFIG, on_epoch: OnEpoch | None = None
+    folder: Path,
+    settings: TrainingConfig = CONFIG,
+    on_epoch: OnEpoch | None = None,
+    windows: DataSplits | None = None,
+    **learnt_from: Any,
 ) -> TrainedModel:
     """Train on the small snapshot, everything under `folder`."""
-    store = ArtifactStore(folder / "store")
+    store, windows = ArtifactStore(folder / "store"), windows or splits()
     small = dataset(store, frame(NUM_ROWS))
-    return launch_training(small, splits(), settings, store, folder / "work", on_epoch)
+    request = TrainingRequest(small, windows, settings, **learnt_from)
+    return launch_training(request, store, folder / "work", on_epoch)
 
 
 def run_ranks(

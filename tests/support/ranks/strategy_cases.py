@@ -1,11 +1,12 @@
 """What every strategy is put through: networks, rows and configurations, and the plain answer.
 
-A strategy joins the conformance test by a line in `CASES`.
+A strategy joins the conformance test by its name in `ALL`, a way to train by a line in `VARIANTS`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,67 +80,36 @@ class Case:
     """Its states are loaded by all such cases on all world sizes."""
 
 
-def strategy_config(**fields: object) -> StrategyConfig:
-    return StrategyConfig.model_validate(fields)
-
-
 LOOSE = {"loss_tolerance": 0.02, "weight_tolerance": 0.03}
 NEARLY = {"loss_tolerance": 1e-3, "weight_tolerance": 5e-3}
 # These take other steps on the way: what counts is that ranks agree and where they arrive.
 LOOSER = {"loss_tolerance": 0.6, "weight_tolerance": 0.12}
+EVERYTHING = {"precision": "bf16", "accumulation_steps": 2, "max_gradient_norm": 0.05}
+ALL, REPLICAS = ("horovod", "ddp", "fsdp"), ("horovod", "ddp")
+VARIANTS: tuple[tuple[str, tuple[str, ...], dict[str, Any], tuple[int, ...], dict[str, float]], ...]
+VARIANTS = (
+    ("accumulating", ALL, {"accumulation_steps": 3}, (2,), {}),
+    ("clipped", ALL, {"max_gradient_norm": 0.05}, (2,), {}),
+    ("bf16", ALL, {"precision": "bf16"}, (2,), LOOSE),
+    ("fp16", ALL, {"precision": "fp16"}, (2,), LOOSE),
+    ("sending fp16", REPLICAS, {"gradient_compression": "fp16"}, (2, 3), NEARLY),
+    ("sending low ranks", REPLICAS, {"gradient_compression": "powersgd"}, (2, 3), LOOSER),
+    ("4 local steps", REPLICAS, {"local_steps": 4}, (2,), LOOSER),
+    ("asynchronous", REPLICAS, {"asynchronous": True, "local_steps": 2}, (2,), LOOSER),
+    ("everything", ("horovod",), EVERYTHING, (2,), LOOSE),
+)
+"""What is done, by which strategies, the fields that ask for it, on so many ranks, how nearly."""
 
-CASES = {
-    case.name: case
-    for case in (
-        Case("horovod", strategy_config(), exchanges_states=True),
-        Case("ddp", strategy_config(name="ddp"), exchanges_states=True),
-        Case("fsdp", strategy_config(name="fsdp"), exchanges_states=True),
-        *(
-            Case(f"{name}, {what}", strategy_config(name=name, **fields), sizes=(2,))
-            for name in ("horovod", "ddp", "fsdp")
-            for what, fields in (
-                ("accumulating", {"accumulation_steps": 3}),
-                ("clipped", {"max_gradient_norm": 0.05}),
-            )
-        ),
-        *(
-            Case(
-                f"{name}, {precision}",
-                strategy_config(name=name, precision=precision),
-                sizes=(2,),
-                **LOOSE,
-            )
-            for name in ("horovod", "ddp", "fsdp")
-            for precision in ("bf16", "fp16")
-        ),
-        *(
-            Case(f"{name}, {what}", strategy_config(name=name, **fields), sizes=(2, 3), **near)
-            for name in ("horovod", "ddp")
-            for what, fields, near in (
-                ("sending fp16", {"gradient_compression": "fp16"}, NEARLY),
-                ("sending low ranks", {"gradient_compression": "powersgd"}, LOOSER),
-            )
-        ),
-        *(
-            Case(f"{name}, {what}", strategy_config(name=name, **fields), sizes=(2,), **LOOSER)
-            for name in ("horovod", "ddp")
-            for what, fields in (
-                ("4 local steps", {"local_steps": 4}),
-                ("asynchronous", {"asynchronous": True, "local_steps": 2}),
-            )
-        ),
-        Case(
-            "horovod, everything",
-            strategy_config(
-                precision="bf16",
-                accumulation_steps=2,
-                max_gradient_norm=0.05,
-            ),
-            sizes=(2,),
-            **LOOSE,
-        ),
-    )
-}
+
+def _cases() -> Iterator[Case]:
+    for name in ALL:
+        yield Case(name, StrategyConfig(name=name), exchanges_states=True)
+    for what, names, fields, sizes, near in VARIANTS:
+        for name in names:
+            yield Case(f"{name}, {what}", StrategyConfig(name=name, **fields), sizes, **near)
+
+
+CASES = {case.name: case for case in _cases()}
 
 
 def adamw(parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -15,7 +15,8 @@ import torch
 from tasks.kernel.errors import TrainingError
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.communicators import join
-from tasks.training.strategies.data_parallel import Strategy, build_strategy
+from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.data_parallel import Strategy, strategy_class
 from tests.support.ranks.strategy_cases import (
     CASES,
     HALF,
@@ -29,15 +30,14 @@ from tests.support.ranks.strategy_cases import (
     network_of,
     row_losses,
     share_of,
-    strategy_config,
 )
 
 
 def main(folder: Path, device: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     exchanges = {
-        "horovod": join(strategy_config(), device),
-        "torch": join(strategy_config(name="ddp"), device),
+        "horovod": join(StrategyConfig(), device),
+        "torch": join(StrategyConfig(name="ddp"), device),
     }
     if device == "cuda":
         torch.cuda.set_device(exchanges["torch"].local_rank)
@@ -65,7 +65,8 @@ class Ranks:
     def _build(self, case: Case, seed: int) -> Strategy:
         exchange = self._exchanges[case.config.engine]
         network = network_of(seed + exchange.rank)
-        return build_strategy(case.config, exchange, network, row_losses, adamw, self._device)
+        build = strategy_class(case.config)
+        return build(case.config, exchange, network, row_losses, adamw, self._device)
 
     def _train(self, strategy: Strategy, steps: range) -> list[float]:
         """The losses of some steps, over all ranks and rows."""

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tasks.contracts.base import ModelVersionRef
-from tasks.contracts.conversion import ConversionRows, ImportedProgram, tabular_signature
+from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import tabular_inputs
-from tasks.conversion.targets.interface import ModelInputs, Runtime
+from tasks.conversion.targets.interface import ConversionJob, ModelInputs, Runtime
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key
 from tasks.registry.candidate import register_import
@@ -78,8 +78,7 @@ class ServedHome:
     ) -> tuple[ModelVariant, ...]:
         """Build the targets of a version and file them with it, unjudged."""
         program = self.program(ref)
-        rows: ConversionRows = encoders.prepared(self.store)
-        forms = built(program, rows, config, self.store)
+        forms = built(ConversionJob(program, encoders.prepared(self.store), config, self.store))
         made = tuple(kept(one, program) for one in forms if one.name in config.formats)
         self.attach(ref, made)
         return made

@@ -1,6 +1,7 @@
 """Snapshots in files, ranks as threads that read them, and batches that are equal."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,7 +56,13 @@ def job(
         num_bins=4,
         reading=ReadingConfig.model_validate(reading),
     )
-    return TrainingJob(snapshot_path=path, columns=COLUMNS, splits=splits(), config=config)
+    return training_job(snapshot_path=path, config=config)
+
+
+def training_job(**changes: Any) -> TrainingJob:
+    """What ranks are asked to do with rows of the builders."""
+    fields = {"snapshot_path": Path("none"), "config": TrainingConfig(), **changes}
+    return TrainingJob(**{"columns": COLUMNS, "splits": splits(), **fields})
 
 
 def opened(work: TrainingJob, folder: Path, size: int) -> list[Sources]:

@@ -12,10 +12,7 @@ from tasks.contracts.conversion import tabular_signature
 from tasks.contracts.data import DatasetSchema
 from tasks.conversion.targets.pytorch import check_program, load_program
 from tasks.kernel.errors import ArtifactError, ConversionError
-from tests.support.conversion.programs import (
-    SmallNetwork,
-    exported,
-)
+from tests.support.conversion.programs import SmallNetwork, exported
 from tests.support.data.builders import COLUMNS
 
 

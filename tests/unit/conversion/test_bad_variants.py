@@ -17,7 +17,7 @@ from tasks.conversion.examine import examine, take_reference
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tests.support.conversion.cases import Case, TextCase
 from tests.support.conversion.forging import changed
-from tests.support.conversion.programs import Decided, build_one, exported, registered
+from tests.support.conversion.programs import Decided, build_one, exported, tabular_job
 from tests.support.data.builders import COLUMNS
 from tests.support.suite.promises import Promise, proves
 
@@ -171,17 +171,15 @@ class Bench:
 
     def failure(self, change: Callable[[Path], None] = lambda folder: None) -> str | None:
         case = self.case
-        reference = take_reference(case.program, case.rows, case.config, case.store)
         form = changed(case.store, self.good, change)
-        return examine(form, reference, case.config, case.store).failure
+        return examine(form, take_reference(case)).failure
 
 
 @pytest.fixture(scope="module")
 def decided(case: Case) -> Case:
     """A form of a network whose answers are far apart."""
-    program = registered(case.store, case.dataset, exported(Decided()))
-    form = build_one("onnx-fp32", program, case.rows, case.config, case.store)
-    return replace(case, program=program, onnx=form)
+    job = tabular_job(case.store, exported(Decided()))
+    return replace(case, program=job.program, onnx=build_one("onnx-fp32", job))
 
 
 @pytest.fixture(scope="module")

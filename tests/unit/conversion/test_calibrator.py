@@ -19,7 +19,7 @@ from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.pytorch import load_program, load_pytorch
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.programs import SmallNetwork, built, exported, registered
+from tests.support.conversion.programs import SmallNetwork, built, exported, tabular_job
 from tests.support.data.builders import COLUMNS, dataset, month
 
 NUMBER = COLUMNS.model_copy(update={"task": "regression", "label": "minutes", "unit": "minutes"})
@@ -71,9 +71,8 @@ def test_the_program_gives_the_mapped_logit_and_keeps_the_order_in_every_runtime
     assert np.diff(new[np.argsort(old, kind="stable")]).min() > -1e-6  # rounding, no more
 
     store = ArtifactStore(tmp_path / "artifacts")
-    made = registered(store, dataset(store), after.read_bytes())
     config = ConversionConfig(formats=("onnx-fp32",))
-    (onnx,) = built(made, dataset(store), config, store)
+    (onnx,) = built(tabular_job(store, after.read_bytes(), config))
     session = ort.InferenceSession(
         store.path(onnx.files) / MODEL_FILE, providers=["CPUExecutionProvider"]
     )

@@ -8,12 +8,7 @@ from tasks.contracts.release import BuiltVariant
 from tasks.conversion.config import ConversionConfig, HardwareConversion
 from tasks.conversion.kinds.interface import kind_of
 from tasks.conversion.provenance import library_versions
-from tasks.conversion.targets.catalog import (
-    FORMAT,
-    FORMATS,
-    Format,
-    format_of,
-)
+from tasks.conversion.targets.catalog import FORMAT, FORMATS, Format, format_of
 from tasks.conversion.targets.interface import CONVERTERS
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT

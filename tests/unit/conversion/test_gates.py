@@ -17,13 +17,11 @@ from tasks.conversion.examine import (
     score_batches,
     score_gap,
 )
-from tasks.conversion.kinds.interface import JudgedRows
 from tasks.conversion.kinds.tabular import edge_batches, score_distances
-from tasks.conversion.measure import (
-    median_interval,
-)
+from tasks.conversion.measure import median_interval
 from tasks.conversion.targets.interface import ModelInputs, Scorer
 from tasks.kernel.errors import ConversionParityError
+from tests.support.conversion.cases import judged_rows
 
 BOUND = QualityBound(max_gap=0.01, mean_gap=0.001, quality_drop=0.0)
 SCORES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=30)
@@ -135,16 +133,7 @@ LOOSE = QualityBound(max_gap=0.04, mean_gap=0.004, quality_drop=0.1)
 
 def _dependence(model: Scorer) -> str | None:
     scores = np.concatenate([model(batch) for batch in BATCHES])
-    judged = JudgedRows(
-        batches=BATCHES,
-        edges=(),
-        distances=score_distances,
-        change=lambda *_: pytest.fail("not asked for"),
-        timing_batch=BATCHES[0].repeated,
-        metric="AUC",
-        unit="",
-    )
-    return batch_invariance_failure(model, judged, scores, LOOSE)
+    return batch_invariance_failure(model, judged_rows(*BATCHES), scores, LOOSE)
 
 
 def test_an_answer_that_depends_on_the_call_or_changes_each_time_is_not_batch_invariant() -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ from tasks.conversion.config import ConversionConfig, QualityBound
 from tasks.conversion.convert import judge_variants
 from tasks.conversion.decide import EAGER, GOALS, Measurements, choose, decide
 from tasks.conversion.examine import Examined, ScoreGap, quality_failure
-from tasks.conversion.kinds.interface import JudgedRows
-from tasks.conversion.kinds.tabular import TABULAR, score_distances
+from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.measure import Timing
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.kernel.errors import ConfigurationError
-from tests.support.conversion.cases import Case
+from tests.support.conversion.cases import Case, judged_rows
 from tests.support.conversion.forging import passed_off
 from tests.support.conversion.programs import (
     NotANumber,
@@ -24,21 +24,14 @@ from tests.support.conversion.programs import (
     SwappedColumns,
     build_one,
     exported,
-    registered,
+    tabular_job,
+    with_formats,
 )
 from tests.support.suite.promises import Promise, proves
 
 CONFIG = ConversionConfig(batch_sizes=(1, 1024))
-JUDGED = JudgedRows(
-    batches=(),
-    edges=(),
-    distances=score_distances,
-    change=lambda *_: NO_CHANGE,
-    timing_batch=lambda rows: pytest.fail("not asked for"),
-    metric="AUC",
-    unit="",
-)
 NO_CHANGE = Metric(value=0.0, low=0.0, high=0.0)
+JUDGED = judged_rows(change=lambda *_: NO_CHANGE)
 
 
 def _timing(ms: float, spread: float = 0.0) -> Timing:
@@ -63,8 +56,8 @@ def _decided(case: Case, times_ms: dict[str, tuple[float, float]]) -> dict[str, 
         for position, rows in enumerate(CONFIG.batch_sizes)
     }
     examined = [_examined(name) for name in times_ms if name != EAGER]
-    measured = Measurements(timings, {})
-    return {v.name: v for v in decide(case.program, examined, measured, CONFIG, JUDGED)}
+    measured, job = Measurements(timings, {}), replace(case, config=CONFIG)
+    return {v.name: v for v in decide(job, examined, measured, JUDGED)}
 
 
 @pytest.mark.parametrize(
@@ -127,13 +120,8 @@ def test_a_gain_that_is_not_certain_does_not_count(case: Case) -> None:
         rows: {EAGER: _timing(1.0), "onnx-fp32": _timing(0.85, spread=0.3)}
         for rows in CONFIG.batch_sizes
     }
-    (variant,) = decide(
-        case.program,
-        [_examined("onnx-fp32")],
-        Measurements(timings, {}),
-        CONFIG,
-        JUDGED,
-    )
+    job, examined = replace(case, config=CONFIG), [_examined("onnx-fp32")]
+    (variant,) = decide(job, examined, Measurements(timings, {}), JUDGED)
     assert not variant.accepted
     assert "1.18 x PyTorch eager (1.0" in variant.reason
 
@@ -150,7 +138,7 @@ def test_auc_is_judged_by_the_lower_end_of_its_interval(low: float, fails: bool)
 def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
     backwards = case.built[::-1]
     torch.set_num_threads(2)
-    variants = judge_variants(case.program, backwards, case.rows, case.config, case.store)
+    variants = judge_variants(case, backwards)
     assert torch.get_num_threads() == 2  # judging puts it back
     assert [v.name for v in variants] == ["onnx-fp32", "openvino-fp32", "openvino-int8"]
     for variant, built in zip(variants, case.built, strict=True):
@@ -175,10 +163,10 @@ def test_all_targets_are_judged_on_real_measurements(case: Case) -> None:
 def test_a_form_of_another_model_is_caught_and_the_others_survive(
     case: Case, network: SmallNetwork, sentence: str
 ) -> None:
-    wrong = registered(case.store, case.dataset, exported(network))
-    forged = build_one("onnx-fp32", wrong, case.rows, case.config, case.store)
+    wrong = tabular_job(case.store, exported(network))
+    forged = build_one("onnx-fp32", wrong)
     built = (passed_off(case.store, forged, case.onnx), case.openvino, case.int8)
-    variants = judge_variants(case.program, built, case.rows, case.config, case.store)
+    variants = judge_variants(case, built)
     assert not variants[0].accepted
     assert sentence in variants[0].reason
     assert variants[0].latencies == ()
@@ -188,13 +176,12 @@ def test_a_form_of_another_model_is_caught_and_the_others_survive(
 
 def test_a_format_that_nobody_built_is_an_error(case: Case) -> None:
     with pytest.raises(ConfigurationError, match="openvino-fp32, openvino-int8"):
-        judge_variants(case.program, (case.onnx,), case.rows, case.config, case.store)
+        judge_variants(case, (case.onnx,))
 
 
 def test_a_form_for_other_hardware_is_neither_timed_nor_kept(case: Case) -> None:
-    config = case.config.model_copy(update={"formats": ("onnx-fp16",)})
-    fp16 = build_one("onnx-fp16", case.program, case.rows, config, case.store, case.onnx)
-    (variant,) = judge_variants(case.program, (fp16,), case.rows, config, case.store)
+    fp16 = build_one("onnx-fp16", case, case.onnx)
+    (variant,) = judge_variants(with_formats(case, "onnx-fp16"), (fp16,))
     assert not variant.accepted
     assert variant.latencies == ()
     assert variant.reason.startswith("Dropped: it is for gpu, and this is cpu")

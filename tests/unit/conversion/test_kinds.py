@@ -1,5 +1,6 @@
 """Rows of any program, and what its answers are worth, without anyone saying what it means."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,7 @@ from tasks.contracts.conversion import PreparedRows, Signature
 from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.interface import bound_of
-from tasks.conversion.kinds.tensors import (
-    TENSORS,
-    read_inputs,
-    spread_distances,
-    spread_of,
-)
+from tasks.conversion.kinds.tensors import TENSORS, read_inputs, spread_distances, spread_of
 from tasks.conversion.kinds.text_embedding import (
     IDS,
     MASK,
@@ -29,6 +25,7 @@ from tasks.conversion.kinds.text_embedding import (
     padded,
 )
 from tasks.conversion.targets.catalog import FORMAT
+from tasks.conversion.targets.interface import ConversionJob
 from tasks.kernel.errors import ConfigurationError, ConversionError, DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tests.support.conversion.cases import NAMES, TextCase
@@ -47,10 +44,11 @@ def signature(*shape: str | int, output: tuple[int, ...] = (), **more: Any) -> S
     )
 
 
-def program(taken: Signature) -> RegisteredProgram:
+def job(store: ArtifactStore, rows: PreparedRows, output: tuple[int, ...] = ()) -> ConversionJob:
     file = Artifact(uri="programs/theirs", sha256="1" * 64, num_bytes=1)
-    version = version_ref(file.sha256)
-    return RegisteredProgram(version=version, program=file, family="tensors", signature=taken)
+    fields = {"family": "tensors", "signature": signature(output=output)}
+    program = RegisteredProgram(version=version_ref(file.sha256), program=file, **fields)
+    return ConversionJob(program, rows, CONFIG, store)
 
 
 def prepared(store: ArtifactStore, **columns: Any) -> PreparedRows:
@@ -125,7 +123,7 @@ def test_the_metric_follows_from_labels_and_output(
     if labels == [0.5, 1.5] * 20:
         labels = list(x)
     rows = prepared(store, x=x, **({} if labels is None else {"label": labels}))
-    judged = TENSORS.read_judged(program(signature(output=output)), rows, CONFIG, store)
+    judged = TENSORS.read_judged(job(store, rows, output=output))
     assert judged.metric == metric
     scores = np.random.default_rng(1).normal(size=(20, *output)).astype(np.float32)
     assert judged.change(scores, scores).value == 0
@@ -137,22 +135,22 @@ def test_the_metric_follows_from_labels_and_output(
 def test_what_cannot_judge_or_calibrate_is_refused_with_a_sentence(store: ArtifactStore) -> None:
     few = prepared(store, x=[1.0, 2.0])
     with pytest.raises(DataContractError, match="have 1 rows to judge on, expected at least 8"):
-        TENSORS.read_judged(program(signature()), few, CONFIG, store)
+        TENSORS.read_judged(job(store, few))
     many = CONFIG.model_copy(update={"batch_sizes": (1, 64)})
     rows = ArtifactStore(store.root / "other")
     with pytest.raises(ConfigurationError, match="64 rows a call, the program takes 16 at most"):
-        TENSORS.read_judged(program(signature()), prepared(rows, x=[1.0] * 20), many, rows)
+        TENSORS.read_judged(replace(job(rows, prepared(rows, x=[1.0] * 20)), config=many))
     third = ArtifactStore(store.root / "third")
     strange = prepared(third, z=[1.0] * 20)
     with pytest.raises(ConversionError, match=r"nothing to calibrate INT8 on.*expected 'x'"):
-        TENSORS.read_calibration(program(signature()), strange, CONFIG, third)
+        TENSORS.read_calibration(job(third, strange))
 
 
 def test_calibration_takes_its_own_part_in_calls_that_the_program_takes(
     store: ArtifactStore,
 ) -> None:
     rows = prepared(store, x=np.arange(100.0))
-    calls = TENSORS.read_calibration(program(signature()), rows, CONFIG, store)
+    calls = TENSORS.read_calibration(job(store, rows))
     assert [call.num_rows for call in calls] == [16, 16, 16, 2]
     assert set(np.concatenate([call["x"] for call in calls]) % 2) == {0.0}
 
@@ -179,7 +177,7 @@ def test_any_number_of_texts_of_any_length_embeds_as_pytorch_does(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_target_is_built_and_near_enough(texts: TextCase, name: str) -> None:
     assert texts.built[name].failure is None
-    judged = TEXT_EMBEDDING.read_judged(texts.program, texts.rows, texts.config, texts.store)
+    judged = TEXT_EMBEDDING.read_judged(texts)
     expected = np.concatenate([texts.expected(dict(batch)) for batch in judged.batches])
     got = np.concatenate([texts.answers(name, dict(batch)) for batch in judged.batches])
     bound = bound_of(TEXT_EMBEDDING, FORMAT[name].precision, texts.config)
@@ -224,7 +222,7 @@ def test_edge_texts_hold_one_token_and_the_longest_text_and_much_padding() -> No
 
 def test_a_large_offset_of_the_answers_hides_no_error(store: ArtifactStore) -> None:
     rows = prepared(store, x=np.arange(40.0))
-    judged = TENSORS.read_judged(program(signature(output=())), rows, CONFIG, store)
+    judged = TENSORS.read_judged(job(store, rows))
     near = np.random.default_rng(0).integers(0, 4, 20).astype(np.float32)
     far = near + np.float32(1e6)
     assert judged.change(far, np.roll(far, 1)) == judged.change(near, np.roll(near, 1))

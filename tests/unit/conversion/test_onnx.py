@@ -7,19 +7,12 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from tasks.contracts.data import ValidatedDataset
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE, encoding_nodes
 from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
-from tests.support.conversion.programs import (
-    Elementwise,
-    build_one,
-    exported,
-    registered,
-)
+from tests.support.conversion.programs import Elementwise, build_one, exported, tabular_job
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 1024])
@@ -33,11 +26,10 @@ def test_any_number_of_rows_scores_as_pytorch_does(
 
 
 def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
-    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
+    store: ArtifactStore,
 ) -> None:
     network = Elementwise(lambda numbers: torch.special.gammaln(numbers).sum(1))
-    program = registered(store, rows, exported(network))
-    built = build_one("onnx-fp32", program, rows, quick, store)
+    built = build_one("onnx-fp32", tabular_job(store, exported(network)))
     assert built.files is None
     assert "cannot be written as ONNX opset 20: No ONNX function found" in built.failure
     assert "lgamma" in built.failure
@@ -48,18 +40,14 @@ def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
 def test_fewer_bits_stay_within_their_bound_on_edge_rows_too(
     case: Case, typical: ModelInputs, edges: ModelInputs, name: str
 ) -> None:
-    given = case.onnx, case.openvino
-    one = build_one(name, case.program, case.rows, case.config, case.store, *given)
+    one = build_one(name, case, case.onnx, case.openvino)
     for inputs in (typical, edges):
         gap = np.abs(case.load_source()(inputs) - case.load(one)(inputs)).max()
         assert 0 < gap < TABULAR.bounds[one.precision].max_gap
 
 
 def _graph(case: Case, name: str) -> onnx.GraphProto:
-    if name == "onnx-fp32":
-        made = case.onnx
-    else:
-        made = build_one(name, case.program, case.rows, case.config, case.store, case.onnx)
+    made = case.onnx if name == "onnx-fp32" else build_one(name, case, case.onnx)
     return onnx.load(case.store.path(made.files) / MODEL_FILE).graph
 
 
@@ -92,7 +80,7 @@ def test_only_matrix_products_are_quantised_with_zero_points_of_zero(case: Case)
 
 
 def test_onnx_runtime_multiplies_in_integers(case: Case, tmp_path: Path) -> None:
-    int8 = build_one("onnx-int8", case.program, case.rows, case.config, case.store, case.onnx)
+    int8 = build_one("onnx-int8", case, case.onnx)
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3  # it warns that the written graph is for this machine

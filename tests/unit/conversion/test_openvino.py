@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.contracts.data import ValidatedDataset
-from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import TABULAR
 from tasks.conversion.provenance import computes_bf16
 from tasks.conversion.targets.interface import ModelInputs
@@ -16,26 +14,29 @@ from tasks.conversion.targets.openvino import read_ir, save_ir
 from tasks.kernel.errors import StorageError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tests.support.conversion.cases import Case
-from tests.support.conversion.programs import Elementwise, build_one, built, exported, registered
-from tests.support.data.builders import dataset
+from tests.support.conversion.programs import (
+    Elementwise,
+    build_one,
+    built,
+    exported,
+    tabular_job,
+    with_formats,
+)
 
 
 def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -> None:
     content = case.store.path(case.program.program).read_bytes()
-    program = registered(store, dataset(store), content)
-    formats = (*case.config.formats, "onnx-fp16", "onnx-int8")
-    config = case.config.model_copy(update={"formats": formats})
-    made = built(case.program, case.rows, config, case.store)
-    for old, new in zip(made, built(program, dataset(store), config, store), strict=True):
+    one = with_formats(case, *case.config.formats, "onnx-fp16", "onnx-int8")
+    other = tabular_job(store, content, one.config)
+    for old, new in zip(built(one), built(other), strict=True):
         assert new.files.sha256 == old.files.sha256
 
 
 def test_an_operator_that_openvino_lacks_leaves_the_onnx_form_standing(
-    store: ArtifactStore, rows: ValidatedDataset, quick: ConversionConfig
+    store: ArtifactStore,
 ) -> None:
     network = Elementwise(lambda numbers: torch.linalg.det(numbers[:, :4].reshape(-1, 2, 2)))
-    program = registered(store, rows, exported(network))
-    onnx, openvino, int8 = built(program, rows, quick, store)
+    onnx, openvino, int8 = built(tabular_job(store, exported(network)))
     assert onnx.failure is None
     assert "OpenVINO cannot convert the ONNX file" in openvino.failure
     assert "Det-20" in openvino.failure
@@ -79,8 +80,7 @@ needs_bf16 = pytest.mark.skipif(not computes_bf16(), reason="this processor comp
 def test_bfloat16_is_what_the_loaded_model_says_it_runs_in(
     case: Case, typical: ModelInputs
 ) -> None:
-    given = case.onnx, case.openvino
-    one = build_one("openvino-bf16", case.program, case.rows, case.config, case.store, *given)
+    one = build_one("openvino-bf16", case, case.onnx, case.openvino)
     model = case.load(one)
     assert model.settings["precision"] == "bf16"
     gap = np.abs(model(typical) - case.load_source()(typical)).max()

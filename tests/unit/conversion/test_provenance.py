@@ -12,11 +12,7 @@ from tasks.conversion.convert import judge_variants
 from tasks.conversion.kinds.tabular import tabular_inputs
 from tasks.conversion.provenance import check_sample
 from tasks.conversion.targets.catalog import FORMAT
-from tasks.conversion.targets.interface import (
-    ModelInputs,
-    Runtime,
-    converter_of,
-)
+from tasks.conversion.targets.interface import ModelInputs, Runtime, converter_of
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, without_reporting
 from tasks.conversion.variants import load_variant, open_variant
@@ -24,6 +20,7 @@ from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tests.support.conversion.cases import Case
 from tests.support.conversion.forging import Change, changed
+from tests.support.conversion.programs import with_formats
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.suite.promises import Promise, proves
 
@@ -36,7 +33,7 @@ def test_files_carry_all_that_is_known_of_them(case: Case, name: str) -> None:
     assert seen["target"] == name
     assert seen["precision"] == one.precision
     assert seen["program_sha256"] == case.program.program.sha256
-    assert seen["snapshot_sha256"] == case.dataset.snapshot.data.sha256
+    assert seen["snapshot_sha256"] == case.program.version.snapshot_sha256
     for package in FORMAT[name].packages:
         assert f"{package} " in seen["versions"]
     calibrated = FORMAT[name].needs_calibration
@@ -81,8 +78,7 @@ def test_a_variant_that_lost_its_provenance_is_refused(
     bare = changed(case.store, built, change)
     with pytest.raises(ArtifactError, match=f"the files of {name} carry no provenance"):
         load_variant(bare, case.program, Runtime(), case.store)
-    config = case.config.model_copy(update={"formats": (name,)})
-    (variant,) = judge_variants(case.program, (bare,), case.rows, config, case.store)
+    (variant,) = judge_variants(with_formats(case, name), (bare,))
     assert not variant.accepted
     assert "carry no provenance" in variant.reason
 
@@ -111,8 +107,7 @@ def test_a_file_that_changed_after_it_was_recorded_is_refused(case: Case, tmp_pa
 
 @pytest.fixture(scope="module")
 def judged(case: Case) -> ModelVariant:
-    config = case.config.model_copy(update={"formats": ("onnx-fp32",)})
-    (variant,) = judge_variants(case.program, case.built, case.rows, config, case.store)
+    (variant,) = judge_variants(with_formats(case, "onnx-fp32"), case.built)
     return variant
 
 

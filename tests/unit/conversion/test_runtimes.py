@@ -13,7 +13,7 @@ from tasks.conversion.targets.interface import LoadedModel, ModelInputs, Runtime
 from tasks.conversion.variants import load_variant
 from tasks.kernel.errors import ConversionError, DataContractError
 from tests.support.conversion.cases import Case
-from tests.support.conversion.programs import build_one, built
+from tests.support.conversion.programs import build_one, built, with_formats
 from tests.support.data.builders import COLUMNS
 from tests.support.suite.promises import Promise, proves
 
@@ -89,14 +89,14 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a d
 
 @without_gpu
 def test_an_engine_that_cannot_be_built_spoils_no_other_form_and_is_tried_anew(case: Case) -> None:
-    config = case.config.model_copy(update={"formats": ("onnx-fp32", "tensorrt-fp16")})
-    forms = built(case.program, case.rows, config, case.store, given=(case.onnx,))
+    job = with_formats(case, "onnx-fp32", "tensorrt-fp16")
+    forms = built(job, case.onnx)
     assert [form.name for form in forms] == ["onnx-fp32", "onnx-fp16", "tensorrt-fp16"]
     assert [form.failure is None for form in forms] == [True, True, False]
     builds = case.store.num_builds
-    built(case.program, case.rows, config, case.store, given=forms[:2])
+    built(job, *forms[:2])
     assert case.store.num_builds == builds  # what a machine lacks is not remembered as a result
-    onnx, engine = judge_variants(case.program, forms, case.rows, config, case.store)
+    onnx, engine = judge_variants(job, forms)
     assert onnx.latencies
     assert not engine.accepted
     assert "Dropped: not built" in engine.reason
@@ -147,9 +147,8 @@ def test_bfloat16_is_dropped_with_the_reason_where_the_processor_lacks_it(
     host: Host, case: Case
 ) -> None:
     host("avx512_vnni")
-    config = case.config.model_copy(update={"formats": ("openvino-bf16",)})
-    one = build_one("openvino-bf16", case.program, case.rows, config, case.store, case.onnx)
-    (variant,) = judge_variants(case.program, (one,), case.rows, config, case.store)
+    one = build_one("openvino-bf16", case, case.onnx)
+    (variant,) = judge_variants(with_formats(case, "openvino-bf16"), (one,))
     assert not variant.accepted
     assert variant.reason.startswith("Dropped: not built: this processor computes no bfloat16")
 
@@ -162,9 +161,7 @@ def test_a_form_for_one_class_of_processors_is_not_taken_for_that_of_another(
     made = {}
     for flags in ("avx512_vnni", ""):
         host(flags)
-        made[flags] = build_one(
-            name, case.program, case.rows, case.config, case.store, case.onnx, case.openvino
-        )
+        made[flags] = build_one(name, case, case.onnx, case.openvino)
     exact, limited = made.values()
     assert (exact.settings["weight_bits"], limited.settings["weight_bits"]) == ("8", "7")
     assert exact.files != limited.files

@@ -6,12 +6,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 
 from tasks.contracts.data import TaskKind
 from tasks.conversion.kinds.interface import LabelledRows, paired_change
-from tasks.conversion.kinds.tabular import (
-    category_rows,
-    edge_rows,
-    read_rows,
-    tabular_inputs,
-)
+from tasks.conversion.kinds.tabular import category_rows, edge_rows, read_rows, tabular_inputs
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.builders import COLUMNS, dataset, frame, month

@@ -1,6 +1,7 @@
 """Model repositories for Triton: what is written, and what is found before a server would."""
 
 import importlib.util
+from dataclasses import replace
 from importlib.metadata import distribution
 from typing import Any
 
@@ -8,15 +9,17 @@ import pytest
 from google.protobuf import text_format
 
 from tasks.contracts.release import ModelVariant
-from tasks.conversion.config import ConversionConfig, TritonConfig
+from tasks.conversion.config import TritonConfig
+from tasks.conversion.targets.interface import ConversionJob
 from tasks.conversion.triton.repository import most_rows, with_repository, write_repository
 from tasks.kernel.errors import ArtifactError
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import kept
 
 
-def serving(case: Case, **settings: object) -> ConversionConfig:
-    return case.config.model_copy(update={"triton": TritonConfig.model_validate(settings)})
+def serving(case: Case, **settings: object) -> ConversionJob:
+    triton = TritonConfig.model_validate(settings)
+    return replace(case, config=case.config.model_copy(update={"triton": triton}))
 
 
 def parsed(text: str) -> Any:
@@ -30,9 +33,9 @@ def parsed(text: str) -> Any:
 
 def test_a_repository_holds_the_form_its_version_and_a_row_to_warm_it_up(case: Case) -> None:
     form = kept(case.onnx, case.program, "gpu")
-    config = serving(case, max_wait_us=100, timeout_ms=20)
-    told = write_repository(case.program, form, case.rows, config, case.store)
-    assert write_repository(case.program, form, case.rows, config, case.store) == told
+    job = serving(case, max_wait_us=100, timeout_ms=20)
+    told = write_repository(job, form)
+    assert write_repository(job, form) == told
     folder = case.store.path(told.files)
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = {"config.pbtxt", "3/model.onnx", "warmup/categorical", "warmup/numeric"}
@@ -57,13 +60,12 @@ def test_a_form_that_says_it_is_of_another_snapshot_gets_no_repository(case: Cas
     form = kept(case.onnx, case.program)
     other = form.model_copy(update={"provenance": {**form.provenance, "snapshot_sha256": "f" * 64}})
     with pytest.raises(ArtifactError, match="belong to another model, snapshot or build"):
-        write_repository(case.program, other, case.rows, serving(case, timeout_ms=4), case.store)
+        write_repository(serving(case, timeout_ms=4), other)
 
 
 def test_a_form_that_cannot_be_served_so_stays_and_says_why(case: Case) -> None:
     form = kept(case.onnx, case.program, "gpu-h200")
-    config = serving(case, onnx_backend="python")
-    same = with_repository(case.program, form, case.rows, config, case.store)
+    same = with_repository(serving(case, onnx_backend="python"), form)
     assert same.triton is None
     assert "runs on processors alone" in same.settings["triton"]
     assert same.accepted

@@ -19,12 +19,7 @@ from tasks.training.checkpoints.location import (
     access_handed_over,
     read_access,
 )
-from tasks.training.checkpoints.store import (
-    MANIFEST_NAME,
-    STATE_NAME,
-    CheckpointStore,
-    open_store,
-)
+from tasks.training.checkpoints.store import MANIFEST_NAME, STATE_NAME, CheckpointStore, open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.config import CheckpointConfig
 from tests.support.services.servers import s3_server

@@ -5,11 +5,14 @@ import pandas as pd
 import pytest
 import torch
 
+from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import ScoredWindow
 from tasks.contracts.training import DistillationTargets
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
+from tasks.training.config import TrainingConfig
 from tasks.training.core.objective import Classification, Regression, labels_of
+from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.data.derived import write_distillation_targets
 from tests.support.data.builders import COLUMNS, dataset, frame, splits
 from tests.support.training.parents import SCALE
@@ -40,6 +43,10 @@ def scored(store: ArtifactStore, rows: pd.DataFrame, snapshot: str) -> ScoredWin
         )
 
     return store.build_once("scores", content_key(len(rows), snapshot), ScoredWindow, build)
+
+
+def asked(data: ValidatedDataset, answers: DistillationTargets) -> TrainingRequest:
+    return TrainingRequest(data, splits(), TrainingConfig(), distillation=answers)
 
 
 def targets(
@@ -98,10 +105,10 @@ def test_answers_of_other_rows_are_refused(tmp_path: Path, store: ArtifactStore)
     source = store.path(data.snapshot.data)
     strange = targets(scored(store, rows, "1" * 64))
     with pytest.raises(DataContractError, match="score the training window of the same snapshot"):
-        write_distillation_targets(source, tmp_path / "t", data, splits(), strange, store)
+        write_distillation_targets(source, tmp_path / "t", asked(data, strange), store)
     fewer = targets(scored(store, rows[rows[COLUMNS.row_id] % 5 > 0], data.snapshot.data.sha256))
     with pytest.raises(DataContractError, match=r"no score for \d+ of the training rows"):
-        write_distillation_targets(source, tmp_path / "t", data, splits(), fewer, store)
+        write_distillation_targets(source, tmp_path / "t", asked(data, fewer), store)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -113,7 +120,7 @@ def test_a_teacher_adds_an_answer_to_each_row_and_changes_no_step(
     answers = targets(scored(store, rows, data.snapshot.data.sha256))
     plain = job(tmp_path, rows)
     target = tmp_path / "distilled.parquet"
-    write_distillation_targets(plain.snapshot_path, target, data, splits(), answers, store)
+    write_distillation_targets(plain.snapshot_path, target, asked(data, answers), store)
     distilled = plain.model_copy(update={"snapshot_path": target, "distillation": answers})
     position = COLUMNS.numeric.index("temp")
     by_temperature = rows.set_index("temp")[COLUMNS.row_id]

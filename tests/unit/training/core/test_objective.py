@@ -16,11 +16,11 @@ from tasks.training.core.objective import (
     one_cycle_rate,
     score_histograms,
 )
-from tasks.training.core.run_directory import TrainingJob
 from tasks.training.data.decode import RowFacts
 from tasks.training.data.opening import fit_labels
-from tests.support.data.builders import COLUMNS, splits
+from tests.support.data.builders import COLUMNS
 from tests.support.training.parents import SCALE
+from tests.support.training.reading_ranks import training_job
 from tests.support.training.thread_ranks import on_threads
 
 
@@ -35,6 +35,7 @@ def test_auc_agrees_with_scikit_learn(seed: int, num_rows: int, signal: float) -
 
 
 NUMBERS = COLUMNS.model_copy(update={"task": "regression"})
+JOB = training_job(columns=NUMBERS)
 
 
 def facts_of(labels: np.ndarray) -> RowFacts:
@@ -44,12 +45,6 @@ def facts_of(labels: np.ndarray) -> RowFacts:
     facts = RowFacts.none_of(NUMBERS)
     facts.num_rows, facts.label_mean, facts.label_squares = len(labels), mean, squares
     return facts
-
-
-def job() -> TrainingJob:
-    return TrainingJob.model_construct(
-        snapshot_path=None, columns=NUMBERS, splits=splits(), config=TrainingConfig()
-    )
 
 
 @given(st.integers(2, 200), st.integers(0, 9), st.integers(1, 4))
@@ -78,7 +73,10 @@ def test_the_loss_of_a_large_error_grows_with_its_size_and_not_its_square() -> N
 def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int) -> None:
     labels = np.random.default_rng(4).normal(3300, 2000, 1000)
     parts = np.array_split(labels, num_ranks)
-    scales = on_threads(num_ranks, lambda rank: fit_labels(facts_of(parts[rank.rank]), job(), rank))
+    scales = on_threads(
+        num_ranks,
+        lambda rank: fit_labels(facts_of(parts[rank.rank]), JOB, rank),
+    )
     assert len(set(scales)) == 1
     assert scales[0].mean == pytest.approx(labels.mean(), rel=1e-6)
     assert scales[0].deviation == pytest.approx(labels.std(), rel=1e-6)
@@ -86,7 +84,10 @@ def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int)
 
 def test_labels_that_are_all_equal_are_refused() -> None:
     with pytest.raises(DataContractError, match="standard deviation 0 in 5 training rows"):
-        on_threads(1, lambda rank: fit_labels(facts_of(np.full(5, 7.0)), job(), rank))
+        on_threads(
+            1,
+            lambda rank: fit_labels(facts_of(np.full(5, 7.0)), JOB, rank),
+        )
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))

@@ -1,25 +1,17 @@
 import errno
 import os
 import subprocess
-import sys
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tasks.kernel.errors import StorageError, TransientError
-from tasks.training.config import TrainingConfig
-from tasks.training.core.run_directory import (
-    RankError,
-    RunDirectory,
-    TrainingJob,
-    exclusive,
-)
-from tests.support.data.builders import COLUMNS, epoch, splits
+from tasks.training.core.run_directory import RankError, RunDirectory, exclusive
+from tests.support.data.builders import epoch
+from tests.support.training.reading_ranks import training_job
 
-JOB = TrainingJob(
-    snapshot_path=Path("data.parquet"), columns=COLUMNS, splits=splits(), config=TrainingConfig()
-)
+JOB = training_job()
 
 
 def test_a_new_attempt_keeps_checkpoints_and_drops_old_reports(tmp_path: Path) -> None:
@@ -47,35 +39,17 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         RunDirectory(tmp_path / "run").prepare(JOB)
 
 
-def test_a_second_driver_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    holder = (
-        "import sys; from pathlib import Path\n"
-        "from tasks.training.core.run_directory import exclusive\n"
-        "with exclusive(Path(sys.argv[1]), 0): print('held', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", holder, str(tmp_path / "run")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"held\n"
-        with (
-            pytest.raises(TransientError, match="is already training"),
-            exclusive(tmp_path / "run", 0.2),
-        ):
-            raise AssertionError("must not be entered")
-        process.kill()
-    with exclusive(tmp_path / "run", 1):
-        pass
-    assert not (tmp_path / "run.lock").exists()
-
-
-def test_a_process_that_inherits_the_lock_holds_it_on(tmp_path: Path) -> None:
-    driver = ExitStack()
-    lock = driver.enter_context(exclusive(tmp_path / "run", 0))
-    heir = subprocess.Popen(["sleep", "300"], pass_fds=(lock,))
-    with pytest.raises(KeyError), driver:
+def test_a_second_driver_is_refused_until_all_that_hold_the_lock_are_gone(tmp_path: Path) -> None:
+    with suppress(KeyError), exclusive(tmp_path / "run", 0) as lock:  # a driver that fails
+        rank = subprocess.Popen(["sleep", "300"], pass_fds=(lock,))
         raise KeyError
-    with pytest.raises(TransientError), exclusive(tmp_path / "run", 0.2):
+    with (
+        pytest.raises(TransientError, match="is already training"),
+        exclusive(tmp_path / "run", 0.2),
+    ):
         raise AssertionError("must not be entered")
-    heir.kill()
-    heir.wait()
+    rank.kill()
+    rank.wait()
     with exclusive(tmp_path / "run", 1):
         assert (tmp_path / "run.lock").exists()
+    assert not (tmp_path / "run.lock").exists()

@@ -100,16 +100,10 @@ ANY_NUMBER = st.floats(-10, 10, width=32)
 
 
 @given(st.data())
-def test_on_the_same_preprocessing_it_is_the_champion(data: st.DataObject) -> None:
-    numbers = st.one_of(ANY_NUMBER, st.just(float("nan")))
-    same(OLD, *rows(data.draw, [*NAMES, ""], numbers))
-
-
-@given(st.data())
 def test_more_categories_and_finer_bins_change_nothing_at_first(data: st.DataObject) -> None:
     more = data.draw(st.integers(9, 30))
-    extra = data.draw(st.sets(st.integers(-15, 31), max_size=6))
-    temp = sorted({-3.0, -2.0, 0.0, 1.0, 4.0, 7.0, *(edge / 8 for edge in extra)})
+    extra = data.draw(st.sets(st.integers(-24, 56), max_size=8))
+    temp = sorted({-2.0, 0.0, 1.0, 4.0, *(edge / 8 for edge in extra)})
     finer = fitted(
         {"dest": NAMES[:more], "carrier": NAMES[:more]},  # other widths, another order
         {"still": [], "gust": [-1.0, 0.0, 1.0, 1.5, 2.0], "temp": temp},

@@ -4,44 +4,30 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DatasetSchema
 from tasks.kernel.errors import DataContractError
 from tasks.training.data.decode import BLOCKS_PER_SHARD, SnapshotFile, deal_blocks
 from tasks.training.data.store import RowStore
 from tests.support.data.builders import COLUMNS, YEAR, frame, month
+from tests.support.training.reading_ranks import write
 
 NUM_SHARDS = 4
 
 
-def write(tmp_path: Path, rows: pd.DataFrame, row_group_size: int = 100) -> Path:
-    path = tmp_path / "data.parquet"
-    rows.to_parquet(path, row_group_size=row_group_size, index=False)
-    return path
+def written(folder: Path, rows: pd.DataFrame, row_group_size: int = 100) -> SnapshotFile:
+    return write(folder, rows, row_group_size, NUM_SHARDS)
 
 
-def store_of(
-    path: Path,
-    window: TimeWindow = YEAR,
-    rank: int = 0,
-    num_ranks: int = 1,
-    columns: DatasetSchema = COLUMNS,
-) -> RowStore:
-    snapshot = SnapshotFile(path, columns, NUM_SHARDS)
-    return rows_in(path.parent, snapshot, range(rank, NUM_SHARDS, num_ranks), window)
-
-
-def rows_in(
-    folder: Path, snapshot: SnapshotFile, shards: range, window: TimeWindow = YEAR
+def decoded(
+    snapshot: SnapshotFile, window: TimeWindow = YEAR, shards: range = range(NUM_SHARDS)
 ) -> RowStore:
     """Decoded anew, wherever others are."""
-    return RowStore(folder / f"rows-{uuid.uuid4()}", snapshot, window, shards, lambda: None)
+    folder = snapshot.path.parent / f"rows-{uuid.uuid4()}"
+    return RowStore(folder, snapshot, window, shards, lambda: None)
 
 
 def words_of(store: RowStore, shard: int) -> np.ndarray:
@@ -67,10 +53,10 @@ def test_words_hold_what_every_exported_model_is_given(tmp_path: Path) -> None:
     rows = frame(900)
     rows.loc[3, "carrier"] = ""
     rows.loc[5, "temp"] = np.inf
-    snapshot = SnapshotFile(write(tmp_path, rows), COLUMNS, NUM_SHARDS)
+    snapshot = written(tmp_path, rows)
     codes, numeric = COLUMNS.model_inputs(rows)
     owners = np.concatenate([group.owners() for group in snapshot.groups(YEAR).values()])
-    store = rows_in(tmp_path, snapshot, range(NUM_SHARDS))
+    store = decoded(snapshot)
     for shard in range(NUM_SHARDS):
         words, own = words_of(store, shard), owners == shard
         np.testing.assert_array_equal(snapshot.layout.codes(words), codes[own])
@@ -81,9 +67,10 @@ def test_words_hold_what_every_exported_model_is_given(tmp_path: Path) -> None:
 def test_facts_count_what_lies_in_the_window(tmp_path: Path) -> None:
     rows, window = frame(1500), month(3, 4)
     inside = rows[(rows.event_timestamp >= window.start) & (rows.event_timestamp < window.end)]
-    path = write(tmp_path, rows)
+    snapshot = written(tmp_path, rows)
     for num_ranks in (1, 2, 3, 4, 6):
-        stores = [store_of(path, window, rank, num_ranks) for rank in range(num_ranks)]
+        of_ranks = (range(rank, NUM_SHARDS, num_ranks) for rank in range(num_ranks))
+        stores = [decoded(snapshot, window, shards) for shards in of_ranks]
         facts = [facts for store in stores for facts in store.facts.values()]
         assert sum(f.num_rows for f in facts) == len(inside)
         assert sum(f.num_rows * f.label_mean for f in facts) == pytest.approx(
@@ -104,28 +91,27 @@ def test_a_label_that_is_neither_0_nor_1_is_refused(tmp_path: Path, label: float
     rows = frame(300).astype({"is_late": "float64"})
     rows.loc[17, "is_late"] = label
     with pytest.raises(DataContractError, match=r"1 of \d+ rows have a label .*flight_id is 17\."):
-        store_of(write(tmp_path, rows))
+        decoded(written(tmp_path, rows))
 
 
 def test_a_large_row_group_is_decoded_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, frame(900), row_group_size=900)
-    whole = store_of(path)
+    snapshot = written(tmp_path, frame(900), row_group_size=900)
+    whole = decoded(snapshot)
     monkeypatch.setattr("tasks.training.data.decode.DECODED_ROWS", 64)
-    parts = store_of(path)
+    parts = decoded(snapshot)
     for shard in range(NUM_SHARDS):
         np.testing.assert_array_equal(words_of(parts, shard), words_of(whole, shard))
         assert parts.facts[shard].category_counts == whole.facts[shard].category_counts
 
 
 def test_a_file_cut_after_it_was_opened_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, frame(900))
-    snapshot = SnapshotFile(path, COLUMNS, NUM_SHARDS)
-    with path.open("r+b") as file:
+    snapshot = written(tmp_path, frame(900))
+    with snapshot.path.open("r+b") as file:
         file.truncate(2000)
     with pytest.raises(DataContractError, match=r"row group \d of 9 .*the file was cut or changed"):
-        rows_in(tmp_path, snapshot, range(NUM_SHARDS))
+        decoded(snapshot)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +129,14 @@ def test_a_column_that_is_missing_or_of_a_wrong_type_is_named(
     tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], reason: str
 ) -> None:
     with pytest.raises(DataContractError, match=reason):
-        store_of(write(tmp_path, change(frame(300))))
+        written(tmp_path, change(frame(300)))
 
 
 def test_categories_that_are_integers_are_read_like_text(tmp_path: Path) -> None:
     rows = frame(300)
     rows["carrier"] = np.arange(300) % 3
-    path = tmp_path / "data.parquet"
-    pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), path, row_group_size=50)
-    assert set(store_of(path).facts[0].category_counts["carrier"]) == {"0", "1", "2"}
+    store = decoded(written(tmp_path, rows, row_group_size=50))
+    assert set(store.facts[0].category_counts["carrier"]) == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "bool", "Int16"])
@@ -161,7 +146,7 @@ def test_numbers_of_any_type_become_float32(tmp_path: Path, kind: str) -> None:
     rows = rows.astype({"temp": kind})
     if kind == "Int16":
         rows.loc[::7, "temp"] = pd.NA
-    snapshot = SnapshotFile(write(tmp_path, rows), COLUMNS, 1)
-    words = words_of(rows_in(tmp_path, snapshot, range(1)), 0)
+    snapshot = write(tmp_path, rows, num_shards=1)
+    words = words_of(decoded(snapshot, shards=range(1)), 0)
     _, expected = COLUMNS.model_inputs(rows)
     np.testing.assert_array_equal(snapshot.layout.numeric(words), expected)

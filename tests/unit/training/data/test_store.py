@@ -7,16 +7,15 @@ from tasks.kernel.errors import StorageError, TransientError
 from tasks.kernel.process import ProcessName
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.store import ASIDE, RowStore
-from tests.support.data.builders import COLUMNS, YEAR, frame, month
+from tests.support.data.builders import YEAR, frame, month
+from tests.support.training.reading_ranks import write
 
 NUM_SHARDS = 4
 
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> SnapshotFile:
-    path = tmp_path / "data.parquet"
-    frame(900).to_parquet(path, row_group_size=100, index=False)
-    return SnapshotFile(path, COLUMNS, NUM_SHARDS)
+    return write(tmp_path, frame(900), 100, NUM_SHARDS)
 
 
 def open_store(folder: Path, snapshot: SnapshotFile, *shards: int) -> tuple[RowStore, int]:
@@ -46,8 +45,7 @@ def test_rows_of_another_snapshot_or_window_are_not_taken(
     tmp_path: Path, snapshot: SnapshotFile
 ) -> None:
     open_store(tmp_path / "rows", snapshot, 0)
-    frame(900, seed=1).to_parquet(snapshot.path, row_group_size=100, index=False)
-    changed = SnapshotFile(snapshot.path, COLUMNS, NUM_SHARDS)
+    changed = write(tmp_path, frame(900, seed=1), 100, NUM_SHARDS)
     store, looked_at = open_store(tmp_path / "rows", changed, 0)
     assert looked_at == 9
     march = RowStore(tmp_path / "rows", changed, month(3), [0], lambda: None)

@@ -19,6 +19,14 @@ from tasks.training.elastic.discovery import (
 )
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
+REMOTE = {
+    "discovery": "ssh",
+    "place": "/shared/hosts",
+    "interface": "eth0",
+    "ssh_key_file": "/keys/id",
+    "ssh_known_hosts_file": "/keys/known_hosts",
+}
+
 
 def test_a_hosts_file_names_slots_in_three_ways_and_may_hold_comments() -> None:
     text = "# our hosts\nh1\nh2:3  # the large one\n\nh3.example slots=4\nidle:0\n"
@@ -29,10 +37,8 @@ def test_a_hosts_file_names_slots_in_three_ways_and_may_hold_comments() -> None:
 
 
 def source(kind: str, place: str, **fields: object) -> Discovery:
-    keys = {"ssh_key_file": "/keys/id", "ssh_known_hosts_file": "/keys/known", "interface": "eth0"}
-    return discovery_of(
-        ElasticConfig.model_validate({"discovery": kind, "place": place, **keys, **fields})
-    )
+    asked = {**REMOTE, "discovery": kind, "place": place, **fields}
+    return discovery_of(ElasticConfig.model_validate(asked))
 
 
 def test_a_hosts_file_is_read_again_and_hosts_that_do_not_answer_are_left_out(
@@ -142,15 +148,6 @@ def test_a_place_rests_longer_with_each_failure_and_long_use_is_forgiven() -> No
     rests = [cooldown.punish("h2-0", 0.0) for _ in range(3000)]
     assert rests[:8] == [5, 10, 20, 40, 80, 160, 300, 300]
     assert rests[-1] == LONGEST_REST_S
-
-
-REMOTE = {
-    "discovery": "ssh",
-    "place": "/shared/hosts",
-    "interface": "eth0",
-    "ssh_key_file": "/keys/id",
-    "ssh_known_hosts_file": "/keys/known_hosts",
-}
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,12 @@ import pytest
 
 from tasks.kernel.errors import TrainingError, TransientError
 from tasks.training.config import TrainingConfig
-from tasks.training.core.run_directory import RunDirectory, TrainingJob
+from tasks.training.core.run_directory import RunDirectory
 from tasks.training.launch import monitor as module
-from tasks.training.launch.monitor import (
-    SETTLE_S,
-    RankLog,
-    RunMonitor,
-)
+from tasks.training.launch.monitor import SETTLE_S, RankLog, RunMonitor
 from tasks.training.launch.rank_group import RankGroup
-from tests.support.data.builders import COLUMNS, epoch, splits
+from tests.support.data.builders import epoch
+from tests.support.training.reading_ranks import training_job
 from tests.support.training.timed_ranks import write_clock
 
 
@@ -28,10 +25,7 @@ class Watched:
         self.run, self.epochs = RunDirectory(folder), list[int]()
         self.exit_codes: dict[int, int] = {}
         self.num_stops = 0
-        config = TrainingConfig(progress_timeout_s=60, time_limit_s=600)
-        job = TrainingJob(
-            snapshot_path=folder / "none", columns=COLUMNS, splits=splits(), config=config
-        )
+        job = training_job(config=TrainingConfig(progress_timeout_s=60, time_limit_s=600))
         self.monitor = RunMonitor(self.run, job, lambda metrics: self.epochs.append(metrics.epoch))
 
     def monotonic(self) -> float:

@@ -7,24 +7,13 @@ from pathlib import Path
 import pytest
 
 from tasks.contracts.training import StudyRecord
-from tasks.kernel.errors import (
-    ConfigurationError,
-    StorageError,
-    TrainingError,
-    TransientError,
-)
+from tasks.kernel.errors import ConfigurationError, StorageError, TrainingError, TransientError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import WARM_UP_EPOCHS
 from tests.support.services.servers import postgres_server
-from tests.support.training.trials import (
-    Trainer,
-    auc_of,
-    open_study,
-    run_search,
-    search,
-)
+from tests.support.training.trials import Trainer, auc_of, open_study, run_search, search
 
 
 def points(record: StudyRecord) -> list[dict[str, float | int | str]]:

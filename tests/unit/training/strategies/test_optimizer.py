@@ -4,11 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tasks.training.strategies.optimizer import (
-    FlatGradients,
-    LossScale,
-    NamedOptimizer,
-)
+from tasks.training.strategies.optimizer import FlatGradients, LossScale, NamedOptimizer
 from tests.support.ranks.strategy_cases import SmallNetwork, adamw, global_batch
 
 

@@ -4,12 +4,7 @@ import pytest
 
 from tasks.kernel.errors import StorageError
 from tasks.training.telemetry import step_clock
-from tasks.training.telemetry.step_clock import (
-    WARM_UP_STEPS,
-    ClockReading,
-    StepClock,
-    clock_path,
-)
+from tasks.training.telemetry.step_clock import WARM_UP_STEPS, ClockReading, StepClock, clock_path
 from tests.support.host.processes import wait_until
 
 NEVER_S = 3600.0
