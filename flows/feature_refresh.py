@@ -58,9 +58,8 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     if window.contains(config.window):
         check_training_set(built, config)
     tables = publish_feature_tables(built, validations)
-    monitored = monitor_features.submit(tables, window, config.view_keys, config.monitoring)
     views = materialize_features(tables, window, config.features.materialization)
-    monitoring = monitored.result()
+    monitoring = monitor_features(tables, window, config.view_keys, config.monitoring)
     announce_staleness(config.name, monitoring.newly_stale)
     refresh = FeatureRefresh(
         window=window,
@@ -100,10 +99,9 @@ def check_training_set(tables: FeatureTables, config: PipelineConfig) -> Validat
     """
     suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features, tables)
-    ranked = rank_single_features.submit(snapshot, config.splits, config.features, tables)
     dataset = validate_training_set(snapshot, suite, config.splits)
     check_test_window(dataset, config.splits, config.evaluation)
-    ranked.result()
+    rank_single_features(snapshot, config.splits, config.features, tables)
     return dataset
 
 
