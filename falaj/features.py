@@ -242,11 +242,7 @@ def forget(
 
 
 def audit(
-    *,
-    verify: bool = False,
-    last: PositiveInt = 20,
-    as_json: AsJson = False,
-    context: Here,
+    *, verify: bool = False, last: PositiveInt = 20, as_json: AsJson = False, context: Here
 ) -> list[str]:
     """Show the newest lines of the audit trail, and whether its chain is complete.
 

@@ -20,11 +20,7 @@ app = App(name="predictions")
 
 @app.command
 def counts(
-    *,
-    model: str | None = None,
-    start: Start | None = None,
-    end: End | None = None,
-    context: Here,
+    *, model: str | None = None, start: Start | None = None, end: End | None = None, context: Here
 ) -> list[str]:
     """Count rows by model, version, variant and deployment track.
 

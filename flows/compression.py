@@ -62,10 +62,7 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
 
 
 def train_with_control(
-    plan: StudentPlan,
-    parent: CompressionParent,
-    dataset: ValidatedDataset,
-    config: PipelineConfig,
+    plan: StudentPlan, parent: CompressionParent, dataset: ValidatedDataset, config: PipelineConfig
 ) -> tuple[TrainedModel | None, TrainedModel]:
     """Train what was planned, on leased devices: distilled, where that is asked for, and without.
 

@@ -27,11 +27,7 @@ from tasks.registry.task import (
 )
 
 
-@flow(
-    name="conversion",
-    flow_run_name="convert-{version.name}-v{version.version}",
-    **RECORDED,
-)
+@flow(name="conversion", flow_run_name="convert-{version.name}-v{version.version}", **RECORDED)
 def conversion_flow(
     version: ModelVersionRef,
     dataset: ValidatedDataset,
@@ -64,11 +60,7 @@ def convert_version(
     return variants
 
 
-@flow(
-    name="reconversion",
-    flow_run_name="reconvert-{config.registry.model_name}",
-    **RECORDED,
-)
+@flow(name="reconversion", flow_run_name="reconvert-{config.registry.model_name}", **RECORDED)
 def reconversion_flow(
     version: PositiveInt | None, config: PipelineConfig
 ) -> tuple[ModelVariant, ...]:
@@ -93,11 +85,7 @@ def reconversion_flow(
     return conversion_flow(trained.version, validated_rows(config), config)
 
 
-@flow(
-    name="model-import",
-    flow_run_name="import-{config.registry.model_name}",
-    **RECORDED,
-)
+@flow(name="model-import", flow_run_name="import-{config.registry.model_name}", **RECORDED)
 def model_import_flow(config: ImportConfig) -> ImportedModel:
     """Register a model that was trained elsewhere, and build, judge and file its variants.
 

@@ -62,11 +62,7 @@ def decision_run_name() -> str:
     return f"decide-{str(runtime.flow_run.parameters.get('result_id'))[:12]}"
 
 
-@flow(
-    name="decision",
-    flow_run_name=decision_run_name,
-    **FOUND,
-)
+@flow(name="decision", flow_run_name=decision_run_name, **FOUND)
 def decision_flow(result_id: str, mode: Mode = "act") -> Answer:
     """Answer one drift result, and all of its model that were stored before it and have no answer.
 
@@ -97,10 +93,7 @@ def advise_on_drift(model: str, use_case: str) -> Answer | None:
     return settle_drift_results(model, use_case, find_champion_state(model), "decide_only")
 
 
-@flow(
-    name="retraining-sweep",
-    **found_but_not_retried("its next run by schedule does the same"),
-)
+@flow(name="retraining-sweep", **found_but_not_retried("its next run by schedule does the same"))
 def retraining_sweep_flow() -> list[Answer]:
     """Bring the controller's table and the world together; nothing happens where both agree.
 

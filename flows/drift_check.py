@@ -36,11 +36,7 @@ from tasks.registry.task import fetch_version, find_champion, find_champion_stat
 from tasks.validation.suites import read_suite, read_suites
 
 
-@flow(
-    name="drift-check",
-    flow_run_name=run_name("drift"),
-    **RECORDED,
-)
+@flow(name="drift-check", flow_run_name=run_name("drift"), **RECORDED)
 def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> DriftReport | None:
     """Say how the window differs from the training reference, and what that asks for.
 
@@ -61,11 +57,7 @@ def drift_check_flow(window: TimeWindow | None, config: PipelineConfig) -> Drift
     return _compared(champion, reference, current, now, window, config)
 
 
-@flow(
-    name="drift-check-log",
-    flow_run_name=run_name("served"),
-    **RECORDED,
-)
+@flow(name="drift-check-log", flow_run_name=run_name("served"), **RECORDED)
 def drift_check_log_flow(
     window: TimeWindow | None, config: PipelineConfig
 ) -> DriftReport | TooFewPredictions | None:

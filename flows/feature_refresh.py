@@ -31,11 +31,7 @@ from tasks.validation.task import (
 )
 
 
-@flow(
-    name="feature-refresh",
-    flow_run_name=run_name("refresh", hours_or_newest),
-    **RECORDED,
-)
+@flow(name="feature-refresh", flow_run_name=run_name("refresh", hours_or_newest), **RECORDED)
 def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> FeatureRefresh:
     """Make the window's features known, offline and online.
 
@@ -119,11 +115,7 @@ def announce_staleness(use_case: str, sentences: tuple[str, ...]) -> None:
     )
 
 
-@flow(
-    name="parity-check",
-    flow_run_name="parity-{config.name}",
-    **FOUND,
-)
+@flow(name="parity-check", flow_run_name="parity-{config.name}", **FOUND)
 def parity_check_flow(config: PipelineConfig) -> ParityReport:
     """Compare a sample of entities online and offline, at the moments the online store stands for.
 

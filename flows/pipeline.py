@@ -20,11 +20,7 @@ from tasks.reporting.task import publish_report
 from tasks.validation.task import publish_data_docs
 
 
-@flow(
-    name="pipeline",
-    flow_run_name="loop-{config.name}-{config.window.slug}",
-    **RECORDED,
-)
+@flow(name="pipeline", flow_run_name="loop-{config.name}-{config.window.slug}", **RECORDED)
 def pipeline_flow(config: PipelineConfig) -> RunRecord:
     """Run every stage, here or on work pools as `config.routing` says, and write the run report.
 
@@ -92,11 +88,7 @@ def check_online(config: PipelineConfig) -> None:
         raise difference(parity)
 
 
-@flow(
-    name="retraining",
-    flow_run_name="retrain-{config.name}",
-    **RECORDED,
-)
+@flow(name="retraining", flow_run_name="retrain-{config.name}", **RECORDED)
 def retraining_flow(config: PipelineConfig) -> RunRecord:
     """Run the loop on the newest complete days: the safety net below the retraining by drift.
 

@@ -57,11 +57,7 @@ SPARE_S = 14 * 86_400
 """Seconds after the deadline at which Prefect itself gives a run up that nobody closed."""
 
 
-@flow(
-    name="promotion",
-    flow_run_name="promote-{candidate.name}-v{candidate.version}",
-    **RECORDED,
-)
+@flow(name="promotion", flow_run_name="promote-{candidate.name}-v{candidate.version}", **RECORDED)
 def promotion_flow(
     candidate: ModelVersionRef,
     evaluation: EvaluationReport,
@@ -142,11 +138,7 @@ def approval_flow(model: str, version: int, ask_again: bool = False) -> Promotio
     return decision
 
 
-@flow(
-    name="approval-expiry",
-    flow_run_name="close-{model}-v{version}",
-    **FOUND,
-)
+@flow(name="approval-expiry", flow_run_name="close-{model}-v{version}", **FOUND)
 def approval_expiry_flow(model: str, version: int, question: str, waiting_run: UUID) -> bool:
     """Reject a candidate if its question is still open; true where it is closed by this.
 

@@ -23,18 +23,10 @@ from tasks.evaluation.task import (
     score_model_window,
     weigh_recalibration,
 )
-from tasks.registry.task import (
-    claim_model_name,
-    find_calibration_source,
-    find_incumbent,
-)
+from tasks.registry.task import claim_model_name, find_calibration_source, find_incumbent
 
 
-@flow(
-    name="recalibration",
-    flow_run_name=run_name("recalibrate"),
-    **RECORDED,
-)
+@flow(name="recalibration", flow_run_name=run_name("recalibrate"), **RECORDED)
 def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> RecalibrationResult:
     """Map the champion's scores anew on a window's labels; what does not help is not registered.
 

@@ -33,12 +33,7 @@ from tasks.release.evidence import COLUMNS, no_labels
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import BY_ITSELF, Release
 from tasks.release.rollout import Cycle
-from tasks.release.task import (
-    act_on_release,
-    begin_release,
-    evaluate_release,
-    find_open_release,
-)
+from tasks.release.task import act_on_release, begin_release, evaluate_release, find_open_release
 from tasks.release.traffic import Gateway, ServerTraffic, Traffic, has_server
 from tasks.reporting.task import show_release
 
@@ -49,11 +44,7 @@ if TYPE_CHECKING:
 CYCLE_S = 60.0
 
 
-@flow(
-    name="release",
-    flow_run_name="release-{config.registry.model_name}",
-    **FOUND,
-)
+@flow(name="release", flow_run_name="release-{config.registry.model_name}", **FOUND)
 def release_flow(
     config: PipelineConfig, cycles: Annotated[int, Field(ge=1, le=60)] = 1
 ) -> Cycle | None:

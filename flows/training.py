@@ -73,11 +73,7 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
 POLL_S = 2.0
 
 
-@flow(
-    name="search",
-    flow_run_name="search-{config.name}-{config.splits.train.slug}",
-    **RECORDED,
-)
+@flow(name="search", flow_run_name="search-{config.name}-{config.splits.train.slug}", **RECORDED)
 def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchResult:
     """Walk the use case's search space and keep the best trial's model.
 
@@ -172,11 +168,7 @@ def _on_work_pool(order: TrialOrder, dataset: ValidatedDataset, config: Pipeline
         )
 
 
-@flow(
-    name="trial",
-    flow_run_name="trial-{order.number}-of-{order.study}",
-    **FOUND,
-)
+@flow(name="trial", flow_run_name="trial-{order.number}-of-{order.study}", **FOUND)
 def trial_flow(order: TrialOrder, dataset: ValidatedDataset, config: PipelineConfig) -> TrialRecord:
     """Train one point, keep the outcome in the study, and write it to MLflow.
 

@@ -26,12 +26,7 @@ from typing import Any
 
 import uvloop
 
-from serving.assembly import (
-    ComponentsOf,
-    is_locked,
-    read_addresses,
-    serve,
-)
+from serving.assembly import ComponentsOf, is_locked, read_addresses, serve
 from serving.config import (
     SERVING_FILE,
     LogConfig,

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING
 from serving.config import ServingConfig
 from serving.interfaces import Guard, Observer, Pages
 from serving.protocol.front import Front
-from serving.protocol.http.listener import (
-    Listener,
-    admin_listener,
-    bound_socket,
-    public_listener,
-)
+from serving.protocol.http.listener import Listener, admin_listener, bound_socket, public_listener
 from serving.protocol.http.pages import admin_pages, admin_token
 from serving.security.guard import OpenGuard
 from serving.security.tls import RenewingTls

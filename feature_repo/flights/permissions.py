@@ -47,6 +47,5 @@ values_are_written = of_values(
     "values_are_written", [AuthzedAction.WRITE_ONLINE, AuthzedAction.WRITE_OFFLINE], "operator"
 )
 everything_is_administered = Permission(
-    name="everything_is_administered",
-    policy=RoleBasedPolicy(roles=["admin"]),
+    name="everything_is_administered", policy=RoleBasedPolicy(roles=["admin"])
 )

@@ -76,10 +76,7 @@ weather = FeatureView(
     name="weather",
     entities=[station],
     ttl=timedelta(hours=12),
-    schema=[
-        *floats("celsius", "rain_mm", "clouds_percent"),
-        Field(name="sky", dtype=String),
-    ],
+    schema=[*floats("celsius", "rain_mm", "clouds_percent"), Field(name="sky", dtype=String)],
     source=weather_table,
     description="Weather at the station: degrees Celsius, millimetres, per cent, one word.",
 )

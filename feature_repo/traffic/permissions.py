@@ -10,12 +10,7 @@ from feast.permissions.permission import Permission
 from feast.permissions.policy import RoleBasedPolicy
 from feast.project import Project
 
-READABLE = [
-    "recent_flow",
-    "slot_history",
-    "weather",
-    r"hourly_volume_v1(\.v\d+)?",
-]
+READABLE = ["recent_flow", "slot_history", "weather", r"hourly_volume_v1(\.v\d+)?"]
 VALUES = [FeatureView, FeatureService]
 
 
@@ -43,6 +38,5 @@ values_are_written = of_values(
     "values_are_written", [AuthzedAction.WRITE_ONLINE, AuthzedAction.WRITE_OFFLINE], "operator"
 )
 everything_is_administered = Permission(
-    name="everything_is_administered",
-    policy=RoleBasedPolicy(roles=["admin"]),
+    name="everything_is_administered", policy=RoleBasedPolicy(roles=["admin"])
 )

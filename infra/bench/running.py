@@ -50,10 +50,7 @@ SMALL: dict[str, Any] = {
 }
 """What differs from `use_case.yaml`; gates are as wide as so few rows need."""
 QUICK: dict[str, Any] = {
-    "conversion": {
-        "formats": ["onnx-fp32", "openvino-fp32"],
-        "measurement": "quick",
-    }
+    "conversion": {"formats": ["onnx-fp32", "openvino-fp32"], "measurement": "quick"}
 }
 """What a loop can do without that is only measured on."""
 

@@ -144,10 +144,7 @@ def make_services(plan: Plan) -> list[Service]:
         *(worker_service(plan, pool) for pool in plan.pools),
         # Looks for lost runs and repairs them.
         Service(
-            RECOVERY,
-            (sys.executable, "-m", "flows.recovery"),
-            workers,
-            needs=(SERVER, DEPLOYING),
+            RECOVERY, (sys.executable, "-m", "flows.recovery"), workers, needs=(SERVER, DEPLOYING)
         ),
     ]
     if plan.config.serving:

@@ -26,13 +26,7 @@ from serving.engine.queues import (
     sentence_of,
 )
 from serving.engine.versions import Backend, LoadedVersion
-from serving.errors import (
-    BackendError,
-    NotReadyError,
-    OverloadedError,
-    ServingError,
-    TooLargeError,
-)
+from serving.errors import BackendError, NotReadyError, OverloadedError, ServingError, TooLargeError
 from serving.interfaces import Answer, Call, Done, Observer
 
 logger = logging.getLogger(__name__)

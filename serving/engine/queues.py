@@ -17,16 +17,7 @@ import numpy as np
 
 from serving.engine.versions import Backend, LoadedVersion
 from serving.errors import ClientGoneError, DeadlineError, NotComputedError, ServingError
-from serving.interfaces import (
-    Answer,
-    Array,
-    Call,
-    Done,
-    Observer,
-    Served,
-    ServedBatch,
-    Track,
-)
+from serving.interfaces import Answer, Array, Call, Done, Observer, Served, ServedBatch, Track
 
 logger = logging.getLogger(__name__)
 

@@ -39,11 +39,7 @@ class Circuit:
 
 
 Score = Callable[[dict[str, Array]], NDArray[Any]]
-PLATFORMS = {
-    "onnx": "onnxruntime_onnx",
-    "openvino": "openvino_ir",
-    "tensorrt": "tensorrt_plan",
-}
+PLATFORMS = {"onnx": "onnxruntime_onnx", "openvino": "openvino_ir", "tensorrt": "tensorrt_plan"}
 _SIZES = 40  # powers of two of a batch's numbers
 _SHARE = 0.25  # of a new measurement in the moving estimate
 

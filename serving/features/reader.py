@@ -25,13 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from serving.config import EntityConfig
 from serving.errors import NotReadyError, UnknownModelError
 from serving.features.reads import RETRY_AFTER_S, EntityFeatures, Resolved, SharedReads
-from serving.features.recipe import (
-    Origins,
-    Recipe,
-    checked_columns,
-    open_recipe,
-    registry_origins,
-)
+from serving.features.recipe import Origins, Recipe, checked_columns, open_recipe, registry_origins
 from serving.interfaces import Track, VersionState
 from tasks.contracts.clock import ClockConfig
 from tasks.features.access.profile import profile_file

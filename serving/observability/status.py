@@ -95,11 +95,7 @@ class Observability:
     @property
     def pages(self) -> Pages:
         """For the admin listener."""
-        return {
-            "/metrics": self._metrics.page,
-            "/status": self._page,
-            "/status.json": self._json,
-        }
+        return {"/metrics": self._metrics.page, "/status": self._page, "/status.json": self._json}
 
     async def start(self) -> None:
         """Start keeping points of the status and sending spans."""

@@ -173,9 +173,7 @@ def _certificate(file: Path) -> x509.Certificate:
 
 def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     plain = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     make_folder(pair.key.parent)
     content = certificate.public_bytes(serialization.Encoding.PEM)

@@ -15,12 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from serving.config import ServingConfig
-from serving.errors import (
-    EndedError,
-    ForbiddenError,
-    TooManyRequestsError,
-    UnauthorizedError,
-)
+from serving.errors import EndedError, ForbiddenError, TooManyRequestsError, UnauthorizedError
 from serving.interfaces import Action, Headers, Principal
 from serving.security.config import (
     FAILURES,

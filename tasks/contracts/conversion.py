@@ -56,10 +56,7 @@ class Signature(Contract):
 
 def tabular_signature(columns: DatasetSchema) -> Signature:
     """The tensors of a program that takes these raw columns and gives one score a row."""
-    raw = (
-        ("categorical", "int32", columns.categorical),
-        ("numeric", "float32", columns.numeric),
-    )
+    raw = (("categorical", "int32", columns.categorical), ("numeric", "float32", columns.numeric))
     return Signature.model_validate(
         {
             "inputs": [

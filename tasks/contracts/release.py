@@ -260,8 +260,7 @@ class ChampionState(Contract):
         description="Why the previous one cannot serve: files that are missing or damaged."
     )
     asked_about: int | None = Field(
-        default=None,
-        description="A later version whose promotion waits for a person's answer.",
+        default=None, description="A later version whose promotion waits for a person's answer."
     )
 
 

@@ -118,11 +118,7 @@ def write_mapped(
 
 
 def check_mapped(
-    before: Path,
-    after: Path,
-    columns: DatasetSchema,
-    calibrator: Calibrator,
-    inputs: ModelInputs,
+    before: Path, after: Path, columns: DatasetSchema, calibrator: Calibrator, inputs: ModelInputs
 ) -> None:
     """Prove on real rows and on edge rows that a program gives the mapped scores of another one.
 

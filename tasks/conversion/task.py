@@ -23,11 +23,7 @@ STORED: Any = {**KEPT, "timeout_seconds": 900, "cache_policy": ByContent(task_fi
 """Each task is safe to repeat, and its result is reused for equal inputs and code."""
 
 
-@task(
-    name="build-variant",
-    task_run_name="build-v{program.version.version}-{name}",
-    **STORED,
-)
+@task(name="build-variant", task_run_name="build-v{program.version.version}-{name}", **STORED)
 def build_variant(
     name: str,
     program: RegisteredProgram,
@@ -88,11 +84,7 @@ def build_variants(
     return tuple(built.values())
 
 
-@task(
-    name="map-program",
-    task_run_name="map-v{source.program.version.version}",
-    **STORED,
-)
+@task(name="map-program", task_run_name="map-v{source.program.version.version}", **STORED)
 def map_program(
     source: CalibrationSource, outcome: FitOutcome, dataset: ValidatedDataset, splits: DataSplits
 ) -> RecalibratedModel:

@@ -153,10 +153,7 @@ def load_variant(
 
 
 def open_variant(
-    folder: Path,
-    variant: BuiltVariant | ModelVariant,
-    program: RegisteredProgram,
-    runtime: Runtime,
+    folder: Path, variant: BuiltVariant | ModelVariant, program: RegisteredProgram, runtime: Runtime
 ) -> LoadedModel:
     """Check and load a variant from a folder, such as that of a registered version.
 

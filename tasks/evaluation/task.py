@@ -151,9 +151,7 @@ def score_model_window(
 
 
 @task(
-    name="judge-served",
-    task_run_name="judge-served-{served.dataset.snapshot.window.slug}",
-    **_KEPT,
+    name="judge-served", task_run_name="judge-served-{served.dataset.snapshot.window.slug}", **_KEPT
 )
 def judge_served_window(served: ServedWindow, config: EvaluationConfig) -> ScoredWindow:
     """Judge the scores that were served on the rows whose label is known by now.
@@ -208,11 +206,7 @@ def judge_student(
     return report
 
 
-@task(
-    name="fit-calibrator",
-    task_run_name="fit-map-{scored.window.slug}",
-    **_KEPT,
-)
+@task(name="fit-calibrator", task_run_name="fit-map-{scored.window.slug}", **_KEPT)
 def fit_calibrator(
     scored: ScoredWindow, columns: DatasetSchema, config: RecalibrationConfig
 ) -> FitOutcome:
@@ -256,11 +250,7 @@ def weigh_recalibration(model: RecalibratedModel, evaluation: EvaluationReport) 
     return refusal
 
 
-@task(
-    name="check-drift",
-    task_run_name="check-drift-{current_window.slug}",
-    **_KEPT,
-)
+@task(name="check-drift", task_run_name="check-drift-{current_window.slug}", **_KEPT)
 def check_drift(
     reference: ValidatedDataset,
     reference_window: TimeWindow,

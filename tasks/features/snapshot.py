@@ -54,10 +54,7 @@ ROW_GROUP_ROWS = 8192
 
 
 def build_training_set(
-    tables: FeatureTables,
-    window: TimeWindow,
-    config: FeatureConfig,
-    settings: Settings,
+    tables: FeatureTables, window: TimeWindow, config: FeatureConfig, settings: Settings
 ) -> FeatureSnapshot:
     """Retrieve every labelled row of `window` with the features that were known at its moment.
 

@@ -30,12 +30,7 @@ from tasks.kernel.settings import Settings
 _POLICY: dict[str, Any] = {**RETRIED, "cache_policy": NO_CACHE}
 
 
-@task(
-    name="land-raw-rows",
-    task_run_name="land-{window.slug}",
-    timeout_seconds=1800,
-    **_POLICY,
-)
+@task(name="land-raw-rows", task_run_name="land-{window.slug}", timeout_seconds=1800, **_POLICY)
 def land_raw_rows(window: TimeWindow, config: FeatureConfig) -> LandedRows:
     """Copy the window's raw rows, typed, into the artifact store.
 

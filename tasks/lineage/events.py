@@ -44,11 +44,7 @@ def run_id(step: Step) -> str:
 
 
 def step_events(
-    step: Step,
-    parent: FlowRun,
-    started: datetime,
-    namespace: str,
-    commit: str,
+    step: Step, parent: FlowRun, started: datetime, namespace: str, commit: str
 ) -> tuple[dict[str, Any], ...]:
     """START and COMPLETE of one step, as JSON.
 
@@ -115,8 +111,7 @@ def _parent(flow: FlowRun, namespace: str) -> facets.parent_run.ParentRunFacet:
         run=parts.Run(flow.run_id),
         job=parts.Job(namespace, f"flow.{flow.name}"),
         root=parts.Root(
-            run=parts.RootRun(top.run_id),
-            job=parts.RootJob(namespace, f"flow.{top.name}"),
+            run=parts.RootRun(top.run_id), job=parts.RootJob(namespace, f"flow.{top.name}")
         ),
     )
 

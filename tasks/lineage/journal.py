@@ -99,11 +99,7 @@ class Journal:
         self.folder = self.settings.folder
 
     def record_steps(
-        self,
-        steps: Iterable[Step],
-        parent: FlowRun,
-        started: datetime,
-        commit: str,
+        self, steps: Iterable[Step], parent: FlowRun, started: datetime, commit: str
     ) -> int:
         """Write the steps that the files do not hold yet, and send them; returns how many.
 

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Not cached: what was recorded already is found in the lineage files, step by step.
-_POLICY: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": 120,
-    "cache_policy": NO_CACHE,
-}
+_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 120, "cache_policy": NO_CACHE}
 
 
 @task(name="record-refresh-lineage", task_run_name="lineage-{refresh.window.slug}", **_POLICY)

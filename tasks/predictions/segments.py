@@ -161,10 +161,7 @@ def folder_held(folder: Path, *, exclusive: bool, wait: bool = True) -> Iterator
         if is_held_here:
             wait_s = float("inf") if wait else 0.0
             hold = locked(
-                folder / LOCK,
-                shared=not exclusive,
-                wait_s=wait_s,
-                held=_HeldByOthersError,
+                folder / LOCK, shared=not exclusive, wait_s=wait_s, held=_HeldByOthersError
             )
             try:
                 stack.enter_context(hold)

@@ -107,10 +107,7 @@ def _check_they_belong_together(
 
 
 def _find_undamaged(
-    registry: Registry,
-    name: str,
-    tags: Mapping[str, str],
-    is_same: Callable[[VersionRecord], bool],
+    registry: Registry, name: str, tags: Mapping[str, str], is_same: Callable[[VersionRecord], bool]
 ) -> RegisteredVersion | None:
     """The version of this program and snapshot whose files are undamaged and described the same."""
     wanted = {tag: tags[tag] for tag in (PROGRAM_TAG, SNAPSHOT_TAG)}
@@ -360,10 +357,7 @@ _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 
 
 def record_trials(
-    study: str,
-    trials: Sequence[TrialRecord],
-    config: RegistryConfig,
-    location: RegistryLocation,
+    study: str, trials: Sequence[TrialRecord], config: RegistryConfig, location: RegistryLocation
 ) -> int:
     """Write those trials that have no run yet; returns how many were written.
 

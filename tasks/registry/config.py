@@ -122,8 +122,7 @@ class PromotionConfig(BaseModel):
         default=0.55, ge=0, le=1, description="Floor of the AUC on the worst slice."
     )
     required_hardware: tuple[str, ...] = Field(
-        default=("cpu",),
-        description="Hardware classes that each need at least one kept variant.",
+        default=("cpu",), description="Hardware classes that each need at least one kept variant."
     )
     max_age_days: PositiveInt | None = Field(
         default=None,

@@ -19,12 +19,7 @@ from typing import Literal, TypeVar
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef, TimeWindow
-from tasks.contracts.conversion import (
-    ImportedProgram,
-    Signature,
-    TensorSpec,
-    tabular_signature,
-)
+from tasks.contracts.conversion import ImportedProgram, Signature, TensorSpec, tabular_signature
 from tasks.contracts.data import DatasetSchema, DataSplits, FeatureSnapshot, SnapshotPins
 from tasks.contracts.evaluation import Calibration, EvaluationReport
 from tasks.contracts.release import ModelVariant, RegisteredProgram
@@ -102,11 +97,7 @@ def write_model(
 
 
 def write_import(
-    folder: Path,
-    imported: ImportedProgram,
-    model_name: str,
-    code_commit: str,
-    store: ArtifactStore,
+    folder: Path, imported: ImportedProgram, model_name: str, code_commit: str, store: ArtifactStore
 ) -> str:
     """Fill the folder of a program that was trained elsewhere and flush it to disk.
 

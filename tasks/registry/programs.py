@@ -27,12 +27,7 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import (
-    copy_flushed,
-    read_version,
-    verified_program,
-    verified_start,
-)
+from tasks.registry.model_folder import copy_flushed, read_version, verified_program, verified_start
 
 logger = logging.getLogger(__name__)
 Weighted = TypeVar("Weighted", CalibrationSource, CompressionParent)
@@ -203,10 +198,7 @@ def find_calibration_source(
 
 
 def find_compression_parent(
-    version: int | None,
-    name: str,
-    location: RegistryLocation,
-    store: ArtifactStore,
+    version: int | None, name: str, location: RegistryLocation, store: ArtifactStore
 ) -> CompressionParent:
     """The version that a compressed network is to come from, with all that its training needs.
 

@@ -318,12 +318,7 @@ def note_promotion(registry: Registry, version: RegisteredVersion, now: datetime
 
 
 def roll_back(
-    name: str,
-    replaced: int,
-    reason: str,
-    order_id: str,
-    location: RegistryLocation,
-    now: datetime,
+    name: str, replaced: int, reason: str, order_id: str, location: RegistryLocation, now: datetime
 ) -> Rollback:
     """Point the alias `champion` at the champion before `replaced` again.
 
@@ -373,12 +368,7 @@ def roll_back(
 
 
 def withdraw(
-    name: str,
-    number: int,
-    reason: str,
-    by: str,
-    location: RegistryLocation,
-    now: datetime,
+    name: str, number: int, reason: str, by: str, location: RegistryLocation, now: datetime
 ) -> Withdrawal:
     """Mark a version as one that must never serve again; where it is the champion, take it back.
 

@@ -299,10 +299,7 @@ def _task(observed: Observed, release: Release) -> list[Finding | None]:
     arrays = [pairs[name].to_numpy(dtype=float) for name in ("label", "score", "score_copy")]
     losses_of = measures.paired_auc_losses if config.ranks else measures.paired_error_losses
     paired = losses_of(*arrays)
-    return [
-        _of_losses("task_paired", paired, len(pairs), config),
-        _task_split(observed, release),
-    ]
+    return [_of_losses("task_paired", paired, len(pairs), config), _task_split(observed, release)]
 
 
 def _task_split(observed: Observed, release: Release) -> Finding | None:

@@ -20,15 +20,7 @@ from tasks.release.config import ReleaseConfig
 from tasks.release.evidence import RequestLog, no_labels, observe
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.policy import decide
-from tasks.release.records import (
-    BY_HAND,
-    BY_ITSELF,
-    ROLLED_BACK,
-    ByHand,
-    Decision,
-    Release,
-    Wanted,
-)
+from tasks.release.records import BY_HAND, BY_ITSELF, ROLLED_BACK, ByHand, Decision, Release, Wanted
 from tasks.release.traffic import TracksRefusedError, Traffic, set_traffic
 
 logger = logging.getLogger(__name__)

@@ -35,11 +35,7 @@ NAMED = {"release_id", "model", "stable", "candidate", "state"}
 """What an event says of its release, beside the step."""
 STUCK_RULES = ("timeout", "common_fault", "split")
 
-_POLICY: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": 600,
-    "cache_policy": NO_CACHE,
-}
+_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 600, "cache_policy": NO_CACHE}
 
 
 @task(name="begin-release", task_run_name="begin-release-{model}", **_POLICY)

@@ -24,14 +24,7 @@ from tasks.reporting.drawing import (
     whole_numbers,
 )
 from tasks.reporting.facts import sized, with_label_unit
-from tasks.reporting.quantities import (
-    count,
-    decimal,
-    is_shown,
-    percent,
-    shortened,
-    significant,
-)
+from tasks.reporting.quantities import count, decimal, is_shown, percent, shortened, significant
 
 SQUARE = (344.0, 372.0)
 ROW = 24.0

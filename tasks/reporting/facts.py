@@ -168,9 +168,7 @@ def _latency_tile(variants: Sequence[ModelVariant]) -> Tile:
     return Tile(title, milliseconds(latency.p50_ms), "", note)
 
 
-def fastest_on_cpu(
-    variants: Sequence[ModelVariant],
-) -> tuple[ModelVariant, VariantLatency] | None:
+def fastest_on_cpu(variants: Sequence[ModelVariant]) -> tuple[ModelVariant, VariantLatency] | None:
     """The kept variant for a CPU with the lowest median latency at batch 1, if there is one."""
     measured = [
         (variant, latency)

@@ -31,12 +31,7 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import scratch_folder, write_atomically
-from tasks.kernel.settings import (
-    DEFAULT_FEATURE_REPO,
-    URI_SCHEME,
-    ArtifactStore,
-    named_artifacts,
-)
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, URI_SCHEME, ArtifactStore, named_artifacts
 from tasks.kernel.values import flattened, plain
 from tasks.reporting import facts, quantities
 from tasks.reporting.drawing import STYLE_SHEET
@@ -51,10 +46,7 @@ _UNBROKEN = re.compile(
 
 
 def render_page(
-    record: RunRecord,
-    stored: Sequence[StoredArtifact],
-    docs: str,
-    pictures: Pictures | None = None,
+    record: RunRecord, stored: Sequence[StoredArtifact], docs: str, pictures: Pictures | None = None
 ) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load.
 
@@ -272,10 +264,7 @@ def _lead_to(target: Path, latest: Path, started: datetime) -> None:
         )
     if _started(latest / FACTS) > _in_utc(started):
         return
-    with (
-        refused_writes_explained(latest),
-        scratch_folder(".latest", latest.parent) as aside,
-    ):
+    with refused_writes_explained(latest), scratch_folder(".latest", latest.parent) as aside:
         link = aside / LATEST
         os.symlink(target.name, link, target_is_directory=True)
         link.replace(latest)

@@ -149,10 +149,7 @@ def _curves(report: EvaluationReport) -> dict[str, Picture]:
     rate = overall.base_rate if is_shown(overall.base_rate) else 0.0
     roc, recall = (
         Series(f"candidate, area {decimal(area.value)}", [(p.x, p.y) for p in points])
-        for points, area in (
-            (report.roc, overall.auc),
-            (report.precision_recall, overall.pr_auc),
-        )
+        for points, area in ((report.roc, overall.auc), (report.precision_recall, overall.pr_auc))
     )
     titles = "false positive rate", "true positive rate"
     return {

@@ -8,16 +8,7 @@ from markupsafe import Markup
 
 from tasks.contracts.rollout import Entry, Evidence, Finding, MetricName, ReleaseSummary, Tally
 from tasks.kernel.files import write_atomically
-from tasks.reporting.drawing import (
-    BASELINE,
-    LINES,
-    SOFT,
-    STONE,
-    WASH,
-    WATER,
-    as_data_url,
-    canvas,
-)
+from tasks.reporting.drawing import BASELINE, LINES, SOFT, STONE, WASH, WATER, as_data_url, canvas
 from tasks.reporting.page import page_environment
 from tasks.reporting.quantities import is_shown, significant
 

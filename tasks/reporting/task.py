@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
-from prefect.artifacts import (
-    create_image_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.release import CompressionResult

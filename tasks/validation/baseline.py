@@ -49,9 +49,7 @@ _SCALE = "change of unit or scale"
 _KINDS: dict[Statistic, _Kind] = {
     "null_share": _Kind("share of nulls", "null burst", "1 - count({c}) / count(*)"),
     "distinct": _Kind(
-        "number of different values",
-        "constant, frozen or rounded column",
-        "count(DISTINCT {c})",
+        "number of different values", "constant, frozen or rounded column", "count(DISTINCT {c})"
     ),
     "top_share": _Kind(
         "share of the most frequent value",

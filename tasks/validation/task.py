@@ -53,9 +53,7 @@ def validate_landed_rows(landed: LandedRows, suites: dict[str, Suite]) -> Valida
 
 
 @task(
-    name="validate-feature-tables",
-    task_run_name="validate-feature-tables-{window.slug}",
-    **_GATE,
+    name="validate-feature-tables", task_run_name="validate-feature-tables-{window.slug}", **_GATE
 )
 def validate_feature_tables(
     tables: FeatureTables, window: TimeWindow, suites: dict[str, Suite]

@@ -88,9 +88,7 @@ def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path:
 
 
 @pytest.mark.slow
-def test_fewer_ranks_go_on_with_a_network_that_was_cut_over_more(
-    tmp_path: Path,
-) -> None:
+def test_fewer_ranks_go_on_with_a_network_that_was_cut_over_more(tmp_path: Path) -> None:
     class CutError(Exception):
         """The driver ends here."""
 

@@ -44,10 +44,7 @@ def parent(folder: Path) -> CompressionParent:
         version=start_of(model).version, program=model.program, columns=COLUMNS
     )
     return CompressionParent(
-        program=program,
-        checkpoint=model.checkpoint,
-        splits=splits(),
-        training_config=model.config,
+        program=program, checkpoint=model.checkpoint, splits=splits(), training_config=model.config
     )
 
 

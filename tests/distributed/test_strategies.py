@@ -121,8 +121,7 @@ def test_any_strategy_goes_on_from_the_state_of_any_other_on_any_world_size(
 
 
 @pytest.mark.parametrize(
-    ("way", "share"),
-    [("sending fp16", 0.6), ("sending low ranks", 0.6), ("4 local steps", 0.45)],
+    ("way", "share"), [("sending fp16", 0.6), ("sending low ranks", 0.6), ("4 local steps", 0.45)]
 )
 @pytest.mark.parametrize("name", ["horovod", "ddp"])
 def test_fewer_bytes_are_sent(seen: Seen, name: str, way: str, share: float) -> None:

@@ -34,10 +34,7 @@ def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: P
     wanted = found.gpus[-1]
     request = LeaseRequest(gpus=1, mig_profile=wanted.mig_profile)
     repository = LeaseRepository(tmp_path / "leases")
-    with (
-        acquire(repository, request, "test") as lease,
-        applied(lease.grant, lease.lease_id),
-    ):
+    with acquire(repository, request, "test") as lease, applied(lease.grant, lease.lease_id):
         program = (
             "import torch; print(torch.cuda.device_count(), torch.ones(3, device='cuda').sum())"
         )

@@ -68,9 +68,7 @@ def test_a_device_tells_what_it_took_and_its_program_runs_on_the_cpu(tmp_path: P
     assert program(torch.zeros(3, 3, dtype=torch.int32), torch.zeros(3, 5)).device.type == "cpu"
 
 
-def test_batches_for_a_gpu_are_in_page_locked_memory_and_hold_the_same_rows(
-    tmp_path: Path,
-) -> None:
+def test_batches_for_a_gpu_are_in_page_locked_memory_and_hold_the_same_rows(tmp_path: Path) -> None:
     store = RowStore(tmp_path, write(tmp_path, frame(901)), YEAR, range(0, 5, 2), lambda: None)
     plain = RowSource(store, preprocessing(), SHUFFLE, PLAN)
     pinned = RowSource(store, preprocessing(), SHUFFLE, PLAN, num_threads=1, pinned=True)

@@ -171,9 +171,7 @@ def test_a_wrong_window_is_refused_before_anything_is_touched(tmp_path: Path, lo
 
 @pytest.mark.slow
 @proves(Promise.BAD_DATE, "exit code 2 and a sentence; nothing published")
-def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(
-    tmp_path: Path,
-) -> None:
+def test_bad_raw_rows_are_refused_in_a_sentence_and_nothing_is_published(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "home", loop_repository(tmp_path))
     flights = loop.repository.read("flights")
     local = pd.to_datetime(flights["time_hour"]) - pd.Timedelta(hours=5)

@@ -104,10 +104,7 @@ def tensors(served: Served, rows: int) -> tuple[dict[str, Any], ...]:
     number = drawn.normal(size=(rows, widths[NUMBERS])).astype(np.float32)
     return tuple(
         {"name": name, "datatype": kind, "shape": list(values.shape), "data": values.tolist()}
-        for name, kind, values in (
-            (CATEGORIES, "INT32", category),
-            (NUMBERS, "FP32", number),
-        )
+        for name, kind, values in ((CATEGORIES, "INT32", category), (NUMBERS, "FP32", number))
     )
 
 

@@ -30,9 +30,7 @@ def test_a_replay_shows_todays_date_in_the_year_of_the_data() -> None:
     assert clock.shows(datetime(2028, 2, 29, 1, tzinfo=UTC)) == datetime(2013, 2, 28, 1, tzinfo=UTC)
 
 
-def test_the_moment_of_a_run_keeps_its_zone_whatever_is_added(
-    config: PipelineConfig,
-) -> None:
+def test_the_moment_of_a_run_keeps_its_zone_whatever_is_added(config: PipelineConfig) -> None:
     """Prefect's moments did not, and every scheduled refresh failed where windows are compared."""
     moment = moment_of_run()
     assert type(moment) is datetime

@@ -111,10 +111,7 @@ def _materialized(folder: Path, online: dict[str, str], engine: str) -> float:
         },
         online_store=online,
         batch_engine={"type": engine},
-        materialization={
-            "pull_latest_features": True,
-            "online_write_batch_size": BATCH_ROWS,
-        },
+        materialization={"pull_latest_features": True, "online_write_batch_size": BATCH_ROWS},
     )
     store = FeatureStore(config=config)
     entity = Entity(name="key", join_keys=["key"], value_type=ValueType.INT64)

@@ -36,12 +36,7 @@ from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.interface import ConversionJob, Runtime
 from tasks.conversion.targets.pytorch import load_pytorch
 from tasks.conversion.variants import build_variant
-from tasks.kernel.settings import (
-    DEFAULT_FEATURE_REPO,
-    PROJECT_ROOT,
-    ArtifactStore,
-    StagedFolder,
-)
+from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, ArtifactStore, StagedFolder
 from tasks.registry.candidate import register_import
 from tasks.registry.config import RegistryConfig
 from tasks.registry.connection import RegistryLocation

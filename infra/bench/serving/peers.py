@@ -48,12 +48,7 @@ if importlib.util.find_spec("mlserver"):
 
 
 if importlib.util.find_spec("kserve"):
-    from kserve import (  # type: ignore[import-not-found]
-        InferOutput,
-        InferResponse,
-        Model,
-        ModelServer,
-    )
+    from kserve import InferOutput, InferResponse, Model, ModelServer  # type: ignore[import-not-found]
 
     class OnnxModel(Model):
         """KServe's model."""

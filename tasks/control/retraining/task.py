@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 JUDGED, DECIDED = "falaj.drift.judged", "falaj.decision.made"
 
-_POLICY: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": 300,
-    "cache_policy": NO_CACHE,
-}
+_POLICY: dict[str, Any] = {**RETRIED, "timeout_seconds": 300, "cache_policy": NO_CACHE}
 
 
 @task(name="store-drift-result", task_run_name="store-drift-result-{version.name}", **_POLICY)

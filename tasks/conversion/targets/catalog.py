@@ -37,8 +37,7 @@ _ENGINE = ("batch_sizes",)
 # From simple to complex: each is compared with, and made from, earlier ones only.
 FORMATS = (
     Format(
-        *("onnx-fp32", "onnx", "fp32", ("cpu", "gpu")),
-        packages=("torch", "onnx", "onnxscript"),
+        *("onnx-fp32", "onnx", "fp32", ("cpu", "gpu")), packages=("torch", "onnx", "onnxscript")
     ),
     Format(
         *("openvino-fp32", "openvino", "fp32", ("cpu",)),
@@ -71,14 +70,10 @@ FORMATS = (
         packages=("onnx", "onnxruntime"),
     ),
     Format(
-        *("tensorrt-fp16", "tensorrt", "fp16", ("gpu",)),
-        made_from=("onnx-fp16",),
-        settings=_ENGINE,
+        *("tensorrt-fp16", "tensorrt", "fp16", ("gpu",)), made_from=("onnx-fp16",), settings=_ENGINE
     ),
     Format(
-        *("tensorrt-int8", "tensorrt", "int8", ("gpu",)),
-        made_from=("onnx-int8",),
-        settings=_ENGINE,
+        *("tensorrt-int8", "tensorrt", "int8", ("gpu",)), made_from=("onnx-int8",), settings=_ENGINE
     ),
 )
 FORMAT = {one.name: one for one in FORMATS}

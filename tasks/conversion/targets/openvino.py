@@ -152,12 +152,7 @@ def read_provenance(folder: Path) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def quantize(
-    model: Any,
-    sample: Batches,
-    is_transformer: bool = False,
-    bits: int = 8,
-) -> Any:
+def quantize(model: Any, sample: Batches, is_transformer: bool = False, bits: int = 8) -> Any:
     """A copy of an `openvino.Model` whose `LAYERS` take and hold 8-bit integers.
 
     Everything else is left in floats on purpose. Raw numbers have heavy tails, and one scale for

@@ -23,11 +23,7 @@ from tasks.evaluation.drift.faults import (
     judge_guesses,
     largest_day_step,
 )
-from tasks.evaluation.drift.result import (
-    decide,
-    explain,
-    performance_change,
-)
+from tasks.evaluation.drift.result import decide, explain, performance_change
 from tasks.evaluation.drift.statistics import (
     BlockDraws,
     Change,

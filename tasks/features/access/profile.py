@@ -66,8 +66,7 @@ class _Registry(_Section):
     cache_mode: str | None = None
     enable_online_feature_view_versioning: bool = False
     serve_features_while_materializing: Annotated[
-        Literal[True],
-        Field(description="without it readers are refused while a view is written"),
+        Literal[True], Field(description="without it readers are refused while a view is written")
     ]
     sqlalchemy_config_kwargs: dict[str, Any] = {}
     thread_pool_executor_worker_count: int = 0
@@ -116,8 +115,7 @@ class _Profile(_Section):
     registry: _Registry
     online_store: dict[str, Any]
     offline_store: Annotated[
-        dict[str, Any],
-        Field(description=f"the default, dask, drops entity rows; use {ASOF_STORE}"),
+        dict[str, Any], Field(description=f"the default, dask, drops entity rows; use {ASOF_STORE}")
     ]
     batch_engine: _Engine
     feature_server: dict[str, Any] | None = None

@@ -188,10 +188,7 @@ def _registry_identity(feast: FeatureStore) -> str:
 
 
 def open_store(
-    home: Path,
-    repo: Path,
-    tables_path: Path | None = None,
-    auth: Mapping[str, Any] | None = None,
+    home: Path, repo: Path, tables_path: Path | None = None, auth: Mapping[str, Any] | None = None
 ) -> GuardedFeatureStore:
     """Open the feature store that the chosen profile describes.
 

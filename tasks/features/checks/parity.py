@@ -309,10 +309,7 @@ def _ask(
     frame[MOMENT] = pd.Series(moments, dtype="datetime64[us, UTC]")
     frame[ROW] = np.array(numbers, dtype=np.int64)
     job = feast.get_historical_features(
-        entity_df=frame,
-        features=service,
-        full_feature_names=True,
-        filter_by_created_timestamp=True,
+        entity_df=frame, features=service, full_feature_names=True, filter_by_created_timestamp=True
     )
     offline = job.to_arrow().sort_by(ROW)
     if offline.column(ROW).to_pylist() != numbers:
@@ -381,10 +378,7 @@ def _difference(
 
 
 def _report(
-    service: str,
-    tables: FeatureTables,
-    views: list[ViewParity],
-    examples: list[ParityDifference],
+    service: str, tables: FeatureTables, views: list[ViewParity], examples: list[ParityDifference]
 ) -> ParityReport:
     evidence = [_evidence(view, examples) for view in views]
     result = "nothing compared"

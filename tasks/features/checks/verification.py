@@ -31,11 +31,7 @@ from tasks.features.config import FeatureConfig, recorded_config
 from tasks.features.offline.duck import parquet
 from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
 from tasks.features.tables.build import TABLES, features_folder
-from tasks.features.tables.evidence import (
-    CONFIGURATION,
-    DEFINITIONS,
-    SOFTWARE,
-)
+from tasks.features.tables.evidence import CONFIGURATION, DEFINITIONS, SOFTWARE
 from tasks.features.tables.ledger import SNAPSHOTS
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.files import digest_of, scratch_folder

@@ -29,22 +29,10 @@ from feast.repo_config import RepoConfig
 from pydantic import Field, PositiveInt
 
 from tasks.features.offline.duck import duckdb_session, first_line
-from tasks.features.offline.entities import (
-    ROW,
-    EntityRows,
-    NaiveTimes,
-    check_names,
-    load_entities,
-)
+from tasks.features.offline.entities import ROW, EntityRows, NaiveTimes, check_names, load_entities
 from tasks.features.offline.job import BATCH_ROWS, AsofRetrievalJob, Rows
 from tasks.features.offline.join import ViewJoin
-from tasks.features.offline.source import (
-    as_arrow,
-    damage_explained,
-    moment,
-    scan,
-    utc,
-)
+from tasks.features.offline.source import as_arrow, damage_explained, moment, scan, utc
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, StorageError
 
 if TYPE_CHECKING:

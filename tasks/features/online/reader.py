@@ -55,10 +55,7 @@ class OnlineReader:
     """
 
     def __init__(
-        self,
-        store: FeatureStore,
-        service: FeatureService,
-        config: OnlineConfig | None = None,
+        self, store: FeatureStore, service: FeatureService, config: OnlineConfig | None = None
     ) -> None:
         config = config or OnlineConfig()
         self.plan = plan_read(store, service, config)

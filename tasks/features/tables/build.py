@@ -26,12 +26,7 @@ from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, TableRef, ValidatedRows, ValidationResult
-from tasks.features.checks.before_publish import (
-    PROBED,
-    check_same_data,
-    check_same_rows,
-    probes,
-)
+from tasks.features.checks.before_publish import PROBED, check_same_data, check_same_rows, probes
 from tasks.features.config import CLOCK_SKEW, LONGEST_LAG, FeatureConfig, FeatureTable, StagingQuery
 from tasks.features.offline.duck import (
     duckdb_session,

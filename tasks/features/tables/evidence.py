@@ -182,12 +182,7 @@ def _latest(
 
 
 def _table_pin(group: Literal["raw", "features"], ref: TableRef) -> TablePin:
-    return TablePin(
-        name=ref.name,
-        group=group,
-        sha256=ref.artifact.sha256,
-        num_rows=ref.num_rows,
-    )
+    return TablePin(name=ref.name, group=group, sha256=ref.artifact.sha256, num_rows=ref.num_rows)
 
 
 def _without_places(query: str, places: dict[str, str]) -> str:

@@ -20,14 +20,7 @@ from typing import IO, Annotated, Any, Literal, Self
 import duckdb
 import pyarrow.parquet as pq
 from pyarrow import ArrowInvalid
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from tasks.contracts.base import field_title
 from tasks.contracts.clock import TimeZone
@@ -174,12 +167,7 @@ def reading_explained(table: RawTable) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        duckdb.InvalidInputException,
-        duckdb.DataError,
-        csv.Error,
-        ArrowInvalid,
-    ) as exc:
+    except (duckdb.InvalidInputException, duckdb.DataError, csv.Error, ArrowInvalid) as exc:
         lines = re.split(r"\nPossible ", str(exc))[0].splitlines()
         reason = " ".join(line for line in lines if not line.startswith("Original Line"))
         raise DataContractError(

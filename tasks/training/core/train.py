@@ -95,10 +95,7 @@ class TrainingSession:
         self._clock = self._open.enter_context(StepClock(self._run.path, exchange.rank))
         self._clock.begin("reading rows")
         self._sources = open_sources(
-            self._job,
-            exchange,
-            folder=self._run.rows,
-            on_progress=self._clock.advance,
+            self._job, exchange, folder=self._run.rows, on_progress=self._clock.advance
         )
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)

@@ -250,10 +250,7 @@ class SnapshotFile:
     def _tables(self, group: int) -> Iterator[pa.RecordBatch]:
         try:
             yield from self._file.iter_batches(
-                batch_size=DECODED_ROWS,
-                row_groups=[group],
-                columns=self._names,
-                use_threads=False,
+                batch_size=DECODED_ROWS, row_groups=[group], columns=self._names, use_threads=False
             )
         except (pa.ArrowException, OSError) as exc:
             raise DataContractError(

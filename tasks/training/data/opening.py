@@ -51,10 +51,7 @@ class Sources:
 
 
 def open_sources(
-    job: TrainingJob,
-    ranks: Communicator,
-    folder: Path,
-    on_progress: Callable[[], None],
+    job: TrainingJob, ranks: Communicator, folder: Path, on_progress: Callable[[], None]
 ) -> Sources:
     """A rank's training and validation rows, and the preprocessing of all. Collective.
 

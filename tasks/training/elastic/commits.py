@@ -136,11 +136,7 @@ class CheckedSteps:
     """
 
     def __init__(
-        self,
-        link: RankLink,
-        ranks: Communicator,
-        session: ElasticSession,
-        commits: Commits,
+        self, link: RankLink, ranks: Communicator, session: ElasticSession, commits: Commits
     ) -> None:
         self._link = link
         self._ranks = ranks

@@ -128,11 +128,7 @@ def in_words(num_ranks: int, threads: int) -> str:
 
 
 def run_job(
-    run: RunDirectory,
-    job: TrainingJob,
-    lock: int,
-    on_epoch: OnEpoch,
-    module: str = WORKER_MODULE,
+    run: RunDirectory, job: TrainingJob, lock: int, on_epoch: OnEpoch, module: str = WORKER_MODULE
 ) -> RunResult:
     """Start all ranks of a job, watch them to the end, and return what rank 0 reported.
 

@@ -200,10 +200,7 @@ def failure_of(
 
 
 def _unreported(
-    run: RunDirectory,
-    failed: Mapping[int, int],
-    reported: Sequence[RankError],
-    stopped: Set[int],
+    run: RunDirectory, failed: Mapping[int, int], reported: Sequence[RankError], stopped: Set[int]
 ) -> FalajError:
     """No rank names a cause: name those that ended without a report."""
     silent = {

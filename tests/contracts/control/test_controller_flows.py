@@ -5,10 +5,7 @@ from uuid import UUID
 
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterIdempotencyKey,
-)
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled
 

@@ -73,9 +73,7 @@ def client(deployed: None) -> Iterator[SyncPrefectClient]:
 
 
 def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_stage_up(
-    client: SyncPrefectClient,
-    prefect_api: PrefectApi,
-    tmp_path: Path,
+    client: SyncPrefectClient, prefect_api: PrefectApi, tmp_path: Path
 ) -> None:
     (tmp_path / "slow").touch()
     with prefect_api.worker(STAGE_POOL):

@@ -179,9 +179,7 @@ def test_callers_at_the_same_time_are_never_taken_for_each_other(served: Served)
     assert answers == {("trainer", ALLOWED), ("nobody", FORBIDDEN)}
 
 
-def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(
-    served: Served,
-) -> None:
+def test_every_act_and_every_denial_is_in_the_audit_with_subject_and_roles(served: Served) -> None:
     before = len(list(served.trail.lines()))
     answer(served, "push", served.issuer.token("operator", sub="bob"))
     answer(served, "materialize", served.issuer.token("operator", sub="cyd"))

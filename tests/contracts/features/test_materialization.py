@@ -150,9 +150,7 @@ def test_a_lost_ledger_does_not_move_the_watermark_back(online: Refreshed) -> No
     ],
 )
 def test_a_damaged_ledger_counts_as_absent(
-    three_days: Refreshed,
-    tmp_path: Path,
-    damage: Callable[[bytes], bytes],
+    three_days: Refreshed, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     installation, tables = three_days
     repo = installation.repository.path

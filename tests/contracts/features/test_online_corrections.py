@@ -111,9 +111,7 @@ def test_a_row_corrected_to_an_earlier_moment_or_at_its_own_reaches_readers(
     assert shop.read() == 1.0
 
 
-def test_a_row_that_is_gone_is_taken_back_and_the_one_before_the_window_returns(
-    shop: Shop,
-) -> None:
+def test_a_row_that_is_gone_is_taken_back_and_the_one_before_the_window_returns(shop: Shop) -> None:
     old, other = row(30, 5.0), row(1, 7.0, key=2)
     shop.refresh(old, row(1, 666.0), row(1, 667.0, key=3), other)
     write = shop.refresh(old, other)

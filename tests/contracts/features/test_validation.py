@@ -196,9 +196,7 @@ def test_values_that_cannot_be_of_their_moment_are_refused(
 
 
 @pytest.mark.slow
-def test_the_outcome_under_another_name_or_in_nulls_is_called_by_its_name(
-    made: Made,
-) -> None:
+def test_the_outcome_under_another_name_or_in_nulls_is_called_by_its_name(made: Made) -> None:
     change = (
         "SELECT * REPLACE ((is_late * 30 + hash(flight_id) % 20)::FLOAT "
         "AS plane_history__last_dep_delay) FROM rows"

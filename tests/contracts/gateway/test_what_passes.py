@@ -9,10 +9,7 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from open_inference.grpc.protocol import (  # type: ignore[import-not-found]
-    ModelInferRequest,
-    ModelInferResponse,
-)
+from open_inference.grpc.protocol import ModelInferRequest, ModelInferResponse  # type: ignore[import-not-found]
 
 from infra.gateway.rendering import SECURITY_HEADERS
 from tests.support.host.processes import wait_until
@@ -42,10 +39,7 @@ def test_tls_1_3_is_spoken_and_1_2_refused(edge: Edge) -> None:
 def test_the_server_talks_to_the_edge_alone(edge: Edge) -> None:
     with pytest.raises((ssl.SSLError, ConnectionError)):
         shake_hands(edge, edge.upstream.http_port, ssl.TLSVersion.TLSv1_2)
-    with (
-        httpx.Client(verify=False, timeout=20) as stranger,
-        pytest.raises(httpx.TransportError),
-    ):
+    with httpx.Client(verify=False, timeout=20) as stranger, pytest.raises(httpx.TransportError):
         stranger.get(f"https://127.0.0.1:{edge.upstream.http_port}/v2/health/live")
 
 

@@ -26,13 +26,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import wait_until
-from tests.support.platform.deploys import (
-    REPO,
-    on_server,
-    part_of_the_file,
-    plan_of,
-    redeploy,
-)
+from tests.support.platform.deploys import REPO, on_server, part_of_the_file, plan_of, redeploy
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

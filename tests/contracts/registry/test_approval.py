@@ -17,11 +17,7 @@ from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import RegistryError
 from tasks.registry.approval import Answer, close_question, outcome, reopen_question
 from tasks.registry.config import ApprovalConfig, PromotionConfig
-from tasks.registry.promotion import (
-    answer_and_promote,
-    find_champion_state,
-    open_question,
-)
+from tasks.registry.promotion import answer_and_promote, find_champion_state, open_question
 from tests.support.registry.builders import CONFIG, World, comparison
 from tests.support.suite.promises import Promise, proves
 

@@ -17,13 +17,7 @@ from prefect.states import Scheduled
 from prefect.utilities.callables import parameter_schema
 
 from falaj.__main__ import main
-from flows.promotion import (
-    APPROVAL,
-    EXPIRY,
-    approval_expiry_flow,
-    approval_flow,
-    start_approval,
-)
+from flows.promotion import APPROVAL, EXPIRY, approval_expiry_flow, approval_flow, start_approval
 from tasks.contracts.release import PromotionDecision
 from tasks.features.access.audit import AuditTrail
 from tasks.registry.config import ApprovalConfig, PromotionConfig
@@ -197,8 +191,7 @@ def answer_in_the_first_ui(page: Page, run_url: str) -> None:
 def events_named(name: str, version: int) -> list[dict[str, Any]]:
     """Payloads of the events of one kind about a version; they are stored a little later."""
     wanted = EventFilter(
-        event=EventNameFilter(name=[name]),
-        resource=EventResourceFilter(id=[f"falaj.model.{NAME}"]),
+        event=EventNameFilter(name=[name]), resource=EventResourceFilter(id=[f"falaj.model.{NAME}"])
     )
     # Not `read_events`: it sends what is unset as null, which the server refuses.
     told = {"filter": wanted.model_dump(mode="json", exclude_none=True), "limit": 50}

@@ -64,9 +64,7 @@ def test_a_champion_is_made_smaller_from_what_it_was_trained_on(installed: Insta
     assert found(installed) == parent
 
 
-def test_of_a_smaller_champion_the_large_one_is_made_smaller_again(
-    installed: Installation,
-) -> None:
+def test_of_a_smaller_champion_the_large_one_is_made_smaller_again(installed: Installation) -> None:
     large = first(installed, LateRate())
     small = compressed(installed, large)
     assert found(installed).program.version == large

@@ -65,9 +65,7 @@ def test_a_champion_that_promises_too_much_is_mapped_judged_and_replaced(
     assert "does not help beyond doubt" in refusal
 
 
-def test_a_champion_that_ranks_backwards_is_left_for_a_retraining(
-    installed: Installation,
-) -> None:
+def test_a_champion_that_ranks_backwards_is_left_for_a_retraining(installed: Installation) -> None:
     first(installed, Backwards())
     outcome = installed.fitted(installed.source())
     assert outcome.fit is None

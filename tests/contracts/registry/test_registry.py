@@ -145,9 +145,7 @@ def test_variants_that_cannot_be_filed_are_refused(
     assert read_version(world.version(1)).variants is None
 
 
-def test_variants_for_another_hardware_class_stay_when_one_is_converted_again(
-    world: World,
-) -> None:
+def test_variants_for_another_hardware_class_stay_when_one_is_converted_again(world: World) -> None:
     ref, report = world.register()
     for_cpu = world.attach(ref)
     for_gpu = tuple(v.model_copy(update={"hardware_class": "gpu"}) for v in for_cpu)

@@ -11,10 +11,7 @@ from sqlalchemy import Engine, event
 
 from tasks.kernel.errors import RegistryError, TransientError
 from tasks.registry.connection import load_mlflow
-from tasks.registry.mlflow_registry import (
-    CANDIDATE,
-    Registry,
-)
+from tasks.registry.mlflow_registry import CANDIDATE, Registry
 from tasks.registry.model_folder import read_version
 from tests.support.registry import crashes
 from tests.support.registry.builders import CONFIG, World

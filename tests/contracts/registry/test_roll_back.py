@@ -138,9 +138,7 @@ def test_a_withdrawn_champion_gives_way_and_is_never_promoted_again(world: World
     assert honest.promoted
 
 
-def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(
-    world: World,
-) -> None:
+def test_where_no_champion_is_left_the_next_candidate_is_compared_with_nobody(world: World) -> None:
     withdrawn(world, 1)
     assert world.champion == 2
     assert withdrawn(world, 2).champion is None

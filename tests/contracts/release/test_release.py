@@ -268,9 +268,7 @@ def test_without_a_server_nothing_is_done(prefect_api: PrefectApi, town: Town) -
     assert town.ledger.last_release(MODEL) is None
 
 
-def test_on_postgresql_one_of_many_openers_and_one_of_two_deciders_is_heard(
-    tmp_path: Path,
-) -> None:
+def test_on_postgresql_one_of_many_openers_and_one_of_two_deciders_is_heard(tmp_path: Path) -> None:
     with postgres_server(tmp_path) as url:
         ledger, config = ReleaseLedger(url), ReleaseConfig(steps=STEPS)
 

@@ -147,8 +147,7 @@ def _changed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
-    [(_changed, "were changed or damaged"), (shutil.rmtree, "No such file")],
+    ("spoil", "words"), [(_changed, "were changed or damaged"), (shutil.rmtree, "No such file")]
 )
 async def test_damaged_files_do_not_serve_and_what_served_goes_on(
     spoiled: tuple[ServedHome, Path], spoil: Callable[[Path], None], words: str

@@ -26,9 +26,7 @@ MOMENTS = ("land-raw-rows: Finished", "build-training-set: Finished", "epoch 1:"
 
 @proves(Promise.FULL_DISK, "a sentence, nothing half written; with more space it completes")
 @proves(Promise.INTERRUPT, "stopped by a full disk at each stage: finished stages are kept")
-def test_a_loop_whose_disk_fills_up_says_so_and_goes_on_when_there_is_space(
-    tmp_path: Path,
-) -> None:
+def test_a_loop_whose_disk_fills_up_says_so_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     with small_disk(home, 400 * MB) as disk:

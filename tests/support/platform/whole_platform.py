@@ -177,9 +177,7 @@ def _leads_its_group(process: psutil.Process) -> bool:
 
 @contextmanager
 def whole_platform(
-    folder: Path,
-    *options: str,
-    environment: Mapping[str, str] | None = None,
+    folder: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[WholePlatform]:
     """A platform that is up; all of it is gone when the block ends. Only sweeps run by schedule.
 

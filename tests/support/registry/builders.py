@@ -12,12 +12,7 @@ import pytest
 
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import (
-    CurvePoint,
-    EvaluationReport,
-    PairedComparison,
-    SliceMetrics,
-)
+from tasks.contracts.evaluation import CurvePoint, EvaluationReport, PairedComparison, SliceMetrics
 from tasks.contracts.release import ModelVariant, PromotionDecision
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder, content_key

@@ -35,13 +35,7 @@ from numpy.typing import NDArray
 from flows.config import PipelineConfig, read_pipeline_config
 from flows.release import LoggedRequests, RegistryChampions, release_config, traffic_of
 from infra.bench.processes import running
-from infra.bench.serving.installation import (
-    HEALTHY,
-    Signer,
-    envoy,
-    make_champion,
-    write_settings,
-)
+from infra.bench.serving.installation import HEALTHY, Signer, envoy, make_champion, write_settings
 from infra.gateway.envoy import Admin
 from infra.orchestration.embedded import free_port
 from serving.assembly import read_addresses

@@ -8,12 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tasks.contracts.base import Artifact, Contract, ModelVersionRef
-from tasks.contracts.conversion import (
-    GoalResult,
-    VariantLatency,
-    VariantPrice,
-    VariantThroughput,
-)
+from tasks.contracts.conversion import GoalResult, VariantLatency, VariantPrice, VariantThroughput
 from tasks.contracts.data import (
     DatasetSchema,
     DataSplits,

@@ -25,10 +25,7 @@ KEY = "test"
 def access(endpoint: str) -> S3Access:
     """Of the tests' S3 service."""
     return S3Access(
-        endpoint_override=endpoint,
-        region="us-east-1",
-        access_key=KEY,
-        secret_key=SecretStr(KEY),
+        endpoint_override=endpoint, region="us-east-1", access_key=KEY, secret_key=SecretStr(KEY)
     )
 
 

@@ -92,9 +92,7 @@ def test_maps_of_maps_are_one_map_in_a_program_that_grows_no_longer(tmp_path: Pa
     assert np.abs(scores(second, rows) - expected).max() < 1e-6
 
 
-def test_predictions_of_a_regression_are_mapped_within_the_labels_own_scale(
-    tmp_path: Path,
-) -> None:
+def test_predictions_of_a_regression_are_mapped_within_the_labels_own_scale(tmp_path: Path) -> None:
     before, after = write(tmp_path, Predicting()), tmp_path / "after.pt2"
     rows = inputs(tmp_path)
     whole = write_mapped(before, after, NUMBER, STEEP)

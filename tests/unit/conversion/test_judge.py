@@ -233,11 +233,7 @@ def test_each_goal_takes_what_is_best_for_it() -> None:
 @pytest.mark.parametrize(
     ("goal", "variant", "reason"),
     [
-        (
-            "one-row",
-            {"times": {8: (0.1, 1.5), 9: (15, 0.3)}},
-            "PyTorch eager is faster at batch 8",
-        ),
+        ("one-row", {"times": {8: (0.1, 1.5), 9: (15, 0.3)}}, "PyTorch eager is faster at batch 8"),
         ("bulk", {"times": {1: (0.1, 0.5)}}, "it was not measured"),
     ],
 )

@@ -83,11 +83,7 @@ def test_lists_are_nested_as_the_axes_are_or_flat_where_all_axes_are_fixed() -> 
         ({"x": ["a"]}, signature(), "holds string"),
         ({"x": [[1.0, 2.0]]}, signature(3), r"\[2\] values of 'x' each, the program takes \[3\]"),
         ({"x": [[1.0, 2.0]]}, signature(2, 2), r"holds \[2\] numbers a row"),
-        (
-            {"x": [1.0, 1.5]},
-            signature(dtype="int64"),
-            r"hold 1\.5, and the program takes whole",
-        ),
+        ({"x": [1.0, 1.5]}, signature(dtype="int64"), r"hold 1\.5, and the program takes whole"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_with_a_sentence(

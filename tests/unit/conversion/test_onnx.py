@@ -25,9 +25,7 @@ def test_any_number_of_rows_scores_as_pytorch_does(
     assert np.abs(case.load_source()(batch) - converted(batch)).max() < most
 
 
-def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(
-    store: ArtifactStore,
-) -> None:
+def test_an_operator_that_onnx_lacks_is_a_sentence_that_is_kept(store: ArtifactStore) -> None:
     network = Elementwise(lambda numbers: torch.special.gammaln(numbers).sum(1))
     built = build_one("onnx-fp32", tabular_job(store, exported(network)))
     assert built.files is None

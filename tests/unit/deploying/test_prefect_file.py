@@ -75,9 +75,7 @@ def test_every_pool_and_queue_of_the_file_is_made_and_no_path_of_a_machine_is_in
     assert not [word for word in text.split() if word.startswith(("/", "'/", '"/'))]
 
 
-def test_what_is_scheduled_has_all_the_parameters_that_it_needs(
-    use_case: UseCase,
-) -> None:
+def test_what_is_scheduled_has_all_the_parameters_that_it_needs(use_case: UseCase) -> None:
     for item in deployment_items(FILE, [use_case]):
         needed = {
             name

@@ -13,11 +13,7 @@ from tasks.evaluation.metrics import check_test_window
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
-from tests.support.evaluation.programs import (
-    QUICK,
-    Case,
-    trained_model,
-)
+from tests.support.evaluation.programs import QUICK, Case, trained_model
 
 
 def judged(case: Case, *, alone: bool = False) -> EvaluationReport:
@@ -138,9 +134,7 @@ def test_rows_without_labels_are_scored_but_not_judged(case: Case) -> None:
     assert np.isfinite(pd.read_parquet(case.store.path(both.scores))["score"]).all()
 
 
-def test_a_test_window_that_will_not_be_judged_is_told_before_training(
-    tmp_path: Path,
-) -> None:
+def test_a_test_window_that_will_not_be_judged_is_told_before_training(tmp_path: Path) -> None:
     store, window = ArtifactStore(tmp_path), builders.splits().test
     enough, few = (builders.dataset(store, builders.frame(rows)) for rows in (4000, 102))
     check_test_window(enough, window, EvaluationConfig(), store)

@@ -34,9 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ArtifactStore:
 
 
 def judged(
-    store: ArtifactStore,
-    student: LateRate,
-    judging: EvaluationConfig = JUDGING,
+    store: ArtifactStore, student: LateRate, judging: EvaluationConfig = JUDGING
 ) -> StudentReport:
     """A student beside `LateRate`, which it was pruned from."""
     rows = dataset(store, frame(6000))
@@ -108,8 +106,7 @@ def test_who_won_is_said_by_the_whole_interval(
 
 
 @pytest.mark.parametrize(
-    ("value", "is_refused"),
-    [(0.75, False), (0.7401, False), (0.7399, True), (float("nan"), True)],
+    ("value", "is_refused"), [(0.75, False), (0.7401, False), (0.7399, True), (float("nan"), True)]
 )
 def test_the_lower_end_of_the_parents_interval_is_the_bound_and_no_number_is_below_it(
     value: float, is_refused: bool

@@ -9,11 +9,7 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
-from tests.support.evaluation.programs import (
-    LateRate,
-    NotANumber,
-    stored_program,
-)
+from tests.support.evaluation.programs import LateRate, NotANumber, stored_program
 
 
 def opened(store: ArtifactStore, network: nn.Module, *, dynamic: bool = True) -> Program:

@@ -5,11 +5,7 @@ from sklearn.metrics import roc_auc_score
 
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_slices
-from tasks.evaluation.metrics import (
-    MAX_POINTS,
-    calibration_curve,
-    roc_curve,
-)
+from tasks.evaluation.metrics import MAX_POINTS, calibration_curve, roc_curve
 from tasks.stats.ranked import METRICS, RankedRows
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS

@@ -105,11 +105,7 @@ def test_a_wheel_for_gpus_links_the_nccl_that_pytorch_brings(
 
 @pytest.mark.parametrize("lacking", ["PyTorch for CUDA", "toolkit", "NCCL", "another toolkit"])
 def test_a_build_for_gpus_that_cannot_succeed_is_refused_with_what_was_found(
-    backend: ModuleType,
-    nccl: Path,
-    tmp_path: Path,
-    lacking: str,
-    monkeypatch: pytest.MonkeyPatch,
+    backend: ModuleType, nccl: Path, tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lacking in ("PyTorch for CUDA", "another toolkit"):
         monkeypatch.setattr(torch.version, "cuda", "12.6" if "another" in lacking else None)

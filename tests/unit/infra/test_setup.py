@@ -111,9 +111,7 @@ def test_a_broken_stamp_counts_as_none(checkout: Checkout, text: str) -> None:
     assert not current(checkout)
 
 
-def test_withdrawing_takes_the_stamp_back_and_spares_setups_own_folder(
-    checkout: Checkout,
-) -> None:
+def test_withdrawing_takes_the_stamp_back_and_spares_setups_own_folder(checkout: Checkout) -> None:
     assert sorted(path.name for path in checkout.withdraw()) == ["bin", "lib"]
     assert not current(checkout)
 

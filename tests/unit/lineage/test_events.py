@@ -11,13 +11,7 @@ from openlineage.client.event_v2 import RunState
 
 from tasks.kernel.settings import ArtifactStore
 from tasks.lineage.events import flow_event, run_id, step_events
-from tasks.lineage.steps import (
-    Node,
-    Step,
-    conversion_steps,
-    queries_with_reads,
-    refresh_steps,
-)
+from tasks.lineage.steps import Node, Step, conversion_steps, queries_with_reads, refresh_steps
 from tests.support.reporting.examples import (
     COMMIT,
     PARENT,
@@ -105,9 +99,7 @@ def test_a_dropped_variant_is_noted_as_such_and_one_without_files_is_not_data(
     assert notes == {"onnx-fp32": "kept", "openvino-fp32": "kept", "openvino-int8": "dropped"}
 
 
-def test_a_table_that_a_refresh_left_as_it_was_does_not_follow_itself(
-    store: ArtifactStore,
-) -> None:
+def test_a_table_that_a_refresh_left_as_it_was_does_not_follow_itself(store: ArtifactStore) -> None:
     refresh = linked_record(store).refresh
     raw = {ref.name: ref.artifact.sha256 for ref in refresh.tables.raw}
     follows = {**raw, "flights": "0" * 64}

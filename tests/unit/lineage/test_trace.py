@@ -68,11 +68,7 @@ def test_an_ambiguous_beginning_is_refused_and_a_name_means_its_newest_version(
 
 @pytest.mark.parametrize(
     "strange",
-    [
-        {"outputs": [{}]},
-        {"job": None},
-        {"job": {"name": "j"}, "inputs": [{"name": "raw/a"}]},
-    ],
+    [{"outputs": [{}]}, {"job": None}, {"job": {"name": "j"}, "inputs": [{"name": "raw/a"}]}],
 )
 def test_an_event_of_another_shape_is_passed_over_and_counted(
     journal: Journal, strange: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -57,10 +57,7 @@ def join(
 
 def test_labels_meet_their_rows_in_every_track_and_the_rest_is_counted(home: Path) -> None:
     taken = give(
-        home,
-        request_id=["a", "b", "b", "unknown"],
-        request_row=[0, 0, 1, 0],
-        label=[1, 0, None, 1],
+        home, request_id=["a", "b", "b", "unknown"], request_row=[0, 0, 1, 0], label=[1, 0, None, 1]
     )
     assert (taken.kind, taken.rows, taken.without_label) == ("request", 3, 1)
     found, tally = join(home)

@@ -16,11 +16,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.labels import import_labels
-from tasks.predictions.reading import (
-    LogQuery,
-    ReadTally,
-    read_rows,
-)
+from tasks.predictions.reading import LogQuery, ReadTally, read_rows
 from tasks.predictions.schema import log_root, mask_key_file, model_folder, open_mask
 from tasks.predictions.segments import SegmentWriter, folder_held, visible_segments
 from tasks.predictions.upkeep import erase_subject, keep_up

@@ -27,8 +27,7 @@ BEGUN = NOW + SETTLE
 LATER = NOW + timedelta(days=2)
 SECOND, MS = timedelta(seconds=1), timedelta(milliseconds=1)
 RELEASE = release(
-    opened_at=NOW,
-    periods=(Period(step=0, since=NOW, shares=Shares(candidate=25, mirror=100)),),
+    opened_at=NOW, periods=(Period(step=0, since=NOW, shares=Shares(candidate=25, mirror=100)),)
 )
 
 

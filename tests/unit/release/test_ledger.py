@@ -97,9 +97,7 @@ def test_a_roll_back_takes_requests_away_first_and_the_alias_next(releasing: Rel
     assert releasing.begin(MODEL, IDLE, "Amal").is_open
 
 
-def test_an_alias_that_cannot_go_back_is_recorded_and_traffic_is_back(
-    releasing: Releasing,
-) -> None:
+def test_an_alias_that_cannot_go_back_is_recorded_and_traffic_is_back(releasing: Releasing) -> None:
     begun(releasing)
     releasing.champions.refuses = True
     release = releasing.settle(decided(releasing, BACK))
@@ -197,9 +195,7 @@ def test_cycles_that_see_nothing_new_are_one_line_and_more_rows_another(
     assert [e.evidence.num_labels for e in entries if e.evidence] == [10_000, 20_000]
 
 
-def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(
-    releasing: Releasing,
-) -> None:
+def test_a_person_holds_resumes_promotes_and_rolls_back_under_a_name(releasing: Releasing) -> None:
     begun(releasing)
     assert releasing.act_by_hand(MODEL, "hold", "Amal", "lunch").held_by == "Amal"
     assert releasing.act_by_hand(MODEL, "resume", "Amal", "").held_by == ""

@@ -10,12 +10,7 @@ from tasks.release.config import ReleaseConfig
 from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Wanted
 from tasks.release.rollout import Releasing
-from tasks.release.traffic import (
-    NotServedError,
-    ServerTraffic,
-    has_server,
-    set_traffic,
-)
+from tasks.release.traffic import NotServedError, ServerTraffic, has_server, set_traffic
 from tests.support.release.builders import MODEL, FakeChampions, FakeGateway
 from tests.support.serving.admin_server import AdminServer, admin_server
 

@@ -11,12 +11,7 @@ from tasks.reporting import facts
 from tasks.reporting.pictures import draw
 from tests.support.data.builders import YEAR, changed
 from tests.support.reporting.pages import DATA_DOCS, rendered
-from tests.support.reporting.run_records import (
-    EVIL,
-    hostile_record,
-    regression_record,
-    run_record,
-)
+from tests.support.reporting.run_records import EVIL, hostile_record, regression_record, run_record
 
 SECTIONS = ["result", "figures", "loop", "data", "training", "judging", "conversion", "drift",
             "promotion", "lineage", "provenance"]  # fmt: skip

@@ -8,9 +8,7 @@ from tests.support.release.builders import MODEL, START, evidence, finding, rele
 
 def entry(number: int, reason: str = "more are needed") -> Entry:
     seen = evidence(
-        finding("errors", high=None),
-        finding("task_paired"),
-        stable=Tally(num_requests=10),
+        finding("errors", high=None), finding("task_paired"), stable=Tally(num_requests=10)
     )
     return Entry(
         number=number,

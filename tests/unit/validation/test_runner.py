@@ -10,22 +10,11 @@ from tasks.contracts.data import DataSplits, ValidationResult
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.validation.outcome import SuiteOutcome, read_outcome
-from tasks.validation.runner import (
-    validate_snapshot,
-    validate_table,
-    validate_tables,
-)
+from tasks.validation.runner import validate_snapshot, validate_table, validate_tables
 from tasks.validation.suites import Suite
 from tests.support.data import builders
 from tests.support.data.builders import month
-from tests.support.data.tables import (
-    SNAPSHOT_SUITE,
-    WEEK,
-    between,
-    people,
-    store_table,
-    suite,
-)
+from tests.support.data.tables import SNAPSHOT_SUITE, WEEK, between, people, store_table, suite
 
 
 def validate(store: ArtifactStore, frame: pd.DataFrame, checked: Suite) -> ValidationResult:

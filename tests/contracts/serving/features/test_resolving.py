@@ -11,30 +11,18 @@ import pandas as pd
 import pytest
 
 from serving.config import EntityConfig
-from serving.errors import (
-    BadRequestError,
-    FeaturesRefusedError,
-    OverloadedError,
-    TooLargeError,
-)
+from serving.errors import BadRequestError, FeaturesRefusedError, OverloadedError, TooLargeError
 from serving.features.reader import FeastEntityReader
 from tasks.contracts.clock import ClockConfig
 from tasks.features.config import OnlineConfig, ViewPolicy
-from tests.support.serving.entity_stores import (
-    MODEL,
-    WATERMARK,
-    Serving,
-    request_of,
-)
+from tests.support.serving.entity_stores import MODEL, WATERMARK, Serving, request_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 Found = TypeVar("Found")
 
 
 def ask(
-    serving: Serving,
-    question: Callable[[FeastEntityReader], Awaitable[Found]],
-    **config: Any,
+    serving: Serving, question: Callable[[FeastEntityReader], Awaitable[Found]], **config: Any
 ) -> Found:
     """Ask a reader of its own, at the watermark where nothing else is said."""
 

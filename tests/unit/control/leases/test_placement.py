@@ -5,15 +5,7 @@ from pydantic import ValidationError
 
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import CoreLimit, CoreSet, HostDevices
-from tasks.control.leases.placement import (
-    AGEING_S,
-    Claim,
-    Grant,
-    Taken,
-    due_s,
-    grants_for,
-    place,
-)
+from tasks.control.leases.placement import AGEING_S, Claim, Grant, Taken, due_s, grants_for, place
 from tests.support.platform.lease_devices import gpu, host
 
 

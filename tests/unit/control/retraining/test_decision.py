@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from tasks.contracts.drift import DriftResult
 from tasks.contracts.evaluation import Metric
 from tasks.control.config import RetrainingPolicy
-from tasks.control.retraining.decision import (
-    Action,
-    Cause,
-    Evidence,
-    decide,
-    gather,
-    healed,
-)
+from tasks.control.retraining.decision import Action, Cause, Evidence, decide, gather, healed
 from tests.support.control import builders
 from tests.support.control.builders import comparison, evidence
 from tests.support.data.builders import metric

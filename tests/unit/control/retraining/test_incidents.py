@@ -9,13 +9,7 @@ import pytest
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.incidents import LOST, Here, answer, note_ends, start_claimed
-from tasks.control.retraining.records import (
-    ClaimState,
-    Order,
-    Outcome,
-    RunEnd,
-    StartedAction,
-)
+from tasks.control.retraining.records import ClaimState, Order, Outcome, RunEnd, StartedAction
 from tasks.kernel.errors import DataContractError, TransientError
 from tasks.metadata import database as database_module
 from tests.support.control import builders

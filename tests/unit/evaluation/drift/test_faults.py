@@ -11,12 +11,7 @@ from tasks.evaluation.drift.compare import (
     examine_categories,
     examine_numbers,
 )
-from tasks.evaluation.drift.faults import (
-    UNIT_CHANGES,
-    UnitChange,
-    UnitGuess,
-    judge_guesses,
-)
+from tasks.evaluation.drift.faults import UNIT_CHANGES, UnitChange, UnitGuess, judge_guesses
 from tests.support.evaluation.windows import window_of
 
 DAY_ROWS = 40

@@ -10,13 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.features.online.answer import (
-    NEVER,
-    FloatBlock,
-    decode_value,
-    moments,
-    protobuf_moment,
-)
+from tasks.features.online.answer import NEVER, FloatBlock, decode_value, moments, protobuf_moment
 from tasks.kernel.errors import FeatureStoreError
 
 FLOATS = st.one_of(

@@ -6,11 +6,7 @@ from feast.protos.feast.types.Value_pb2 import Value
 from feast.type_map import python_values_to_proto_values
 from feast.value_type import ValueType
 
-from tasks.features.online.encoding import (
-    encode_column,
-    encode_entity_keys,
-    encode_rows,
-)
+from tasks.features.online.encoding import encode_column, encode_entity_keys, encode_rows
 from tasks.kernel.errors import DataContractError
 from tests.support.data.feature_views import COLUMNS, SLOW, make_rows
 

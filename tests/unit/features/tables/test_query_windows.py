@@ -81,8 +81,7 @@ def test_a_lookback_that_holds_all_that_is_read_passes(
 
 
 @pytest.mark.parametrize(
-    ("sql", "changes"),
-    [(MEAN_OF_ALL_TIME, {}), (STATIC_MEAN, {"static": True}), (NEXT_HOUR, {})],
+    ("sql", "changes"), [(MEAN_OF_ALL_TIME, {}), (STATIC_MEAN, {"static": True}), (NEXT_HOUR, {})]
 )
 def test_a_feature_that_knows_later_rows_is_refused_with_what_was_seen(
     repository: SmallRepository, store: ArtifactStore, sql: str, changes: dict[str, object]

@@ -53,10 +53,7 @@ def test_corrected_values_are_the_same_data(
 
 @pytest.mark.parametrize(("old", "told"), [("rides", "none of the pub"), ("flights", "tailnum")])
 def test_tables_of_other_names_or_columns_are_other_data(
-    published: tuple[ArtifactStore, FeatureTables],
-    repository: SmallRepository,
-    old: str,
-    told: str,
+    published: tuple[ArtifactStore, FeatureTables], repository: SmallRepository, old: str, told: str
 ) -> None:
     """Published: `rides` alone, or `flights` with the columns of the airports."""
     store, base = published

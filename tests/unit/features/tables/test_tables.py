@@ -4,12 +4,7 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import FeatureTables
-from tasks.features.tables.build import (
-    EMPTY,
-    current_tables,
-    publish_tables,
-    published_path,
-)
+from tasks.features.tables.build import EMPTY, current_tables, publish_tables, published_path
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, built, days, vouchers

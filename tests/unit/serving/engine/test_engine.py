@@ -296,10 +296,7 @@ async def test_a_version_with_a_fault_is_tried_again_and_what_serves_and_the_fol
         await until(lambda: desk.engine.tracks("m")["stable"] == "2")
 
 
-@pytest.mark.parametrize(
-    ("on_move", "expected"),
-    [("swap", ("2", None)), ("offer", ("1", "2"))],
-)
+@pytest.mark.parametrize(("on_move", "expected"), [("swap", ("2", None)), ("offer", ("1", "2"))])
 async def test_what_a_moved_alias_does_is_configured(
     on_move: Any, expected: tuple[str, Any]
 ) -> None:

@@ -105,9 +105,7 @@ def test_entity_requests_log_keys_ages_and_states(tmp_path: Path) -> None:
     assert list(STATES) == LABELS
 
 
-def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(
-    tmp_path: Path,
-) -> None:
+def test_refusals_are_logged_at_a_bounded_rate_and_never_for_unknown_models(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.refused(Call("../made-up", {}, 1, "x"), OverloadedError("full"))
         for number in range(1000):

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.errors import (
-    BadRequestError,
-    OverloadedError,
-    UnauthorizedError,
-    UnknownModelError,
-)
+from serving.errors import BadRequestError, OverloadedError, UnauthorizedError, UnknownModelError
 from serving.observability.metrics import Counting, Metrics, Source, Times, percentile_s
 from tests.support.serving.builders import MODEL, STATES, batch, call
 

@@ -31,11 +31,7 @@ def signature_of(*inputs: tuple[str, str, tuple[str | int, ...]], **largest: int
 
 
 PLAN = ModelPlan(
-    signature_of(
-        ("codes", "int32", ("batch", 2)),
-        ("numbers", "float32", ("batch", 3)),
-        batch=100,
-    )
+    signature_of(("codes", "int32", ("batch", 2)), ("numbers", "float32", ("batch", 3)), batch=100)
 )
 TEXTS = ModelPlan(
     signature_of(

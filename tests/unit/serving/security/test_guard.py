@@ -16,12 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jwt.utils import base64url_encode
 
-from serving.errors import (
-    ForbiddenError,
-    ServingError,
-    TooManyRequestsError,
-    UnauthorizedError,
-)
+from serving.errors import ForbiddenError, ServingError, TooManyRequestsError, UnauthorizedError
 from serving.interfaces import Action, Guard, Headers, Principal
 from serving.security.config import Rate, SecurityConfig
 from serving.security.guard import SecurityGuard
@@ -279,8 +274,7 @@ def test_a_certificate_counts_only_behind_the_edge(world: World) -> None:
 def test_a_comma_in_a_name_makes_no_other_client(world: World) -> None:
     """RFC 2253 writes it as `\\,`; unmasked it would look like two names, those of another."""
     behind = world.guard(
-        certificates={"CN=batch,O=acme": ["infer:m"], "CN=a\\,b": ["infer:m"]},
-        **BEHIND_EDGE,
+        certificates={"CN=batch,O=acme": ["infer:m"], "CN=a\\,b": ["infer:m"]}, **BEHIND_EDGE
     )
     for subject in (rb"CN=batch\,O=acme", rb"CN=batc\h,O=acme"):
         assert "stands for nobody" in refused(behind, told_by_edge(subject))

@@ -73,10 +73,7 @@ def test_the_loss_of_a_large_error_grows_with_its_size_and_not_its_square() -> N
 def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int) -> None:
     labels = np.random.default_rng(4).normal(3300, 2000, 1000)
     parts = np.array_split(labels, num_ranks)
-    scales = on_threads(
-        num_ranks,
-        lambda rank: fit_labels(facts_of(parts[rank.rank]), JOB, rank),
-    )
+    scales = on_threads(num_ranks, lambda rank: fit_labels(facts_of(parts[rank.rank]), JOB, rank))
     assert len(set(scales)) == 1
     assert scales[0].mean == pytest.approx(labels.mean(), rel=1e-6)
     assert scales[0].deviation == pytest.approx(labels.std(), rel=1e-6)
@@ -84,10 +81,7 @@ def test_ranks_agree_on_the_labels_scale_whatever_rows_they_hold(num_ranks: int)
 
 def test_labels_that_are_all_equal_are_refused() -> None:
     with pytest.raises(DataContractError, match="standard deviation 0 in 5 training rows"):
-        on_threads(
-            1,
-            lambda rank: fit_labels(facts_of(np.full(5, 7.0)), JOB, rank),
-        )
+        on_threads(1, lambda rank: fit_labels(facts_of(np.full(5, 7.0)), JOB, rank))
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))

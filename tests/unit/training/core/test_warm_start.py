@@ -181,11 +181,7 @@ def test_a_number_that_became_constant_is_named() -> None:
 
 
 COLUMNS = DatasetSchema(
-    row_id="id",
-    event_time="time",
-    label="late",
-    categorical=OLD.categorical,
-    numeric=OLD.numeric,
+    row_id="id", event_time="time", label="late", categorical=OLD.categorical, numeric=OLD.numeric
 )
 STATE = OLD.preprocessing.state()
 

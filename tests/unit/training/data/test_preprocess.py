@@ -41,10 +41,7 @@ def test_positions_agree_with_a_dictionary(known: set[str], asked: list[str | No
     assert positions[:, 0].tolist() == [table.get(int(c), len(vocabulary)) for c in codes[:, 0]]
 
 
-@given(
-    hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32)),
-    st.integers(2, 20),
-)
+@given(hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32)), st.integers(2, 20))
 def test_edges_increase_and_span_the_finite_values(values: np.ndarray, num_bins: int) -> None:
     edges = fit_edges(values, num_bins)
     finite = values[np.abs(values) < MAX_MAGNITUDE]

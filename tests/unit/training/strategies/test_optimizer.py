@@ -27,9 +27,7 @@ def trained(network: nn.Module, optimizer: NamedOptimizer, steps: int) -> None:
         optimizer.step(0.01)
 
 
-def in_two_groups(
-    parameters: object,
-) -> torch.optim.Optimizer:
+def in_two_groups(parameters: object) -> torch.optim.Optimizer:
     """The groups are in another order than the network's parameters."""
     named = [p for _, p in parameters]  # type: ignore[attr-defined]
     return torch.optim.AdamW(
