@@ -79,7 +79,6 @@ class Bench:
 
     def snapshot(self) -> tuple[FeatureSnapshot, SnapshotPins]:
         made = self.installation.snapshot(self.tables, days(1, 2))
-        assert made.pins is not None
         return made, made.pins
 
     def verify(self, snapshot: FeatureSnapshot, **changes: object) -> SnapshotVerification:
@@ -185,7 +184,6 @@ def test_what_feast_would_not_number_makes_a_version_too(
     feast = bench.apply()
     assert view_versions(feast, "weather") == [0, 1]
     newest = newest_version(feast, SERVICE)
-    assert newest is not None
     assert (newest.number, newest.views["weather"]) == (2, 1)
 
 
@@ -200,7 +198,6 @@ def test_a_service_whose_content_changed_under_the_same_name_is_noticed(bench: B
     assert "weather" in old.views
     assert "weather" not in new.views
     published = published_version(bench.open(), SERVICE)
-    assert published is not None
     assert published.number == 1, "training on a version does not move what readers get"
 
 

@@ -66,7 +66,6 @@ def test_tritons_grpc_client_understands_all_of_the_protocol(told: dict[str, Any
 def test_what_a_fuzzer_makes_of_the_openapi_document_never_gets_a_500(
     server: Process, tmp_path: Path
 ) -> None:
-    assert PYTHON is not None
     options = {
         "--checks": "not_a_server_error,status_code_conformance,content_type_conformance,"
         "response_schema_conformance,unsupported_method",

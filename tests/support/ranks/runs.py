@@ -114,7 +114,6 @@ def assert_no_kept_epoch_is_repeated(log: str) -> None:
     """
     first, second = log.split("--- attempt at")[1:]
     resumed = re.search(r"resumed after epoch (\d+) of an earlier attempt", second)
-    assert resumed is not None
     kept = int(resumed[1])
     assert finished_epochs(first) == list(range(len(finished_epochs(first))))
     assert finished_epochs(second) == list(range(kept + 1, CONFIG.max_epochs))

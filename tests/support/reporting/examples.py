@@ -29,7 +29,6 @@ def linked_record(store: ArtifactStore) -> RunRecord:
     """The record of the reporting tests, its parts bound to each other as a real run binds them."""
     record = run_record(store)
     refresh, snapshot = record.refresh, record.dataset.snapshot
-    assert snapshot.pins is not None
     tables = tuple(
         TablePin(
             name=ref.name, group=group, sha256=ref.artifact.sha256, num_rows=ref.num_rows

@@ -50,7 +50,6 @@ def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
 
 def parsed(drawing: Markup | None) -> ElementTree.Element:
     """The picture as a tree; fails where it is not well-formed or holds a number that is none."""
-    assert drawing is not None
     root = ElementTree.fromstring(str(drawing))
     for element in root.iter():
         for name, value in element.attrib.items():

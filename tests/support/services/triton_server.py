@@ -64,7 +64,6 @@ class Server:
 @contextlib.contextmanager
 def serving(repository: Path, scratch: Path) -> Iterator[Server]:
     """Serve a model repository as it lies there; nothing is filled in that it leaves out."""
-    assert PYTHON is not None
     site = Path(_of_python("import sysconfig; print(sysconfig.get_path('purelib'))"))
     home = site / "pytriton" / "tritonserver"
     backends = scratch / "backends"

@@ -92,7 +92,6 @@ def test_a_process_that_has_ended_and_was_not_reaped_has_ended() -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
         start = start_of(child.pid)
-        assert start is not None
         name = ProcessName.of_this().model_copy(update={"pid": child.pid, "start": start})
         assert not name.has_ended()
         child.kill()
