@@ -16,8 +16,8 @@ from tests.support.data import builders
 from tests.support.evaluation.programs import QUICK, Case, trained_model
 
 
-def judged(case: Case, *, alone: bool = False) -> EvaluationReport:
-    rival = None if alone else case.champion
+def judged(case: Case) -> EvaluationReport:
+    rival = case.champion
     return judge_model(case.candidate, case.dataset, rival, case.baseline_model, QUICK, case.store)
 
 
@@ -92,7 +92,7 @@ def test_a_test_window_of_one_label_is_refused_with_the_reason(case: Case) -> No
     with pytest.raises(
         DataContractError, match=r"too small to judge: 0 positives in 1,\d\d\d rows"
     ):
-        judged(with_rows(case, never), alone=True)
+        judged(with_rows(case, never))
 
 
 def test_a_champion_whose_input_is_gone_is_named_with_what_to_do(case: Case) -> None:
