@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
-from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import DataSplits
 from tasks.control.config import RetrainingPolicy, RoutingConfig, StageLease
@@ -32,10 +32,8 @@ from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import read_suites
 
 
-class PipelineConfig(BaseModel):
+class PipelineConfig(Contract):
     """One use case: its data, its windows, and how each stage is to be done."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     name: str = Field(pattern=USE_CASE_NAME, max_length=60, description="Use case.")
     question: str = Field(min_length=1, description="What the model answers, for people.")
@@ -184,10 +182,8 @@ def faults(exc: ValidationError) -> str:
     return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())
 
 
-class ImportConfig(BaseModel):
+class ImportConfig(Contract):
     """One model that was trained elsewhere: its files, its texts, its name, its conversion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     encoder: EncoderConfig | None = Field(default=None, description="Files of a text encoder.")
     corpus: CorpusConfig | None = Field(default=None, description="Texts for the encoder.")

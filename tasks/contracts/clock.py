@@ -4,9 +4,9 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.base import Contract, TimeWindow
 
 
 def _is_a_zone(name: str) -> str:
@@ -22,10 +22,8 @@ def _is_a_zone(name: str) -> str:
 TimeZone = Annotated[str, AfterValidator(_is_a_zone)]
 
 
-class ClockConfig(BaseModel):
+class ClockConfig(Contract):
     """What time it is for a use case, and how long its scheduled windows are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     replay_year: int | None = Field(
         default=None,

@@ -2,20 +2,16 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 
 URGENT, LOWEST = 1, 10
 HardwareClass = Literal["cpu", "gpu"]
 StageName = Literal["feature refresh", "training", "conversion", "promotion", "drift check"]
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-
-class LeaseRequest(_Config):
+class LeaseRequest(Contract):
     """Devices of one host that a piece of work needs at a time."""
 
     cores: int = Field(default=0, ge=0, le=4096, description="CPU cores, each for it alone.")
@@ -47,7 +43,7 @@ class LeaseRequest(_Config):
         return " and ".join(wanted)
 
 
-class StageLease(_Config):
+class StageLease(Contract):
     """The devices that a stage holds while it works, and how it waits for them."""
 
     enabled: bool = Field(
@@ -71,7 +67,7 @@ class StageLease(_Config):
     )
 
 
-class StageRouting(_Config):
+class StageRouting(Contract):
     """Which hardware one stage wants, and what happens while no worker there is online."""
 
     hardware_class: HardwareClass = Field(
@@ -102,7 +98,7 @@ class StageRouting(_Config):
         return self
 
 
-class RoutingConfig(_Config):
+class RoutingConfig(Contract):
     """Where each stage of the loop runs."""
 
     mode: Literal["auto", "in process", "deployments"] = Field(
@@ -122,7 +118,7 @@ class RoutingConfig(_Config):
         return rule
 
 
-class RecoveryConfig(_Config):
+class RecoveryConfig(Contract):
     """Limits of the recovery sweep."""
 
     heartbeat_limit_s: float = Field(
@@ -159,7 +155,7 @@ class RecoveryConfig(_Config):
         return self
 
 
-class RetrainingPolicy(_Config):
+class RetrainingPolicy(Contract):
     """Bounds of the controller for one use case; kept with every result that it judges."""
 
     cool_down_hours: float = Field(

@@ -2,20 +2,16 @@
 
 from datetime import timedelta
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
-from tasks.contracts.base import TimeWindow, field_title
+from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import DataSplits
 from tasks.kernel.errors import WindowError
 
 MONTH = "month"
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
-
-
-class EvaluationConfig(_Config):
+class EvaluationConfig(Contract):
     """Slices of one judgement, and the fewest rows that are judged."""
 
     slices: tuple[str, ...] = Field(
@@ -41,7 +37,7 @@ class EvaluationConfig(_Config):
     )
 
 
-class BaselineModelConfig(_Config):
+class BaselineModelConfig(Contract):
     """Gradient boosting with ordinary settings: good without a search, cheap, reproducible."""
 
     max_iterations: int = Field(
@@ -52,7 +48,7 @@ class BaselineModelConfig(_Config):
     )
 
 
-class MonitoringConfig(_Config):
+class MonitoringConfig(Contract):
     """What features are compared with over time."""
 
     baseline: TimeWindow | None = Field(
@@ -66,7 +62,7 @@ class MonitoringConfig(_Config):
     )
 
 
-class DriftVolume(_Config):
+class DriftVolume(Contract):
     """How many new rows start a drift check, between those that a schedule starts."""
 
     table: str = Field(
@@ -80,7 +76,7 @@ class DriftVolume(_Config):
     )
 
 
-class ServedDrift(_Config):
+class ServedDrift(Contract):
     """Drift checks of what was served, as the prediction log kept it."""
 
     min_rows: int = Field(
@@ -99,7 +95,7 @@ class ServedDrift(_Config):
     )
 
 
-class DriftConfig(_Config):
+class DriftConfig(Contract):
     """Limits of one drift check; logged whole with the run."""
 
     volume: DriftVolume | None = Field(
@@ -141,7 +137,7 @@ class DriftConfig(_Config):
     )
 
 
-class RecalibrationConfig(_Config):
+class RecalibrationConfig(Contract):
     """Bounds of a recalibration; the window itself is that of the drift check."""
 
     holdout_days: int = Field(

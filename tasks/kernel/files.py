@@ -164,11 +164,9 @@ def locked(
         deadline = time.monotonic() + wait_s
         while not _take(descriptor, shared=shared, wait=wait_s == float("inf")):
             if time.monotonic() >= deadline:
-                raise (
-                    held()
-                    if held
-                    else TransientError(f"others held {path} for {wait_s:g} s; try again")
-                )
+                if held:
+                    raise held()
+                raise TransientError(f"others held {path} for {wait_s:g} s; try again")
             time.sleep(LOCK_POLL_S)
         yield descriptor
     finally:

@@ -63,10 +63,8 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[
         if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{prefix}{name}.")
         else:
-            yield (
-                f"{prefix}{name}",
-                value if isinstance(value, str) else json.dumps(value, default=str),
-            )
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{prefix}{name}", text
 
 
 class Contract(BaseModel):

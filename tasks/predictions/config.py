@@ -2,9 +2,9 @@
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 
 FLUSH_ROWS = 50_000
 """So many rows are written without waiting; fewer where the queue is shorter."""
@@ -20,10 +20,8 @@ STOP_S = 10.0
 """A stopping server writes what is left for so long."""
 
 
-class PredictionLogConfig(BaseModel):
+class PredictionLogConfig(Contract):
     """The prediction log of one server."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     enabled: bool = Field(default=True, description="Whether predictions are logged at all.")
     masked: tuple[str, ...] = Field(

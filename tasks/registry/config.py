@@ -2,24 +2,14 @@
 
 from typing import Literal, Self
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AliasChoices, Field, PositiveFloat, PositiveInt, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 from tasks.kernel.settings import USE_CASE_NAME
 
 
-class RegistryConfig(BaseModel):
+class RegistryConfig(Contract):
     """Names in the model registry."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     model_name: str = Field(
         default="model",
@@ -39,10 +29,8 @@ class RegistryConfig(BaseModel):
     )
 
 
-class ApprovalConfig(BaseModel):
+class ApprovalConfig(Contract):
     """Whether a person must agree before a candidate becomes the champion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     # Not `required`: Prefect drops properties of that name from a deployment's schema.
     enabled: bool = Field(
@@ -56,10 +44,8 @@ class ApprovalConfig(BaseModel):
     )
 
 
-class PromotionConfig(BaseModel):
+class PromotionConfig(Contract):
     """The gates between a candidate and the alias `champion`; all numbers are of the test rows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     min_auc: float = Field(default=0.6, ge=0.5, le=1, description="Floor of the AUC.")
     max_plausible_auc: float = Field(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from tasks.contracts.base import field_title
+from tasks.contracts.base import Contract
 
 Task = Literal["auc", "absolute_error"]
 STORED = "stored"
 """Context in which the steps of a release are read that an earlier version began: they stand."""
 
 
-class StepConfig(BaseModel):
+class StepConfig(Contract):
     """One step of a release: how traffic is shared, and what ends the step."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$", description="Name, for people.")
     candidate_percent: float = Field(
@@ -102,10 +100,8 @@ TOLERATED_ERROR_RATIO, TOLERATED_SLOW_RATIO = 1.1, 1.25
 """The candidate may fail, or be slow, so many times as often."""
 
 
-class ReleaseConfig(BaseModel):
+class ReleaseConfig(Contract):
     """How a champion's traffic goes from the version before to it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", field_title_generator=field_title)
 
     enabled: bool = Field(
         default=True,

@@ -7,9 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,7 +20,6 @@ import yaml
 
 from serving.assembly import read_addresses
 from serving.config import SERVING_FILE
-from serving.protocol.http.pages import TOKEN_FILE
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import days
 from tests.support.host.processes import wait_until
@@ -40,16 +37,10 @@ class Served:
 
     loop: Loop
     addresses: dict[str, Any]
-    process: subprocess.Popen[bytes]
 
-    def ask(self, path: str, body: Any = None, admin: bool = False) -> tuple[int, Any, bytes]:
-        headers = {}
-        if admin:
-            token = (self.loop.home / TOKEN_FILE).read_text().strip()
-            headers["authorization"] = "Basic " + b64encode(f"admin:{token}".encode()).decode()
-        address = self.addresses["admin" if admin else "http"]
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, bytes]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(address + path, data, headers)
+        request = urllib.request.Request(self.addresses["http"] + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
                 return reply.status, reply.headers, reply.read()
@@ -62,8 +53,11 @@ class Served:
         return status, json.loads(content)
 
 
-@contextmanager
-def serving(loop: Loop) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def served(loop: Loop) -> Iterator[Served]:
+    moment = (days(0, NUM_DAYS).end + timedelta(minutes=30)).isoformat()
+    chosen = {"entities": {"moment": moment}, "log": {"flush_s": 0.6, "masked": ["tailnum"]}}
+    (loop.repository.path / SERVING_FILE).write_text(yaml.safe_dump(chosen))
     line = [sys.executable, "-m", "serving", "--home", str(loop.home)]
     line += ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0"]
     environment = {**os.environ, "FALAJ_FEATURE_REPO": str(loop.repository.path)}
@@ -82,18 +76,9 @@ def serving(loop: Loop) -> Iterator[Served]:
             )
             addresses = read_addresses(loop.home)
             assert addresses, log.read_text()
-            yield Served(loop, dict(addresses), process)
+            yield Served(loop, dict(addresses))
         finally:
             process.terminate()
-
-
-@pytest.fixture(scope="module")
-def served(loop: Loop) -> Iterator[Served]:
-    moment = (days(0, NUM_DAYS).end + timedelta(minutes=30)).isoformat()
-    chosen = {"entities": {"moment": moment}, "log": {"flush_s": 0.6, "masked": ["tailnum"]}}
-    (loop.repository.path / SERVING_FILE).write_text(yaml.safe_dump(chosen))
-    with serving(loop) as process:
-        yield process
 
 
 def tensors(served: Served, rows: int) -> tuple[dict[str, Any], ...]:
@@ -113,8 +98,7 @@ def logged(served: Served, request: str) -> list[dict[str, Any]]:
     if not any(not part.name.startswith(".") for part in folder.rglob("*.parquet")):
         return []  # the folder is there a moment before its first part
     rows = ds.dataset(folder, format="parquet").to_table(filter=ds.field("request_id") == request)
-    found: list[dict[str, Any]] = rows.to_pylist()
-    return found
+    return rows.to_pylist()
 
 
 def test_the_champion_answers_as_its_file_does_in_the_runtime_alone(served: Served) -> None:
@@ -151,14 +135,9 @@ def test_a_request_may_name_a_flight_by_its_keys_and_is_told_what_was_read(serve
 
 def test_every_answer_is_in_the_log_and_what_is_masked_is_not(served: Served) -> None:
     name = f"logged-{time.time_ns()}"
-    request = urllib.request.Request(
-        f"{served.addresses['http']}/v2/models/{MODEL}/infer",
-        json.dumps({"inputs": list(tensors(served, 3))}).encode(),
-        {"x-request-id": name},
-    )
-    with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
-        scores = json.loads(reply.read())["outputs"][0]["data"]
-        version = reply.headers["x-falaj-version"]
+    body = {"inputs": list(tensors(served, 3))}
+    _, headers, content = served.ask(f"/v2/models/{MODEL}/infer", body, **{"x-request-id": name})
+    scores, version = json.loads(content)["outputs"][0]["data"], headers["x-falaj-version"]
     wait_until(lambda: len(logged(served, name)) == 3, "three rows are in the log", LIMIT_S)
     rows = sorted(logged(served, name), key=lambda row: row["request_row"])
     np.testing.assert_allclose([row["score"] for row in rows], scores, atol=1e-7)

@@ -10,6 +10,7 @@ from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.evaluation import BaselineModel
 from tasks.contracts.release import RegisteredProgram
 from tasks.contracts.training import TrainedModel
+from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.config import BaselineModelConfig, EvaluationConfig
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 from tests.support.conversion.programs import exported
@@ -17,7 +18,8 @@ from tests.support.data import builders
 from tests.support.data.builders import COLUMNS, version_ref
 
 QUICK = EvaluationConfig(slices=("carrier", "month"), min_slice_rows=100, min_slice_positives=20)
-QUICK_BASELINE_MODEL = BaselineModelConfig(max_iterations=40, min_leaf_rows=20)
+NUMBERS = COLUMNS.model_copy(update={"task": "regression", "unit": "minutes", "baseline": "temp"})
+"""The columns, as if the label were a number."""
 
 
 class LateRate(nn.Module):
@@ -58,6 +60,12 @@ def stored_program(
 def trained_model(program: Artifact, dataset: ValidatedDataset) -> TrainedModel:
     """A training result with this program."""
     return builders.trained_model(program, dataset.snapshot.data.sha256)
+
+
+def quick_baseline_model(store: ArtifactStore, dataset: ValidatedDataset) -> BaselineModel:
+    """A baseline model of few trees."""
+    config = BaselineModelConfig(max_iterations=40, min_leaf_rows=20)
+    return score_baseline_model(dataset, builders.splits(), config, store)
 
 
 @dataclass(frozen=True)

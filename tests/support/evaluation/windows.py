@@ -74,11 +74,16 @@ def scored(
     auc: float | None = 0.75,
     excess: float = 0.0,
     shift: float = 0.0,
+    follows: float = 0.0,
 ) -> ScoredWindow:
-    """Scores of a window's rows, their logits moved by `shift`; `auc` None stands for no labels."""
+    """Scores of a window's rows; `auc` None stands for no labels.
+
+    Logits are moved by `shift`, and by `follows` where the label is 1.
+    """
     rows = pd.read_parquet(store.path(dataset.snapshot.data))
     rows = rows[rows[TIME].between(window.start, window.end, inclusive="left")]
     logits = np.random.default_rng(len(rows)).normal(-1 + shift, 1, len(rows))
+    logits += follows * rows[COLUMNS.label].fillna(0).to_numpy(float)
     scores = pd.DataFrame(
         {
             COLUMNS.row_id: rows[COLUMNS.row_id],
@@ -102,5 +107,5 @@ def scored(
             unjudged="no label is known" if auc is None else None,
         )
 
-    key = content_key(dataset.snapshot.data.sha256, window, auc, excess, shift)
+    key = content_key(dataset.snapshot.data.sha256, window, auc, excess, shift, follows)
     return store.build_once("scores", key, ScoredWindow, build)

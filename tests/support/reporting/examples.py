@@ -43,8 +43,7 @@ def linked_record(store: ArtifactStore) -> RunRecord:
         for pin in [snapshot.pins.views[view.name]]
     )  # fmt: skip
     changes = {"refresh.views": views, "dataset.snapshot.pins.tables": tables}
-    linked: RunRecord = changed(record, changes)
-    return linked
+    return changed(record, changes)
 
 
 def steps_of(record: RunRecord) -> list[Step]:

@@ -105,8 +105,8 @@ def artifacts(store: ArtifactStore) -> dict[str, Artifact]:
     return store.build_once("examples", "c0ffee", Stored, build).artifacts
 
 
-def run_record(store: ArtifactStore, **changes: object) -> RunRecord:
-    """The whole record; `changes` replace top-level fields."""
+def run_record(store: ArtifactStore) -> RunRecord:
+    """The whole record."""
     files = artifacts(store)
     dataset = validated_dataset(files)
     splits = DataSplits(train=month(1, 6), validation=month(7, 2), test=month(9, 1))
@@ -117,7 +117,7 @@ def run_record(store: ArtifactStore, **changes: object) -> RunRecord:
         program_sha256=files["program.pt2"].sha256,
         snapshot_sha256=files["data.parquet"].sha256,
     )
-    record = RunRecord(
+    return RunRecord(
         use_case="flights",
         question="Two hours before its scheduled departure, will this flight arrive more than 15 "
         "minutes late?",
@@ -137,7 +137,6 @@ def run_record(store: ArtifactStore, **changes: object) -> RunRecord:
         drift=drift(),
         stages=stages(),
     )  # fmt: skip
-    return record.model_copy(update=changes)
 
 
 def refresh(files: dict[str, Artifact]) -> FeatureRefresh:
@@ -485,8 +484,7 @@ def regression_record(store: ArtifactStore) -> RunRecord:
         "drift.evidence": (),
         "promotion.gates": (),
     }
-    made: RunRecord = changed(record, changes)
-    return made
+    return changed(record, changes)
 
 
 EVIL = "<script>alert('1')</script>\"&|`*\x00{{ 7*7 }}"
@@ -531,5 +529,4 @@ def hostile_record(store: ArtifactStore) -> RunRecord:
             StageTime(stage=EVIL, seconds=s, reused=n % 2 == 0) for n, s in enumerate(stages)
         ),
     }
-    made: RunRecord = changed(record, changes)
-    return made
+    return changed(record, changes)

@@ -1,12 +1,11 @@
 import pytest
 
-from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
-    QUICK_BASELINE_MODEL,
     Case,
     LateRate,
+    quick_baseline_model,
     stored_program,
     trained_model,
 )
@@ -21,7 +20,5 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         dataset=dataset,
         candidate=trained_model(stored_program(store, LateRate()).program, dataset),
         champion=stored_program(store, LateRate(slope=-2.0)),
-        baseline_model=score_baseline_model(
-            dataset, builders.splits(), QUICK_BASELINE_MODEL, store
-        ),
+        baseline_model=quick_baseline_model(store, dataset),
     )

@@ -3,12 +3,12 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from tasks.evaluation.baseline_model import CategoryEncoding, read_scores, score_baseline_model
+from tasks.evaluation.baseline_model import CategoryEncoding, read_scores
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data import builders
 from tests.support.data.builders import COLUMNS
-from tests.support.evaluation.programs import QUICK_BASELINE_MODEL, Case
+from tests.support.evaluation.programs import Case, quick_baseline_model
 
 
 def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> None:
@@ -21,9 +21,7 @@ def test_it_scores_the_test_rows_in_order_and_learns_something(case: Case) -> No
 
 
 def test_equal_inputs_give_equal_scores(case: Case, store: ArtifactStore) -> None:
-    again = score_baseline_model(
-        builders.dataset(store), builders.splits(), QUICK_BASELINE_MODEL, store
-    )
+    again = quick_baseline_model(store, builders.dataset(store))
     assert again.scores.sha256 == case.baseline_model.scores.sha256
 
 
@@ -31,9 +29,7 @@ def test_the_test_window_decides_nothing(case: Case, store: ArtifactStore) -> No
     data = builders.frame()
     test = data["event_timestamp"].dt.month >= 9
     data.loc[test, "is_late"] = 1 - data.loc[test, "is_late"]
-    other = score_baseline_model(
-        builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
-    )
+    other = quick_baseline_model(store, builders.dataset(store, data))
     assert other.scores.sha256 == case.baseline_model.scores.sha256
 
 
@@ -63,7 +59,7 @@ def test_labels_that_are_not_both_0_and_1_are_refused(
 ) -> None:
     dataset = builders.dataset(store, builders.frame().assign(is_late=label))
     with pytest.raises(DataContractError, match=message):
-        score_baseline_model(dataset, builders.splits(), QUICK_BASELINE_MODEL, store)
+        quick_baseline_model(store, dataset)
 
 
 @pytest.mark.parametrize("column", ["gust", "dest"])
@@ -72,7 +68,5 @@ def test_a_column_without_known_values_in_the_sample_does_not_stop_it(
 ) -> None:
     data = builders.frame()
     data.loc[data["event_timestamp"].dt.month <= 6, column] = None
-    other = score_baseline_model(
-        builders.dataset(store, data), builders.splits(), QUICK_BASELINE_MODEL, store
-    )
+    other = quick_baseline_model(store, builders.dataset(store, data))
     assert read_scores(other, store)["yardstick_score"].notna().all()

@@ -12,10 +12,8 @@ from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_slices
 from tasks.evaluation.metrics import error_ratio, measure_rows
 from tests.support.data import builders
+from tests.support.evaluation.programs import NUMBERS
 
-COLUMNS = builders.COLUMNS.model_copy(
-    update={"task": "regression", "unit": "minutes", "baseline": "temp"}
-)
 CONFIG = EvaluationConfig(slices=("carrier",), min_slice_rows=100)
 ERRORS = {"score": 3.0, "yardstick_score": 3.0, "temp": 6.0}
 """Standard deviation of the errors of each prediction; labels have about 20."""
@@ -26,14 +24,14 @@ def rows_with(**errors: float) -> pd.DataFrame:
     rows = builders.frame(4000)
     rng = np.random.default_rng(3)
     label = rng.normal(40, 20, len(rows))
-    rows[COLUMNS.label] = label
+    rows[NUMBERS.label] = label
     for name, deviation in {**ERRORS, **errors}.items():
         rows[name] = label + rng.normal(0, deviation, len(rows))
     return rows
 
 
 def judged(rows: pd.DataFrame) -> dict[str, SliceMetrics]:
-    slices, _ = judge_slices(rows, COLUMNS, CONFIG)
+    slices, _ = judge_slices(rows, NUMBERS, CONFIG)
     return {part.value: part for part in slices}
 
 
@@ -46,7 +44,7 @@ def test_a_slice_is_compared_with_the_plain_prediction_that_errs_least_there(bet
     rows = rows_with(**{better: 2.5})
     for value, part in judged(rows).items():
         own = rows[rows["carrier"] == value]
-        label = own[COLUMNS.label]
+        label = own[NUMBERS.label]
         plain = min(root_mean_squared_error(label, own[n]) for n in ("yardstick_score", "temp"))
         assert ratio(part) == pytest.approx(root_mean_squared_error(label, own["score"]) / plain)
 
@@ -81,13 +79,13 @@ def test_a_ratio_is_finite_positive_and_inside_its_interval(
     rng = np.random.default_rng(abs(seed))
     labels = rng.normal(0, 10, 200)
     times = pd.date_range("2013-09-01", periods=200, freq="3h", tz="UTC")
-    plain_columns = COLUMNS.model_copy(update={"baseline": None})
+    plain_columns = NUMBERS.model_copy(update={"baseline": None})
     model, *plain = (
         measure_rows(
             pd.DataFrame(
                 {
-                    COLUMNS.label: labels,
-                    COLUMNS.event_time: times,
+                    NUMBERS.label: labels,
+                    NUMBERS.event_time: times,
                     "score": labels + rng.normal(0, 1, 200) * size,
                 }
             ),

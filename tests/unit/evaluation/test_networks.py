@@ -11,8 +11,6 @@ from tests.support.data.builders import dataset, frame, metric_set, splits
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry.builders import comparison
 
-JUDGING = EvaluationConfig()
-
 
 class Blurred(LateRate):
     """Ranks nearly as `LateRate`: scores in steps."""
@@ -33,9 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> ArtifactStore:
     return ArtifactStore(tmp_path_factory.mktemp("siblings"))
 
 
-def judged(
-    store: ArtifactStore, student: LateRate, judging: EvaluationConfig = JUDGING
-) -> StudentReport:
+def judged(store: ArtifactStore, student: LateRate) -> StudentReport:
     """A student beside `LateRate`, which it was pruned from."""
     rows = dataset(store, frame(6000))
     parent = stored_program(store, LateRate())
@@ -51,7 +47,7 @@ def judged(
     compressed = CompressedModel.model_validate(
         {**made.model_dump(), "compression": compression.model_dump()}
     )
-    return judge_networks(compressed, parent, None, made, rows, judging, store)
+    return judge_networks(compressed, parent, None, made, rows, EvaluationConfig(), store)
 
 
 def test_a_student_as_good_as_its_parent_is_offered_with_the_paired_difference(

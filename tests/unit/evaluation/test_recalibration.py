@@ -15,7 +15,6 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.evaluation import (
     Comparison,
     EvaluationReport,
-    FitOutcome,
     Metric,
     PairedComparison,
     RegressionComparison,
@@ -42,13 +41,6 @@ def drawn(
     logit = rng.normal(-1, 1.2, num_rows)
     labels = (rng.random(num_rows) < sigmoid(slope * logit + intercept)).astype(np.float64)
     return labels, logit, rng.integers(0, 14, num_rows)
-
-
-def fitted(labels: Any, scores: Any, days: Any = None, *, is_number: bool = False) -> FitOutcome:
-    days = np.arange(len(labels)) % 14 if days is None else days
-    return fit_map(
-        np.asarray(labels), np.asarray(scores), days, WINDOW, CONFIG, is_number=is_number
-    )
 
 
 @given(st.integers(0, 10_000), st.floats(0.2, 3), st.floats(-3, 3), st.integers(60, 3000))
@@ -104,7 +96,8 @@ def test_standard_errors_say_how_far_fits_scatter_and_heed_days() -> None:
 def test_what_no_map_can_mend_is_refused_with_a_sentence(
     labels: Any, scores: Any, is_number: bool, sentence: str
 ) -> None:
-    outcome = fitted(labels, scores, is_number=is_number)
+    days = np.arange(len(labels)) % 14
+    outcome = fit_map(labels, scores, days, WINDOW, CONFIG, is_number=is_number)
     assert outcome.fit is None
     assert sentence in str(outcome.refusal)
 

@@ -1,5 +1,3 @@
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,11 +7,6 @@ from hypothesis import strategies as st
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from torch import Tensor
 
-from tasks.contracts.data import ValidatedDataset
-from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
-from tasks.contracts.release import RegisteredProgram
-from tasks.contracts.training import TrainedModel
-from tasks.evaluation.baseline_model import score_baseline_model
 from tasks.evaluation.judge import judge_model, score_window
 from tasks.evaluation.metrics import measure_rows, observed_by_prediction, residual_classes
 from tasks.kernel.errors import DataContractError
@@ -21,15 +14,13 @@ from tasks.kernel.settings import ArtifactStore
 from tasks.stats.predicted import PredictedRows
 from tests.support.data import builders
 from tests.support.evaluation.programs import (
+    NUMBERS,
     QUICK,
-    QUICK_BASELINE_MODEL,
+    Case,
     LateRate,
+    quick_baseline_model,
     stored_program,
     trained_model,
-)
-
-COLUMNS = builders.COLUMNS.model_copy(
-    update={"task": "regression", "unit": "minutes", "baseline": "temp"}
 )
 
 
@@ -53,48 +44,30 @@ def numbers(num_rows: int = 4000) -> pd.DataFrame:
     rows = builders.frame(num_rows)
     rng = np.random.default_rng(5)
     label = 60 * rows["late_rate_24h"] + rows["minute_of_day"] / 40 + rng.normal(0, 4, num_rows)
-    rows[COLUMNS.label] = label.astype(np.float64)
+    rows[NUMBERS.label] = label.astype(np.float64)
     rough = label + rng.normal(0, 9, num_rows)
     rows["temp"] = np.where(rng.random(num_rows) < 0.1, np.nan, rough).astype(np.float32)
     return rows
 
 
-@dataclass(frozen=True)
-class Case:
-    """A regression with a candidate and a champion."""
-
-    store: ArtifactStore
-    dataset: ValidatedDataset
-    candidate: TrainedModel
-    champion: RegisteredProgram
-
-    @property
-    def report(self) -> EvaluationReport:
-        splits = builders.splits()
-        baseline_model = score_baseline_model(
-            self.dataset, splits, QUICK_BASELINE_MODEL, self.store
-        )
-        rival = self.champion
-        return judge_model(self.candidate, self.dataset, rival, baseline_model, QUICK, self.store)
-
-
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     store = ArtifactStore(tmp_path_factory.mktemp("regression") / "artifacts")
-    dataset = builders.dataset(store, numbers(), COLUMNS)
+    dataset = builders.dataset(store, numbers(), NUMBERS)
     candidate = stored_program(store, Linear(60.0))
-    champion = stored_program(store, Linear(20.0)).model_copy(update={"columns": COLUMNS})
-    trained = trained_model(candidate.program, dataset).model_copy(update={"columns": COLUMNS})
-    return Case(store, dataset, trained, champion)
+    champion = stored_program(store, Linear(20.0)).model_copy(update={"columns": NUMBERS})
+    trained = trained_model(candidate.program, dataset).model_copy(update={"columns": NUMBERS})
+    return Case(store, dataset, trained, champion, quick_baseline_model(store, dataset))
 
 
 @pytest.mark.slow
 def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> None:
-    report = case.report
+    report = judge_model(
+        case.candidate, case.dataset, case.champion, case.baseline_model, QUICK, case.store
+    )
     rows = pd.read_parquet(case.store.path(report.predictions))
-    label, score = rows[COLUMNS.label], rows["score"].astype(float)
+    label, score = rows[NUMBERS.label], rows["score"].astype(float)
     overall = report.overall
-    assert isinstance(overall, RegressionMetrics)
     assert overall.num_rows == len(rows)
     assert overall.unit == "minutes"
     assert overall.r2.value == pytest.approx(r2_score(label, score))
@@ -109,7 +82,7 @@ def test_a_stranger_recomputes_the_report_from_the_predictions(case: Case) -> No
 
 
 def test_predictions_that_are_not_finite_are_refused(case: Case) -> None:
-    program = stored_program(case.store, NotFinite()).model_copy(update={"columns": COLUMNS})
+    program = stored_program(case.store, NotFinite()).model_copy(update={"columns": NUMBERS})
     with pytest.raises(DataContractError, match=r"are no numbers .* expected finite values"):
         score_window(program, case.dataset, builders.month(9), QUICK, case.store)
 
@@ -145,9 +118,8 @@ def test_metrics_are_those_of_scikit_learn_for_any_weights(
 
 
 def test_without_a_baseline_there_is_no_skill() -> None:
-    plain = COLUMNS.model_copy(update={"baseline": None})
+    plain = NUMBERS.model_copy(update={"baseline": None})
     metrics = measure_rows(numbers(400).assign(score=1.0), plain, "score").metric_set()
-    assert isinstance(metrics, RegressionMetrics)
     assert metrics.skill is None
     assert metrics.r2.low <= metrics.r2.value <= metrics.r2.high <= 1
 

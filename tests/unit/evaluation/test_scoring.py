@@ -48,23 +48,19 @@ class Logits(LateRate):
 
 
 @pytest.mark.parametrize(
-    ("network", "message"),
+    ("network", "dynamic", "message"),
     [
-        (TwoColumns(), r"returned \(50, 2\) for 50 rows, expected a tensor of shape \(50,\)"),
-        (NotANumber(), r"scores of 50 that are no probabilities \(\d+ of them NaN\)"),
-        (Logits(), r"scores of 50 that are no probabilities \(0 of them NaN\)"),
+        (TwoColumns(), True, r"returned \(50, 2\) for 50 rows, expected a tensor of shape \(50,\)"),
+        (NotANumber(), True, r"scores of 50 that are no probabilities \(\d+ of them NaN\)"),
+        (Logits(), True, r"scores of 50 that are no probabilities \(0 of them NaN\)"),
+        (LateRate(), False, "dynamic batch axis"),
     ],
 )
-def test_a_program_that_gives_no_probabilities_is_refused(
-    store: ArtifactStore, network: nn.Module, message: str
+def test_a_program_that_gives_no_probabilities_or_takes_one_batch_is_refused(
+    store: ArtifactStore, network: nn.Module, dynamic: bool, message: str
 ) -> None:
     with pytest.raises(DataContractError, match=message):
-        opened(store, network).score(builders.frame(50))
-
-
-def test_a_program_with_a_fixed_batch_is_refused_with_the_fix(store: ArtifactStore) -> None:
-    with pytest.raises(DataContractError, match="dynamic batch axis"):
-        opened(store, LateRate(), dynamic=False).score(builders.frame(50))
+        opened(store, network, dynamic=dynamic).score(builders.frame(50))
 
 
 def test_missing_and_unknown_values_are_scored(store: ArtifactStore) -> None:

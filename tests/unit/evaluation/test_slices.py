@@ -47,12 +47,10 @@ def test_slices_too_small_or_of_one_label_or_of_one_day_are_skipped_with_counts(
     }
 
 
-def ranked(num_rows: int = 5000, seed: int = 0, num_bins: int = 10) -> RankedRows:
+def ranked(seed: int = 0) -> RankedRows:
     rng = np.random.default_rng(seed)
-    scores = rng.beta(2, 5, num_rows)
-    return RankedRows(
-        rng.random(num_rows) < scores, scores, np.zeros(num_rows, dtype=np.intp), num_bins
-    )
+    scores = rng.beta(2, 5, 5000)
+    return RankedRows(rng.random(5000) < scores, scores, np.zeros(5000, dtype=np.intp), 10)
 
 
 def test_the_roc_curve_runs_from_corner_to_corner_and_holds_its_area() -> None:

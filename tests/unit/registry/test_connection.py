@@ -17,6 +17,8 @@ from tasks.registry.connection import (
     prepare_database,
 )
 
+BUSY = "TEMPORARILY_UNAVAILABLE"
+
 
 @pytest.fixture
 def location(tmp_path: Path) -> RegistryLocation:
@@ -111,12 +113,8 @@ def test_what_the_database_says_becomes_an_error_of_ours(
 @pytest.mark.parametrize(
     ("said", "code", "kind"),
     [
-        (
-            "(sqlite3.OperationalError) database is locked",
-            "TEMPORARILY_UNAVAILABLE",
-            TransientError,
-        ),
-        ("connection reset by server", "TEMPORARILY_UNAVAILABLE", TransientError),
+        ("(sqlite3.OperationalError) database is locked", BUSY, TransientError),
+        ("connection reset by server", BUSY, TransientError),
         ("Detected out-of-date database schema", "INTERNAL_ERROR", RegistryError),
         ("", "INTERNAL_ERROR", RegistryError),
     ],

@@ -48,21 +48,16 @@ def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> No
     ("path", "value", "gate", "words"),
     [
         ("overall.auc.value", 0.59, "auc-floor", "AUC 0.5900"),
-        ("overall.auc.value", NAN, "auc-floor", "nan"),
         ("overall.auc.value", 0.96, "leak-suspicion", "leak of the label"),
-        ("overall.auc.value", NAN, "leak-suspicion", "nan"),
         ("comparisons.0.auc_difference.value", -0.0051, "baseline-model", "-0.0051"),
-        ("comparisons.0.auc_difference.value", NAN, "baseline-model", "nan"),
         ("comparisons", (), "baseline-model", "not exactly one"),
         ("comparisons.0.against", "champion:1", "baseline-model", "not exactly one"),
         ("comparisons.1.against", "yardstick", "baseline-model", "not exactly one"),
         ("comparisons.1.auc_difference.low", -0.0051, "champion", "version 1"),
-        ("comparisons.1.auc_difference.low", NAN, "champion", "nan"),
         ("comparisons", (), "champion", "compares with nothing"),
         ("comparisons.1.against", "champion:7", "champion", "yardstick, champion:7"),
         ("comparisons.1.against", "champion:10", "champion", "present champion"),
         ("overall.calibration_error.value", 0.0501, "calibration", "0.0501"),
-        ("overall.calibration_error.value", NAN, "calibration", "nan"),
         ("slices", (), "worst-slice", "no slice"),
         ("slices.1.metrics.auc.value", 0.54, "worst-slice", "carrier=EV"),
         ("slices.0.metrics.auc.value", NAN, "worst-slice", "carrier=AA"),
@@ -175,6 +170,7 @@ def judged(good: Evidence, auc: float, error: float, yardstick: float, low: floa
 
 
 @given(auc=numbers, error=numbers, yardstick=numbers, low=numbers)
+@example(auc=NAN, error=NAN, yardstick=NAN, low=NAN)
 @example(auc=CONFIG.min_auc, error=CONFIG.max_calibration_error, yardstick=1.0, low=1.0)
 @example(
     auc=CONFIG.max_plausible_auc,

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tasks.contracts.evaluation import (
     EvaluationReport,
     RegressionComparison,
-    RegressionMetrics,
     SliceMetrics,
     ValueBand,
 )
@@ -17,23 +16,10 @@ from tasks.registry.gates import REGRESSION_GATES, Evidence, _within, judge
 from tasks.registry.pictures import draw_pictures
 from tests.support.data.builders import edited, metric
 from tests.support.registry.evidence import NAN, closed, good
+from tests.support.reporting.run_records import number_quality
 
 __all__ = ["good"]  # a fixture
 CONFIG = PromotionConfig(min_r2=0.8, max_plausible_r2=0.99, min_skill=0.1, max_bias=0.1)
-
-
-def quality(r2: float = 0.95, skill: float | None = 0.6, bias: float = 20.0) -> RegressionMetrics:
-    return RegressionMetrics(
-        num_rows=4000,
-        unit="vehicles",
-        label_mean=3300.0,
-        label_deviation=2000.0,
-        r2=metric(r2),
-        rmse=metric(400, 20),
-        mae=metric(260, 10),
-        bias=metric(bias, 10),
-        skill=None if skill is None else metric(skill, 0.05),
-    )
 
 
 def comparison(against: str, difference: float) -> RegressionComparison:
@@ -45,17 +31,18 @@ def regression(report: EvaluationReport) -> EvaluationReport:
     """The report as if the label were a number."""
     return report.model_copy(
         update={
-            "overall": quality(),
-            "baseline_model": quality(0.949),
-            "baseline": quality(0.9, 0.0),
+            "overall": number_quality(),
+            "baseline_model": number_quality(0.949),
+            "baseline": number_quality(0.9, skill=0.0),
             "baseline_name": "last_week",
-            "slices": (
+            "slices": tuple(
                 SliceMetrics(
-                    column="hour", value="07", metrics=quality(0.7), error_ratio=metric(1.1, 0.1)
-                ),
-                SliceMetrics(
-                    column="hour", value="03", metrics=quality(-9.0), error_ratio=metric(1.3, 0.1)
-                ),
+                    column="hour",
+                    value=hour,
+                    metrics=number_quality(r2),
+                    error_ratio=metric(ratio, 0.1),
+                )
+                for hour, r2, ratio in (("07", 0.7, 1.1), ("03", -9.0, 1.3))
             ),
             "comparisons": (comparison("yardstick", 0.001), comparison("champion:1", 0.002)),
             "roc": (),
@@ -76,12 +63,12 @@ def test_a_regression_is_asked_its_own_gates_and_each_says_why(numbers: Evidence
     assert [gate.name for gate in results] == list(REGRESSION_GATES)
     assert all(gate.passed for gate in results), closed(numbers, CONFIG)
     said = {gate.name: gate.evidence for gate in results}
-    assert said["r2-floor"] == "R² 0.9500 (0.9400 to 0.9600), floor 0.8000"
+    assert said["r2-floor"] == "R² 0.9670 (0.9570 to 0.9770), floor 0.8000"
     assert said["champion"].startswith("R² minus that of version 1 is +0.0020")
-    assert said["baseline"].startswith("skill over the baseline last_week is 0.6000")
-    assert "vehicles off on average, 0.010 standard deviations" in said["bias"]
+    assert said["baseline"].startswith("skill over the baseline last_week is 0.6500")
+    assert "vehicles off on average, 0.008 standard deviations" in said["bias"]
     assert said["worst-slice"] == (
-        "worst of 2 slices is hour=03 (4,000 rows): its RMSE is 1.3000 (1.2000 to 1.4000) times "
+        "worst of 2 slices is hour=03 (4,362 rows): its RMSE is 1.3000 (1.2000 to 1.4000) times "
         "that of the better plain prediction there, baseline model or baseline; ceiling 1.5000"
     )
 
@@ -121,14 +108,14 @@ def test_a_gate_of_a_regression_closes_on_bad_or_missing_judgement(
 def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence) -> None:
     report = numbers.evaluation.model_copy(update={"slices": good.evaluation.slices})
     assert "worst-slice" in closed(replace(numbers, evaluation=report), CONFIG)
-    mixed = edited(good.evaluation, "slices.0.metrics", quality())
+    mixed = edited(good.evaluation, "slices.0.metrics", number_quality())
     assert "worst-slice" in closed(replace(good, evaluation=mixed))
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_no_number_opens_the_champion_gate_below_its_margin(low: float) -> None:
     passed = -CONFIG.champion_margin <= low < float("inf")
-    assert _within(low, -CONFIG.champion_margin, quality()) == passed
+    assert _within(low, -CONFIG.champion_margin, number_quality()) == passed
 
 
 def test_pictures_of_a_regression_are_drawn(numbers: Evidence, tmp_path: Path) -> None:

@@ -75,13 +75,9 @@ def test_a_search_over_a_regression_is_told_in_r2() -> None:
 
 
 def result(
-    *,
-    distils: bool = True,
-    refusal: str | None = None,
-    promoted: bool = True,
-    change: float = 0.002,
+    *, distils: bool = True, refusal: str | None = None, promoted: bool = True
 ) -> CompressionResult:
-    gain = comparison("control run", change)
+    gain = comparison("control run", 0.002)
     judged = StudentReport(
         window=splits().test,
         parent=metric_set(0.7512),

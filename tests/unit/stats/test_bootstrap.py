@@ -93,13 +93,6 @@ def test_an_interval_does_not_leave_the_range_of_its_metric() -> None:
     assert metric_of(0.99, np.array([0.9, 0.95, 1.0, 1.0, 1.0]), (0.0, 1.0)).high == 1.0
 
 
-def test_a_model_compared_with_itself_differs_by_nothing() -> None:
-    labels, scores, times = rows_by_day(7, 20, 0.5)
-    measured = measure(labels, scores, times)
-    difference = measured.minus(measured, "itself").auc_difference
-    assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
-
-
 def test_a_paired_difference_is_known_better_than_either_model() -> None:
     labels, scores, times = rows_by_day(8, 40, 1.0)
     noisy = np.clip(scores + np.random.default_rng(0).normal(0, 0.1, len(scores)), 0.001, 0.999)

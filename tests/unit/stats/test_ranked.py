@@ -16,11 +16,11 @@ from tasks.stats import ranked
 from tasks.stats.ranked import METRICS, RankedRows
 from tasks.stats.shift import PSI_PRIOR, distance, psi, shares
 
+WeightedRows = tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.intp], NDArray[np.float64]]
+
 
 @st.composite
-def weighted_rows(
-    draw: st.DrawFn,
-) -> tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.intp], NDArray[np.float64]]:
+def weighted_rows(draw: st.DrawFn) -> WeightedRows:
     """Labels, scores with ties, days, and a weight for each day that leaves both labels."""
     num_rows = draw(st.integers(4, 60))
     labels = np.array(draw(st.lists(st.integers(0, 1), min_size=num_rows, max_size=num_rows)))
@@ -33,9 +33,7 @@ def weighted_rows(
 
 
 @given(weighted_rows())
-def test_weighted_metrics_equal_those_of_scikit_learn(
-    case: tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.intp], NDArray[np.float64]],
-) -> None:
+def test_weighted_metrics_equal_those_of_scikit_learn(case: WeightedRows) -> None:
     labels, scores, days, weights = case
     rows = RankedRows(labels, scores, days, num_bins=4)
     seen = dict(zip(METRICS, rows.measure(weights[None])[0], strict=True))
@@ -53,9 +51,7 @@ def test_weighted_metrics_equal_those_of_scikit_learn(
 
 
 @given(weighted_rows())
-def test_a_weight_counts_like_that_many_copies(
-    case: tuple[NDArray[np.int8], NDArray[np.float64], NDArray[np.intp], NDArray[np.float64]],
-) -> None:
+def test_a_weight_counts_like_that_many_copies(case: WeightedRows) -> None:
     labels, scores, days, weights = case
     copies = np.repeat(np.arange(len(labels)), weights[days].astype(int))
     weighted = RankedRows(labels, scores, days, num_bins=1).measure(weights[None])[0]

@@ -38,10 +38,6 @@ def examined(
     return examine_numbers("x", Windows(*parts))
 
 
-def to_celsius(fahrenheit: np.ndarray) -> np.ndarray:
-    return (fahrenheit - 32) * 5 / 9
-
-
 @pytest.mark.parametrize("first_day", range(180, 335, 30))
 def test_a_change_of_season_is_no_fault(tmp_path: Path, first_day: int) -> None:
     before, lead_in, now = season(0, 180), season(first_day - 30, 30), season(first_day, 30)
@@ -53,7 +49,7 @@ def test_a_change_of_season_is_no_fault(tmp_path: Path, first_day: int) -> None:
 def test_fahrenheit_that_becomes_celsius_is_a_fault_in_any_season(
     tmp_path: Path, first_day: int
 ) -> None:
-    lead_in, now = season(first_day - 30, 30), to_celsius(season(first_day, 30))
+    lead_in, now = season(first_day - 30, 30), (season(first_day, 30) - 32) * 5 / 9
     guess = examined(tmp_path, season(0, 180), lead_in, now).guess
     assert "Fahrenheit to Celsius" in guess.names
     faults, remarks = judge_guesses({"x": guess}, ["x"])

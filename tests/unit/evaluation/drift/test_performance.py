@@ -23,11 +23,6 @@ def change(auc: float, excess: float, spread: float = 0.01) -> PerformanceChange
     return PerformanceChange(metric(auc, spread), metric(excess, spread))
 
 
-def number_change(r2: float, skill: float | None, spread: float = 0.01) -> PerformanceChange:
-    beyond = None if skill is None else metric(skill, spread)
-    return PerformanceChange(metric(r2, spread), beyond, is_number=True)
-
-
 @pytest.mark.parametrize(
     ("inputs", "predictions", "performance", "faults", "result"),
     [
@@ -94,7 +89,8 @@ def test_the_interval_of_a_difference_is_that_of_two_independent_estimates() -> 
 def test_a_model_is_stale_where_it_loses_against_the_baseline(
     r2: float, skill: float | None, fell: bool, stale: bool
 ) -> None:
-    seen = number_change(r2, skill)
+    beyond = None if skill is None else metric(skill)
+    seen = PerformanceChange(metric(r2), beyond, is_number=True)
     assert (seen.fell(CONFIG), seen.went_stale(CONFIG)) == (fell, stale)
 
 

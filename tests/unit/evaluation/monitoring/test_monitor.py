@@ -45,9 +45,7 @@ def test_clean_weeks_give_statistics_and_no_alert(tmp_path: Path, store: Artifac
 def test_a_finished_monitoring_is_read_and_multiplies_neither_statistics_nor_alerts(
     tmp_path: Path, store: ArtifactStore
 ) -> None:
-    def stale(data: pd.DataFrame) -> pd.DataFrame:
-        return data[data["event_timestamp"] < after(26)]
-
+    stale, *_ = FAULTS["a view that stopped"]
     first = monitored(tmp_path, store, stale)
     builds = store.num_builds
     again = monitored(tmp_path, store, stale)
