@@ -189,17 +189,12 @@ def suites(record: RunRecord) -> tuple[ValidationResult, ...]:
 
 def comparisons(record: RunRecord) -> list[Comparison]:
     """The paired comparisons, with names that a reader knows."""
-    names = {"yardstick": "baseline model"}
-    return [
-        c.model_copy(
-            update={
-                "against": names.get(
-                    c.against, c.against.replace("champion:", "champion, version ")
-                )
-            }
-        )
-        for c in record.evaluation.comparisons
-    ]
+    renamed = []
+    for part in record.evaluation.comparisons:
+        name = part.against.replace("champion:", "champion, version ")
+        name = name.replace("yardstick", "baseline model")
+        renamed.append(part.model_copy(update={"against": name}))
+    return renamed
 
 
 def meaning(change: Metric) -> str:
