@@ -85,7 +85,11 @@ def validate_tables(
     # DuckDB computes beside Great Expectations, which is Python; `show` knows its run by context.
     with ThreadPoolExecutor(AT_ONCE) as pool:
         begun = [pool.submit(copy_context().run, judge, table) for table in tables]
-    outcomes = [one.result() for one in begun]
+        try:
+            outcomes = [one.result() for one in begun]
+        except BaseException:  # a time limit or an interruption, too: no further table is begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if refusals := [str(one) for one in outcomes if isinstance(one, DataContractError)]:
         raise DataContractError("\n".join(refusals))
     results = [one for one in outcomes if isinstance(one, ValidationResult)]

@@ -109,7 +109,8 @@ class Cluster:
             "PermitRootLogin=prohibit-password",
         )
         # Sshd wants to be called by its absolute path.
-        program = str(shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin"))
+        program = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin")
+        assert program is not None, "there is no sshd; install openssh-server"
         sshd = [program, "-D", "-e", "-f", "/dev/null", "-h", str(host_key)]
         sshd += [word for option in options for word in ("-o", option)]
         self._sshds[host] = self.start_on(host, sshd, self.folder / f"{host}.log")

@@ -334,7 +334,8 @@ def import_feast() -> None:
     """Import Feast lean; does nothing where it is imported already.
 
     The type checks that typeguard adds to every method of Feast's classes compile each of them
-    again: 4 of 6 s of CPU. What definitions are made with is checked all the same, see `_checked`.
+    again: 4 of 6 s of CPU. What definitions are made with is checked all the same, see `_checked`;
+    what other methods are called with is not.
     PyTorch, which Feast takes where it is there, is 150 MB more for a process that stays. Whatever
     needs PyTorch or typeguard later has them whole.
     """
@@ -366,7 +367,11 @@ def _checked(target: Any) -> Any:
         from typeguard import TypeCheckError, check_type
 
         hints = get_type_hints(make)
-        for name, value in parameters.bind(*args, **kwargs).arguments.items():
+        try:
+            given = parameters.bind(*args, **kwargs).arguments
+        except TypeError:
+            given = {}  # the call itself says what is wrong with it
+        for name, value in given.items():
             if name in hints and parameters.parameters[name].kind not in _MANY:
                 try:
                     check_type(value, hints[name])

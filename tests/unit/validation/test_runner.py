@@ -112,6 +112,18 @@ def test_a_table_without_a_suite_is_refused_before_any_is_judged(store: Artifact
         validate_tables((store_table(store, people()),), {}, WEEK, store, "Nothing was changed")
 
 
+def test_after_a_wrong_suite_no_further_table_is_begun(store: ArtifactStore) -> None:
+    tables = [store_table(store, people(), f"table_{n}") for n in range(12)]
+    suites = {table.name: suite() for table in tables}
+    suites["table_0"] = suite(between("number", 0, 9), derived={"number": "no_such(name)"})
+    seen: list[SuiteOutcome] = []
+
+    with pytest.raises(ConfigurationError, match="the SQL is wrong"):
+        validate_tables(tables, suites, WEEK, store, "Nothing was changed", seen.append)
+
+    assert len(seen) < len(tables) - 1
+
+
 def test_a_label_among_the_features_is_refused(store: ArtifactStore) -> None:
     snapshot = builders.dataset(store).snapshot
     columns = snapshot.columns
