@@ -371,15 +371,16 @@ class PredictionLog:
         self._written_bytes += file.stat().st_size
 
     def _note_failure(self, exc: OSError, now: float) -> None:
+        is_new = not self._trouble
+        # Before it is counted: who sees a failure in the counters sees that the log is failing.
+        self._trouble, self._retry_at = "disk", now + RETRY_S
         self._failures += 1
-        if not self._trouble:
+        if is_new:
             logger.error(
                 "the prediction log cannot be written (%s): rows are kept in memory, %d at most, "
                 "and then dropped and counted. Free space, or mend the folder's permissions",
                 *(exc, self._config.queue_rows),
             )
-        self._trouble = "disk"
-        self._retry_at = now + RETRY_S
 
     def _keep_up(self) -> None:
         """On a thread of its own: see to old days and small parts, at once and then often."""
