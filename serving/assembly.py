@@ -105,12 +105,13 @@ async def serve(config: ServingConfig, home: Path, components_of: ComponentsOf) 
             "grpc": None if rpc_port is None else _address(config.host, rpc_port),
             "admin": f"http://{_address(_LOOPBACK, admin.getsockname()[1])}",
         }
-        async with contextlib.AsyncExitStack() as stops:
-            for stop in reversed(made.stops):
-                stops.push_async_callback(stop)
+        try:
             await made.start()
             listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
             await _answer(home, front, listeners, rpc, addresses)
+        finally:
+            # Each, whatever others do.
+            _raise_first([await _outcome(stop) for stop in made.stops])
 
 
 def _grpc(
@@ -161,9 +162,7 @@ async def _answer(
         if rpc is not None:
             ends.append(asyncio.ensure_future(rpc.stop(front.config.stop_s)))
         outcomes = await asyncio.gather(*ends, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
+    _raise_first(outcomes)
 
 
 def _report(addresses: Mapping[str, str | None], front: Front) -> None:
@@ -241,3 +240,13 @@ def is_locked(home: Path) -> bool:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _outcome(stop: Hook) -> object:
+    return (await asyncio.gather(stop(), return_exceptions=True))[0]
+
+
+def _raise_first(outcomes: Sequence[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome

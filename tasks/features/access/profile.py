@@ -335,9 +335,8 @@ def import_feast() -> None:
 
     The type checks that typeguard adds to every method of Feast's classes compile each of them
     again: 4 of 6 s of CPU. What definitions are made with is checked all the same, see `_checked`;
-    what other methods are called with is not.
-    PyTorch, which Feast takes where it is there, is 150 MB more for a process that stays. Whatever
-    needs PyTorch or typeguard later has them whole.
+    what other methods are called with is not. PyTorch, which Feast takes where it is there, is 150
+    MB more for a process that stays. Whatever needs PyTorch or typeguard later has them whole.
     """
     if "feast" in sys.modules:
         return

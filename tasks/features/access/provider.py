@@ -84,7 +84,10 @@ class AuditedProvider(PassthroughProvider):
             )
 
     def ingest_df(
-        self, feature_view: FeatureView, df: pd.DataFrame, *arguments: Any, **options: Any
+        self,
+        feature_view: FeatureView,
+        df: pd.DataFrame,
+        field_mapping: dict[str, str] | None = None,
     ) -> None:
         """Push rows online.
 
@@ -92,10 +95,13 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "online", df):
-            super().ingest_df(feature_view, df, *arguments, **options)
+            super().ingest_df(feature_view, df, field_mapping)
 
     async def ingest_df_async(
-        self, feature_view: FeatureView, df: pd.DataFrame, *arguments: Any, **options: Any
+        self,
+        feature_view: FeatureView,
+        df: pd.DataFrame,
+        field_mapping: dict[str, str] | None = None,
     ) -> None:
         """Push rows online, without blocking.
 
@@ -103,7 +109,7 @@ class AuditedProvider(PassthroughProvider):
             WindowError: a row's time is missing, has no time zone or lies in the future.
         """
         with self._pushed(feature_view, "online", df):
-            await super().ingest_df_async(feature_view, df, *arguments, **options)
+            await super().ingest_df_async(feature_view, df, field_mapping)
 
     def ingest_df_to_offline_store(self, feature_view: FeatureView, table: pa.Table) -> None:
         """Push rows offline.

@@ -111,22 +111,48 @@ class AsofDuckDBOfflineStore(DuckDBOfflineStore):
         )
 
     @staticmethod
-    def pull_latest_from_table_or_query(*arguments: Any, **options: Any) -> RetrievalJob:
+    def pull_latest_from_table_or_query(
+        config: RepoConfig,
+        data_source: DataSource,
+        join_key_columns: list[str],
+        feature_name_columns: list[str],
+        timestamp_field: str,
+        created_timestamp_column: str | None,
+        start_date: datetime,
+        end_date: datetime,
+    ) -> RetrievalJob:
         """Newest row of every key with an event time in [start_date, end_date].
 
         Among rows equal in key and event time the one created last wins, one without a creation
         time being the oldest; among those equal in all, the last of the source. A null key is a key
-        like any other. No named feature means all columns. `_Pull` names the arguments.
+        like any other. No named feature means all columns.
         """
-        return _Pull(*arguments, **options).job(newest=True)
+        pull = _Pull(
+            config, data_source, join_key_columns, feature_name_columns, timestamp_field,
+            created_timestamp_column, start_date, end_date,
+        )  # fmt: skip
+        return pull.job(newest=True)
 
     @staticmethod
-    def pull_all_from_table_or_query(*arguments: Any, **options: Any) -> RetrievalJob:
+    def pull_all_from_table_or_query(
+        config: RepoConfig,
+        data_source: DataSource,
+        join_key_columns: list[str],
+        feature_name_columns: list[str],
+        timestamp_field: str,
+        created_timestamp_column: str | None = None,
+        start_date: datetime | None = None,
+        end_date: datetime | None = None,
+    ) -> RetrievalJob:
         """All rows with an event time in [start_date, end_date]; an open end where None.
 
-        No named feature means all columns. `_Pull` names the arguments.
+        No named feature means all columns.
         """
-        return _Pull(*arguments, **options).job()
+        pull = _Pull(
+            config, data_source, join_key_columns, feature_name_columns, timestamp_field,
+            created_timestamp_column, start_date, end_date,
+        )  # fmt: skip
+        return pull.job()
 
     @staticmethod
     def offline_write_batch(

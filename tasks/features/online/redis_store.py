@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from feast.entity import Entity
 from feast.feature_view import FeatureView
 from feast.infra.key_encoding_utils import serialize_entity_key_prefix
 from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
@@ -258,8 +259,9 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         config: RepoConfig,
         tables_to_delete: Sequence[FeatureView],
         tables_to_keep: Sequence[FeatureView],
-        *arguments: Any,
-        **options: Any,
+        entities_to_delete: Sequence[Entity],
+        entities_to_keep: Sequence[Entity],
+        partial: bool,
     ) -> None:
         """Remove the values of views that are gone, of all their versions."""
         kept = {_stored_name(config, view) for view in tables_to_keep}
