@@ -119,6 +119,7 @@ test-serving-clients: setup .venv-serving-clients/complete ## ask the server by 
 
 bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
+	@$(VENV_PYTHON) -m tests.support.suite.readme # which shows some of the figures
 
 lint: setup ## check style, format, types, directions of imports, and what the code costs its reader
 	$(VENV_PYTHON) -m ruff check .

@@ -53,7 +53,7 @@ class RankedRows:
         starts = np.flatnonzero(np.diff(self.scores, prepend=np.inf))
         sizes = np.diff(starts, append=len(order))
         self._tie_ends = starts + sizes - 1
-        has_positive = np.add.reduceat(self.labels, starts) > 0
+        has_positive = np.logical_or.reduceat(self.labels, starts)
         self._step: NDArray[np.intp] = np.repeat(np.cumsum(has_positive) - has_positive, sizes)
         self._num_steps = int(np.count_nonzero(has_positive))
         self.bins = np.repeat(starts, sizes) * num_bins // max(len(order), 1)

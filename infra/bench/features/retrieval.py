@@ -4,7 +4,6 @@ Every measurement is a process of its own; they take turns, so that a busy machi
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,11 @@ MEMORY_CAP_GIB = 3
 """What the whole process may hold in that run."""
 
 
+LEAN = "from tasks.features.access.profile import import_feast; import_feast();"
+"""Feast as every process here imports it; its own store runs with Feast as it comes."""
+STOCK = "import sys; from infra.bench.features.retrieval import main; main(*sys.argv[1:])"
+
+
 class Cost(NamedTuple):
     """What one retrieval took."""
 
@@ -63,11 +67,11 @@ def figures(bench: Bench) -> Measured:
     def run(kind: str, rows: Path = frame, memory_limit_mb: int = 0) -> Cost:
         """One kind in a process of its own; its result lies in `target` afterwards."""
         log, target = folder / f"{kind}.log", folder / f"{kind}.parquet"
-        words = ["retrieval", kind, rows, target, memory_limit_mb]
+        program = STOCK if kind == "stock" else LEAN + STOCK
+        words = ["-c", program, kind, rows, target, memory_limit_mb]
         if kind == "bare":
-            words = ["bare_join", views, rows, target]
-        module = f"infra.bench.features.{words[0]}"
-        run_python(["-m", module, *map(str, words[1:])], log, limit_s=3600)
+            words = ["-m", "infra.bench.features.bare_join", views, rows, target]
+        run_python([str(word) for word in words], log, limit_s=3600)
         return Cost(**json.loads(target.with_suffix(".json").read_text()))
 
     rounds = [(run("plugin"), run("bare")) for _ in range(bench.size(ROUNDS, 1))]
@@ -231,7 +235,3 @@ def main(kind: str, frame: str, target: str, memory_limit_mb: str) -> None:
     """One measured run."""
     run = _Run(kind, Path(frame), Path(target), int(memory_limit_mb))
     measured(run.target, getattr(run, kind), pq.write_table)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -37,11 +37,25 @@ def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> No
 
     assert [gate.name for gate in results] == list(GATES)
     assert all(gate.passed for gate in results), closed(good)
-    assert all(len(gate.evidence) > 15 for gate in results)
-    assert next(g for g in results if g.name == "champion").evidence == (
+    *of_digests, window, floor, leak, yardstick, champion, calibration, part, hardware, age = (
+        gate.evidence for gate in results
+    )
+    assert all(len(sentence) > 15 for sentence in of_digests)
+    assert window.endswith("trained and chosen on rows up to 2013-09-01T00:00Z")
+    assert floor == "AUC 0.7500 (0.7400 to 0.7600), floor 0.6000"
+    assert leak.endswith(", of the baseline model 0.7490, plausible up to 0.9500: plausible")
+    assert yardstick == (
+        "AUC minus that of gradient boosting (0.7490) is +0.0010 (+0.0000 to +0.0020), allowed "
+        "from -0.0050"
+    )
+    assert champion == (
         "AUC minus that of version 1 is +0.0020 (+0.0010 to +0.0030) on the same rows; rule "
         "'not_worse' wants the lower bound at or above -0.0050"
     )
+    assert calibration == "calibration error 0.0100 (0.0080 to 0.0120), ceiling 0.0500"
+    assert part.startswith("worst of 2 slices is carrier=EV (4,000 rows) with AUC 0.7000 (0.6900")
+    assert hardware == "kept variants: cpu: onnx-fp32"
+    assert age == "the test window ended 2014-01-01; no age limit is set"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +75,7 @@ def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> No
         ("slices", (), "worst-slice", "no slice"),
         ("slices.1.metrics.auc.value", 0.54, "worst-slice", "carrier=EV"),
         ("slices.0.metrics.auc.value", NAN, "worst-slice", "carrier=AA"),
+        ("slices.1.metrics.auc.value", NAN, "worst-slice", "carrier=EV"),
         ("model_sha256", OTHER, "same-digests", "evaluation's program is ffffffffffff"),
         ("snapshot_sha256", OTHER, "same-digests", "evaluation's snapshot is ffffffffffff"),
         ("window", shared.month(8, 4), "later-test-window", "2013-08-01"),
@@ -119,6 +134,10 @@ def test_every_required_hardware_class_needs_its_own_variant(good: Evidence) -> 
 
     assert closed(good, config) == {"hardware": "no kept variant for gpu"}
     assert closed(good, PromotionConfig(required_hardware=())) == {}
+    for path, value in (("variant.accepted", False), ("folder", None)):
+        listed = edited(good.record.variants, f"variants.0.{path}", value)
+        lost = replace(good, record=replace(good.record, variants=listed))
+        assert closed(lost)["hardware"] == "no kept variant for cpu"
 
 
 def test_without_a_champion_no_comparison_is_needed(good: Evidence) -> None:
@@ -242,7 +261,10 @@ def test_a_recalibrated_champion_is_better_by_its_error_for_its_ranking_is_the_s
 
     other = good.champion.model_copy(update={"version": 7})
     assert judged(good.champion, metric(-0.02)) == {}
-    assert "Brier score surely lower" in judged(good.champion, metric(-0.005))["champion"]
+    assert (
+        "at or above -0.0050 of a recalibration, and the Brier score surely lower; it changed by "
+        "-0.0050 (-0.0150 to +0.0050)"
+    ) in judged(good.champion, metric(-0.005))["champion"]
     assert "champion" in judged(None, metric(-0.02))
     assert "champion" in judged(other, metric(-0.02))
 

@@ -112,6 +112,17 @@ def test_slices_of_another_task_close_the_gate(numbers: Evidence, good: Evidence
     assert "worst-slice" in closed(replace(good, evaluation=mixed))
 
 
+@pytest.mark.parametrize("rule", ["not_worse", "better"])
+def test_an_r2_may_rise_by_more_than_one_and_a_baseline_need_not_be_named(
+    numbers: Evidence, rule: str
+) -> None:
+    better = (comparison("yardstick", 3.0), comparison("champion:1", 3.0))
+    changes = {"comparisons": better, "baseline_name": None}
+    report = numbers.evaluation.model_copy(update=changes)
+    config = CONFIG.model_copy(update={"champion_rule": rule})
+    assert closed(replace(numbers, evaluation=report), config) == {}
+
+
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_no_number_opens_the_champion_gate_below_its_margin(low: float) -> None:
     passed = -CONFIG.champion_margin <= low < float("inf")

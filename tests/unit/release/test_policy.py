@@ -59,6 +59,12 @@ def test_the_first_rule_that_applies_decides(
     assert seen.label_fault in decision.reason
 
 
+def test_a_promotion_says_what_follows() -> None:
+    for step, then in ((0, "next step quarter"), (len(STEPS) - 1, "it is released")):
+        decision = decide(release(step=step), evidence(), START + timedelta(hours=1))
+        assert decision.reason.endswith(f"labels show no harm; {then}")
+
+
 @pytest.mark.parametrize(
     ("steps", "sentence"),
     [

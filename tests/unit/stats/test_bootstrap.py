@@ -43,6 +43,13 @@ def test_every_replicate_holds_as_many_days_as_there_are(
     assert (draws.sum(axis=1) == num_days).all()
 
 
+def test_a_replicate_is_runs_of_days_from_where_each_starts() -> None:
+    (starts,) = np.random.default_rng(1).integers(12, size=(1, 4))
+    runs = [(start + n) % 12 for start in starts for n in range(3)]
+    (drawn,) = draw_days(12, 3, 1, np.random.default_rng(1))
+    assert (drawn.dtype, drawn.tolist()) == (np.float64, [runs.count(day) for day in range(12)])
+
+
 def test_no_day_is_favoured() -> None:
     draws = draw_days(40, 7, 10_000, np.random.default_rng(0))
     assert draws.mean(axis=0) == pytest.approx(np.ones(40), abs=0.05)

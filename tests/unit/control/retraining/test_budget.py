@@ -30,7 +30,7 @@ def spent(hours_ago: float, *, seconds: float | None = 60) -> Spent:
         ([spent(20), spent(30), spent(40)], Outcome.BUDGET, "3 retrainings in the last seven"),
         ([spent(20), spent(30), spent(24 * 7)], None, ""),
         ([spent(20, seconds=7200)], Outcome.BUDGET, "took 2.00 h"),
-        ([spent(20, seconds=None)], None, ""),
+        ([spent(20, seconds=7199.9), spent(30, seconds=None)], None, ""),
     ],
 )
 def test_the_first_bound_that_breaks_is_named(

@@ -1,20 +1,30 @@
 """The rule: every line of its table, and what must hold for any evidence."""
 
 import math
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts.drift import DriftResult
+from tasks.contracts.drift import DriftReport, DriftResult
 from tasks.contracts.evaluation import Metric
 from tasks.control.config import RetrainingPolicy
-from tasks.control.retraining.decision import Action, Cause, Evidence, decide, gather, healed
+from tasks.control.retraining.decision import (
+    Action,
+    Cause,
+    Evidence,
+    asks_for_former,
+    decide,
+    gather,
+    healed,
+)
 from tests.support.control import builders
 from tests.support.control.builders import comparison, evidence
 from tests.support.data.builders import metric
 
 CONFIG = RetrainingPolicy()
+CHANGES = ("auc_change", "excess_brier_change", "r2_change", "skill_change")
 SEVERITY = [Action.NOTHING, Action.RECALIBRATE, Action.RETRAIN]
 
 
@@ -130,6 +140,34 @@ def test_evidence_is_gathered_from_the_report_and_the_standing() -> None:
     assert gather(report, builders.reference(2), broken, None, now).former_version is None
     other = gather(report, builders.reference(3), known, None, now)
     assert (other.former_version, other.champion_age_days) == (None, None)
+    changes = {name: metric(-0.1 * n) for n, name in enumerate(CHANGES)}
+    changed = builders.report().model_copy(update=changes)
+    seen = gather(changed, builders.reference(2), known, None, now)
+    assert {name: getattr(seen, name) for name in CHANGES} == changes
+    assert seen.num_labelled == 0
+
+
+@pytest.mark.parametrize(
+    ("report", "days_ago", "trouble", "asks"),
+    [
+        (builders.report(auc=metric(-0.1)), 1, None, True),
+        (builders.report(auc=metric(-0.1)), 15, None, False),
+        (builders.report(auc=metric(-0.1)), None, None, False),
+        (builders.report(auc=metric(-0.1)), 1, "model.json is missing", False),
+        (builders.report(), 1, None, False),
+    ],
+)
+def test_the_former_champion_is_measured_soon_after_a_promotion_and_with_labels(
+    report: DriftReport, days_ago: int | None, trouble: str | None, asks: bool
+) -> None:
+    promoted = None if days_ago is None else datetime.now(UTC) - timedelta(days=days_ago)
+    changes = {"promoted_at": promoted, "previous_trouble": trouble}
+    champion = builders.standing(2).model_copy(update=changes)
+    assert asks_for_former(report, champion, CONFIG) is asks
+    for result in DriftResult:
+        judged = report.model_copy(update={"result": result})
+        expected = asks and result in (DriftResult.WATCH, DriftResult.RETRAIN)
+        assert asks_for_former(judged, champion, CONFIG) is expected
 
 
 def test_a_number_that_could_not_be_computed_is_not_known() -> None:

@@ -52,7 +52,16 @@ def test_a_broken_feed_alerts_and_never_trains(controller: Controller) -> None:
     assert controller.see(builders.faulty(1)) == [Outcome.ALERTS]
     assert controller.sweep() == []
     assert controller.runs.by_key == {}
+    assert len({alert.incident_id for alert in controller.ledger.decisions()} - {None}) == 1
     assert controller.see(builders.stale(2)) == [Outcome.ACTS]
+
+
+def test_an_answer_orders_what_is_claimed_of_its_own_model_alone(controller: Controller) -> None:
+    seen, here = builders.stale(0), controller.here()
+    others = controller.ledger.store_result("another", "other", seen, builders.FREE).result_id
+    (other,) = answer(controller.ledger, others, "a test", here).orders
+    (order,) = answer(controller.ledger, controller.judge(seen), "a test", here).orders
+    assert (other.model, order.model) == ("another", builders.MODEL)
 
 
 def test_a_duplicate_gets_the_answer_that_was_given(controller: Controller) -> None:
@@ -193,7 +202,9 @@ def two_platforms(database: Path) -> tuple[Controller, Controller]:
     return north, south
 
 
-def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> None:
+def test_what_one_platform_is_about_to_start_no_other_starts(
+    database: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     north, south = two_platforms(database)
     answered = answer(north.ledger, north.judge(builders.stale(0)), "a test", Here(1))
     (order,) = answered.orders
@@ -202,7 +213,9 @@ def test_what_one_platform_is_about_to_start_no_other_starts(database: Path) -> 
     assert south.sweep() == []
     assert south.runs.by_key == {}
     start_claimed(north.ledger, answered.orders, north.runs.start)
-    start_claimed(south.ledger, answered.orders, south.runs.start)
+    with caplog.at_level("INFO"):
+        start_claimed(south.ledger, answered.orders, south.runs.start)
+    assert caplog.messages == ["retrain of delays is started elsewhere"]
     assert (len(north.runs.by_key), south.runs.num_calls) == (1, 0)
     assert not south.ledger.reserve(order.incident_id, "s")
 
