@@ -1,7 +1,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ import pytest
 from infra.bench.elastic.runs import LOCAL, ElasticRun, pid_of_rank, run_here
 from infra.bench.elastic.worker import TinyJob
 from tasks.kernel.errors import TrainingError
-from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.elastic.driver import ElasticDriver
-from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, python, wait_until
 from tests.support.ranks.elastic import lost_steps
 from tests.support.suite.promises import Promise, proves
 
@@ -98,11 +96,8 @@ def test_ranks_that_disagree_are_not_tried_for_ever(tmp_path: Path) -> None:
 def test_kill_9_of_the_driver_leaves_no_rank(tmp_path: Path) -> None:
     run = ElasticRun(tmp_path / "run")
     run.prepare(TinyJob(config=LOCAL, num_steps=100_000))
-    with subprocess.Popen(
-        [sys.executable, "-m", "infra.bench.elastic.runs", str(run.path)],
-        cwd=PROJECT_ROOT,
-        stderr=subprocess.DEVNULL,
-    ) as driver:
+    line = ("-m", "infra.bench.elastic.runs", str(run.path))
+    with python(*line, stderr=subprocess.DEVNULL) as driver:
         wait_until(lambda: run.has_done(3), "ranks train", 120)
         driver.kill()
     wait_until(lambda: not pids_whose_command_holds(str(tmp_path)), "no process is left")

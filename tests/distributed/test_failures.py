@@ -2,16 +2,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import DataContractError, TransientError
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.builders import COLUMNS, frame
-from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, python, wait_until
 from tests.support.ranks.runs import (
     CONFIG,
     NUM_ROWS,
@@ -45,9 +43,9 @@ def test_a_killed_rank_is_transient_and_the_next_attempt_resumes(tmp_path: Path)
 def test_kill_9_of_the_driver_leaves_no_process_and_a_rerun_completes_on_another_world_size(
     tmp_path: Path,
 ) -> None:
-    line = [sys.executable, "-m", "tests.support.ranks.runs", str(tmp_path)]
-    with subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.PIPE) as driver:
-        assert driver.stdout.readline() == b"epoch 0\n"
+    line = ("-m", "tests.support.ranks.runs", str(tmp_path))
+    with python(*line, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout.readline() == "epoch 0\n"
         driver.kill()
     nobody = "no process is left", GONE_WITHIN_S
     wait_until(lambda: not pids_whose_command_holds(str(tmp_path)), *nobody)

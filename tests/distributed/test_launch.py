@@ -3,16 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tasks.kernel.guard import descendants
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.ranks.rank_programs import GONE_WITHIN_S, group, run_to_the_end
 
 pytestmark = pytest.mark.slow
@@ -108,9 +105,7 @@ def test_kill_9_of_the_fork_server_ends_its_ranks(tmp_path: Path) -> None:
 def test_kill_9_of_the_driver_or_of_the_first_guard_leaves_no_process(
     tmp_path: Path, victim: str
 ) -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ranks.rank_programs", str(tmp_path)], cwd=PROJECT_ROOT
-    )
+    driver = python("-m", "tests.support.ranks.rank_programs", str(tmp_path))
     try:
         ranks = pids(tmp_path / "run", 2)
         tree = descendants(driver.pid)

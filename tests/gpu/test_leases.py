@@ -1,8 +1,5 @@
 """The GPUs of this host as the leases see them."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import torch
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.devices import HostDevices, hardware_classes
 from tasks.control.leases.repository import LeaseRepository, acquire, applied
+from tests.support.host.processes import run_python
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,11 +36,5 @@ def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: P
         program = (
             "import torch; print(torch.cuda.device_count(), torch.ones(3, device='cuda').sum())"
         )
-        said = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=dict(os.environ),
-        ).stdout
+        said = run_python("-c", program, check=True).stdout
     assert said.startswith("1 tensor(3.")

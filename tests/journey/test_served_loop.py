@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,9 +18,8 @@ import yaml
 
 from serving.assembly import read_addresses
 from serving.config import SERVING_FILE
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import days
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.platform.loops import NUM_DAYS, Loop, champion_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -58,15 +55,13 @@ def served(loop: Loop) -> Iterator[Served]:
     moment = (days(0, NUM_DAYS).end + timedelta(minutes=30)).isoformat()
     chosen = {"entities": {"moment": moment}, "log": {"flush_s": 0.6, "masked": ["tailnum"]}}
     (loop.repository.path / SERVING_FILE).write_text(yaml.safe_dump(chosen))
-    line = [sys.executable, "-m", "serving", "--home", str(loop.home)]
+    line = ["-m", "serving", "--home", str(loop.home)]
     line += ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0"]
     environment = {**os.environ, "FALAJ_FEATURE_REPO": str(loop.repository.path)}
     log = loop.home / "serving.log"
     with (
         log.open("ab") as output,
-        subprocess.Popen(
-            line, cwd=PROJECT_ROOT, env=environment, stdout=output, stderr=output
-        ) as process,
+        python(*line, env=environment, stdout=output, stderr=output) as process,
     ):
         try:
             wait_until(

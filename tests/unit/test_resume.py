@@ -3,10 +3,9 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import run_python
 
 CONFTEST = """
 from tests.support.suite import resume
@@ -31,15 +30,9 @@ def test_that_fails_at_first():
 
 def run(folder: Path, **environment: str) -> dict[str, int]:
     """How many tests passed, failed and were left out."""
-    said = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--resume"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
-    return {kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", said)[-4:]}
+    words = ("-m", "pytest", "-q", "--resume")
+    done = run_python(*words, cwd=folder, env={**os.environ, **environment})
+    return {kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", done.stdout)[-4:]}
 
 
 def test_a_killed_run_resumes_on_the_same_sources_and_a_complete_one_begins_again(

@@ -1,9 +1,8 @@
 """What a module loads when it is imported: tasks nothing heavy, plain modules no Prefect."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.host.processes import run_python
 
 ROWS = "torch sklearn pyarrow.dataset matplotlib"
 HEAVY = {
@@ -25,5 +24,4 @@ HEAVY = {
 def test_a_module_imports_no_more_than_it_needs(module: str) -> None:
     heavy = set(HEAVY[module].split())
     program = f"import sys, {module}; sys.exit({heavy} & set(sys.modules) or 0)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", program, check=True)

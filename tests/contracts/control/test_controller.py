@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from infra.orchestration.embedded import free_port
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import TransientError
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tests.support.control import builders
 from tests.support.control.builders import FREE, MODEL, USE_CASE
 from tests.support.control.controller import Controller
+from tests.support.host.processes import python
 from tests.support.suite.promises import Promise, proves
 
 PROCESS_LIMIT_S = 240
@@ -30,12 +30,7 @@ def runs(tmp_path: Path) -> Path:
 
 def process(url: str, runs: Path, *arguments: str) -> subprocess.Popen[str]:
     module = "tests.support.control.controller_process"
-    return subprocess.Popen(
-        [sys.executable, "-m", module, url, str(runs), *arguments],
-        cwd=PROJECT_ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return python("-m", module, url, str(runs), *arguments, stderr=subprocess.PIPE)
 
 
 def end(*processes: subprocess.Popen[str]) -> list[int]:

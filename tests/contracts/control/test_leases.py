@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.repository import LeaseRepository, Outlook, acquire
 from tasks.kernel.errors import ConfigurationError, LeaseError
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import python
 from tests.support.platform.lease_devices import host
 from tests.support.platform.lease_farm import kill_at_random
 from tests.support.suite.promises import Promise, proves
@@ -50,8 +49,7 @@ os.kill(os.getpid(), 9)
 def test_devices_of_a_killed_holder_are_free_when_nothing_that_it_started_runs(
     tmp_path: Path, leases: LeaseRepository
 ) -> None:
-    line = [sys.executable, "-c", HOLDING, str(tmp_path / "leases")]
-    holder = subprocess.Popen(line, cwd=PROJECT_ROOT, stdout=subprocess.PIPE)
+    holder = python("-c", HOLDING, str(tmp_path / "leases"), stdout=subprocess.PIPE)
     child = int(holder.stdout.readline())
     try:
         holder.wait(60)

@@ -1,8 +1,6 @@
 """Leases inside flows, on a real Prefect server: seen while they wait."""
 
 import os
-import subprocess
-import sys
 import threading
 from uuid import UUID
 
@@ -16,7 +14,7 @@ from tasks.control.leases.placement import Claim
 from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.control.leases.task import leased, training_request
 from tasks.kernel.settings import Settings
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import run_python, wait_until
 from tests.support.services.prefect_platform import shown
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("on_prefect")]
@@ -32,9 +30,7 @@ def facts(settings: Settings) -> list[Claim]:
 def leased_work(policy: StageLease) -> dict[str, str]:
     with leased(ALL, policy) as lease:
         program = "import os; print(os.environ['OMP_NUM_THREADS'])"
-        threads = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        threads = run_python("-c", program, check=True).stdout.strip()
         return {"grant": str(lease.grant), "threads": threads}
 
 

@@ -3,8 +3,6 @@
 `tests/support/control/landed`: tables and rows as the last release without versions wrote them.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.metadata import tables
 from tasks.metadata.database import MIGRATIONS, open_database, transaction
+from tests.support.host.processes import python
 
 LANDED = PROJECT_ROOT / "tests" / "support" / "control" / "landed"
 GROUPS = {
@@ -87,9 +86,7 @@ def test_a_database_of_the_release_before_versions_is_adopted_with_its_data(url:
 def test_many_processes_that_open_an_old_database_at_once_migrate_it_once(url: str) -> None:
     make_landed(url, "retraining", "leases")
     program = "import sys; from tasks.metadata.database import open_database as o; o(sys.argv[1])"
-    started = [
-        subprocess.Popen([sys.executable, "-c", program, url], cwd=PROJECT_ROOT) for _ in range(5)
-    ]
+    started = [python("-c", program, url) for _ in range(5)]
     assert [one.wait(120) for one in started] == [0] * 5
     assert len(Ledger(url).claims(ClaimState.STARTED)) == 1
 

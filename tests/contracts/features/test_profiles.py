@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,13 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tasks.contracts.data import FeatureTables
 from tasks.features.access.store import find_service
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
 from tests.support.data.repository import days
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.suite.promises import Promise, proves
 
 pytestmark = [
@@ -143,7 +140,9 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
     installation: Installation,
 ) -> None:
     tables = installation.refresh(WINDOW)
-    process = start_materializing(installation, tables)
+    home, repo = str(installation.home), str(installation.repository.path)
+    line = ("-c", MATERIALIZE, home, repo, tables.model_dump_json())
+    process = python(*line, stderr=subprocess.DEVNULL)
 
     def third_view_is_being_written() -> bool:
         acts = installation.acts("materialize")
@@ -159,18 +158,6 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
     assert len(completed) == 7
     assert all(completed.values())
     assert online_values(installation, some_keys(installation)).notna().to_numpy().mean() > 0.5
-
-
-def start_materializing(
-    installation: Installation, tables: FeatureTables
-) -> subprocess.Popen[bytes]:
-    home, repo = str(installation.home), str(installation.repository.path)
-    return subprocess.Popen(
-        [sys.executable, "-c", MATERIALIZE, home, repo, tables.model_dump_json()],
-        stderr=subprocess.DEVNULL,
-        cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-    )
 
 
 def some_keys(installation: Installation) -> pd.DataFrame:

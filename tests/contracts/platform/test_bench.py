@@ -1,8 +1,6 @@
 """Every measurement of the bench on little data: all its figures are there, and are numbers."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from infra.bench.parts import MEASUREMENTS, Measurement
 from infra.bench.results import read_results
 from infra.bench.running import LoopState
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import run_python
 
 LIMIT_S = 800
 NUM_FIGURES = {
@@ -51,17 +49,9 @@ def test_a_measurement_gives_all_its_figures(
     measurement: Measurement, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     told = request.getfixturevalue("loop") if measurement.reads_loop else {}
-    options = ["--small", "--results", str(tmp_path)]
-    options += ["--home", told["FALAJ_HOME"]] if told else []
-    done = subprocess.run(
-        [sys.executable, "-m", "infra.bench", measurement.title, *options],
-        cwd=PROJECT_ROOT,
-        env={**os.environ, **told},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    words = ["-m", "infra.bench", measurement.title, "--small", "--results", str(tmp_path)]
+    words += ["--home", told["FALAJ_HOME"]] if told else []
+    done = run_python(*words, env={**os.environ, **told}, timeout=LIMIT_S)
     result = read_results(tmp_path, measurement.part)[measurement.name]
     assert result.failure is None, done.stderr[-6000:]
     assert result.figures, result.measured

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,8 +23,7 @@ from infra.deploying.automations import decide_on_drift
 from infra.deploying.deploy import Plan, check, make_plan
 from tasks.contracts.base import TimeWindow
 from tasks.features.tables.ledger import Ledger
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import run_python, wait_until
 from tests.support.platform.deploys import REPO, on_server, part_of_the_file, plan_of, redeploy
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
 
@@ -81,16 +79,9 @@ def test_a_second_deploy_changes_nothing_and_neither_does_prefects_own(
 
     on_server(lambda client: pause_schedule(client, "drift-check/cpu"))
     (tmp_path / "part.yaml").write_text(PART)
-    command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file"]
-    own = subprocess.run(
-        [sys.executable, "-m", *command, str(tmp_path / "part.yaml")],
-        cwd=PROJECT_ROOT,
-        env=api.command_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ("-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file")
+    options = {"env": api.command_environment(), "stdin": subprocess.DEVNULL}
+    own = run_python(*command, str(tmp_path / "part.yaml"), **options)
     assert own.returncode == 0, own.stdout[-2000:] + own.stderr[-2000:]
     found = on_server(lambda client: check(client, plan))
     assert found.differences == []

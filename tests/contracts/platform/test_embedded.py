@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from infra.orchestration.embedded import disk_with_space, only_run
 from tasks.kernel import files
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError, WindowError
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import processes_of, wait_until
+from tests.support.host.processes import processes_of, python, run_python, wait_until
 
 SECRET = "marker-of-a-secret-90ce"
 RUN_A_FLOW = """
@@ -45,15 +43,13 @@ def test_a_flow_runs_on_it_and_an_ended_or_killed_run_leaves_no_process(
     tmp_path: Path, is_killed: bool
 ) -> None:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    more = {"PYTHONPATH": str(PROJECT_ROOT), "FALAJ_DATABASE_PASSWORD": SECRET}
-    with subprocess.Popen(
-        [sys.executable, "-c", RUN_A_FLOW, str(tmp_path), "120" if is_killed else "3"],
-        cwd=PROJECT_ROOT,
-        env=inherited | more,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as run:
+    options = {
+        "env": {**inherited, "FALAJ_DATABASE_PASSWORD": SECRET},
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
+    line = ("-c", RUN_A_FLOW, str(tmp_path), "120" if is_killed else "3")
+    with python(*line, **options) as run:
         assert run.stdout.readline().startswith("result 42")
         servers = [p for p in processes_of(tmp_path) if p.pid != run.pid]
         assert servers
@@ -114,8 +110,5 @@ def test_what_a_program_says_at_its_very_end_is_seen(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     program, command = words
-    done = subprocess.run(
-        [sys.executable, "-c", LATE, program, "--home", str(tmp_path / "home"), command],
-        cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = run_python("-c", LATE, program, "--home", str(tmp_path / "home"), command)
     assert (done.returncode, done.stderr) == (0, "said late")

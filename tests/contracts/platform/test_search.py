@@ -1,18 +1,16 @@
 """Searches with real trainings under a real Prefect API."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from flows.training import with_best_trial
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.launch.launcher import launch_training
 from tests.support.data.builders import dataset, frame
-from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.host.processes import pids_whose_command_holds, python, wait_until
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.training.searches import NUM_ROWS, search_under_test, trained_once, use_case
 
@@ -55,9 +53,8 @@ def test_a_search_that_is_killed_goes_on_where_it_was(
     (tmp_path / "data.json").write_text(data.model_dump_json())
     (tmp_path / "config.json").write_text(config.model_dump_json())
     trials = settings.home / "training" / "trials"
-    command = [sys.executable, "-m", "tests.support.training.searches", str(tmp_path)]
-    environment = prefect_api.command_environment()
-    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment) as search:
+    line = ("-m", "tests.support.training.searches", str(tmp_path))
+    with python(*line, env=prefect_api.command_environment()) as search:
         # The first trial is done and the second one has a checkpoint.
         wait_until(
             lambda: (

@@ -3,21 +3,19 @@
 import random
 import signal
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tasks.kernel.settings import PROJECT_ROOT
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.reading import ReadTally
 from tasks.predictions.schema import ASIDE, model_folder
 from tasks.predictions.segments import SegmentWriter
 from tasks.predictions.upkeep import keep_up
 from tests.support.host.disks import small_disk
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.serving.prediction_writer import MODEL, batch
 from tests.support.serving.served_rows import open_log, rows_of
 
@@ -25,12 +23,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def start_writer(home: Path, name: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.serving.prediction_writer", str(home), name],
-        cwd=PROJECT_ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    module = "tests.support.serving.prediction_writer"
+    return python("-m", module, str(home), name, stdout=subprocess.PIPE)
 
 
 def kill(process: subprocess.Popen[str]) -> int:

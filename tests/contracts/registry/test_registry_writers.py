@@ -1,15 +1,12 @@
 """Many processes write one registry at once, and nothing is lost."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tasks.features.access.store import open_store
-from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.repository import SmallRepository
+from tests.support.host.processes import run_python
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
 WRITERS = """
@@ -68,15 +65,8 @@ def repo(tmp_path: Path) -> Path:
 
 def written_by(program: str, home: Path, repo: Path) -> set[str]:
     """Names of the entities that its processes had applied when they ended or were killed."""
-    done = subprocess.run(
-        [sys.executable, "-c", WRITERS, str(home), str(repo), program],
-        stdout=subprocess.PIPE,
-        check=True,
-        cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        timeout=120,
-    )
-    return set(done.stdout.decode().split())
+    done = run_python("-c", WRITERS, str(home), str(repo), program, check=True)
+    return set(done.stdout.split())
 
 
 @pytest.mark.slow

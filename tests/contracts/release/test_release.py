@@ -1,10 +1,7 @@
 """Releases end to end: flows on a real Prefect API, a real registry, ledger and admin interface."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +24,7 @@ from tasks.release.ledger import ReleaseLedger
 from tasks.release.records import Decision, Release
 from tasks.release.rollout import Cycle, Releasing
 from tasks.release.traffic import ServerTraffic, Traffic
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.registry import builders
 from tests.support.registry.builders import World, comparison, migrated
 from tests.support.release.builders import (
@@ -245,11 +242,7 @@ def test_killed_while_traffic_moves_the_next_run_finishes_the_move(
         assert town.release.current.name == "all"
         assert town.server.tracks["stable"] == "2"
         town.server.hangs_s = 60.0
-        with subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(town.home)],
-            cwd=PROJECT_ROOT,
-            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        ) as process:
+        with python("-c", PROGRAM, str(town.home)) as process:
             wait_until(lambda: len(town.server.asked) >= 2, "the move has begun", LIMIT_S)
             process.send_signal(signal.SIGKILL)
         town.server.hangs_s = 0.0

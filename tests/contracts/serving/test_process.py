@@ -4,17 +4,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import run_python, wait_until
 from tests.support.serving.serving_clients import (
     INFER,
+    SERVING_PROCESS,
     Process,
     raw,
     read_answers,
@@ -213,15 +212,10 @@ def test_tracks_move_through_the_admin_interface(server: Process) -> None:
 def test_a_second_process_on_the_same_state_is_refused(server: Process) -> None:
     env = {**os.environ, "FALAJ_HOME": str(server.home),
            "FALAJ_FEATURE_REPO": str(server.home.parent / "repo")}  # fmt: skip
-    command = [sys.executable, "-m", "tests.support.serving.serving_process"]
-    told = subprocess.run(
-        [*command, "--http-port", "0"], cwd=PROJECT_ROOT, env=env, capture_output=True, text=True
-    )
+    told = run_python("-m", SERVING_PROCESS, "--http-port", "0", env=env)
     assert told.returncode == 2
     assert "another process serves from" in told.stderr
-    status = subprocess.run(
-        [*command, "status"], cwd=PROJECT_ROOT, env=env, capture_output=True, text=True, check=True
-    )
+    status = run_python("-m", SERVING_PROCESS, "status", env=env, check=True)
     assert json.loads(status.stdout)["http"] == server.addresses["http"]
 
 

@@ -3,13 +3,12 @@
 import socket
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from serving.security.certificates import ensure_authority, ensure_certificate
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import python, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +35,7 @@ else:
 
 
 def test_feast_comes_lean_and_still_says_what_is_wrong_in_a_definition() -> None:
-    line = [sys.executable, "-c", IMPORTED]
-    done = subprocess.run(line, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", IMPORTED, check=True)
 
 
 LISTENING = """
@@ -64,10 +61,8 @@ def test_grpc_of_the_server_takes_tls_1_3_alone(tmp_path: Path) -> None:
     server = ensure_certificate(tmp_path, "server", authority, ["localhost"], "server")
     client = ensure_certificate(tmp_path, "client", authority, ["client"], "client")
     files = [server.certificate, server.key, authority.certificate]
-    line = [sys.executable, "-c", LISTENING, *map(str, files)]
-    with subprocess.Popen(
-        line, cwd=PROJECT_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with python("-c", LISTENING, *map(str, files), **pipes) as process:
         try:
             port = int(process.stdout.readline())
 

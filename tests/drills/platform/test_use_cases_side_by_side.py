@@ -6,8 +6,6 @@ deployments on real workers.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,9 +22,9 @@ from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.ledger import Ledger
 from tasks.control.retraining.records import Decision
 from tasks.kernel.files import digest_of
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 from tests.support.data.use_cases import small_traffic, third_use_case
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import run_python, wait_until
 from tests.support.platform.deployed import is_final, wait_for_run
 from tests.support.platform.loops import champion_of, loop_repository
 from tests.support.services.prefect_platform import PrefectApi, prefect_api_server
@@ -116,9 +114,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         shared = Shared(api, client, folder / "home", repos)
         where = {"FALAJ_HOME": str(shared.home)}
         named = [word for repo in repos.values() for word in ("--repo", str(repo))]
-        command = [sys.executable, "-m", "falaj", "deploy", *named]
-        environment = api.command_environment(**where)
-        subprocess.run(command, cwd=PROJECT_ROOT, env=environment, timeout=LIMIT_S, check=True)
+        options = {"env": api.command_environment(**where), "timeout": LIMIT_S}
+        run_python("-m", "falaj", "deploy", *named, **options, check=True)
         for pool in ("coordinator", "cpu"):
             stack.enter_context(api.worker(pool, **where))
         shared.run_loops("flights", "traffic")

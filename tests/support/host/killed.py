@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import python
 
 PR_SET_PDEATHSIG = 1
 
@@ -75,14 +75,8 @@ class KilledWriter:
 @contextmanager
 def killed_writer(module: str) -> Iterator[KilledWriter]:
     """A program that serves, until the block ends."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", module],
-        cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with python("-W", "ignore", "-m", module, **pipes) as process:
         try:
             yield KilledWriter(process)
         finally:

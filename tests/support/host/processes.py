@@ -1,4 +1,4 @@
-"""Commands of `python -m falaj` from tests, and looking at processes."""
+"""Programs and commands of this project from tests, and looking at processes."""
 
 import os
 import subprocess
@@ -6,24 +6,57 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from infra.bench.parts import wait_until
 from tasks.kernel.settings import PROJECT_ROOT
 
+RUN_LIMIT_S = 300
+
+
+def python(*words: str, **options: Any) -> subprocess.Popen[str]:
+    """Start Python in the project's folder, where it finds the project; its pipes carry text.
+
+    Args:
+        words: behind `python` on the command line.
+        options: of `subprocess.Popen`; `env` says all but where the project is.
+    """
+    return subprocess.Popen([sys.executable, *words], **_in_project(options))
+
+
+def run_python(
+    *words: str, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Let Python run to its end, as `python` starts it, and keep what it says.
+
+    Args:
+        words: behind `python` on the command line.
+        check: its exit code must be 0.
+        options: of `subprocess.run`.
+    """
+    usual = {"capture_output": True, "timeout": RUN_LIMIT_S}
+    done = subprocess.run([sys.executable, *words], **_in_project({**usual, **options}))
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def _in_project(options: dict[str, Any]) -> dict[str, Any]:
+    found = {**options.get("env", os.environ), "PYTHONPATH": str(PROJECT_ROOT)}
+    return {"cwd": PROJECT_ROOT, "text": True, **options, "env": found}
+
 
 def falaj(*words: str, **environment: str) -> subprocess.Popen[str]:
     """Start a command as from a new terminal: of a Prefect server it knows what it is given."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "falaj", *words],
-        cwd=PROJECT_ROOT,
-        env={**inherited, "PYTHONPATH": str(PROJECT_ROOT), **environment},
+    line = ["-u", "-m", "falaj", *words]
+    return python(
+        *line,
+        env={**inherited, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
 
 

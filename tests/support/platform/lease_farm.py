@@ -19,8 +19,7 @@ from pathlib import Path
 
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.repository import LeaseRepository, acquire
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.platform.lease_devices import host
 
 NUM_WORKERS, HOLD_S = 6, 0.1
@@ -73,11 +72,10 @@ def _note(file: Path, line: str) -> None:
 
 
 @contextmanager
-def farm(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def farm(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A farm whose files are in `folder`; all its processes are gone when the block is left."""
     folder.mkdir(exist_ok=True)
-    line = [sys.executable, "-m", "tests.support.platform.lease_farm", str(folder)]
-    process = subprocess.Popen(line, cwd=PROJECT_ROOT)
+    process = python("-m", "tests.support.platform.lease_farm", str(folder))
     try:
         yield process
     finally:

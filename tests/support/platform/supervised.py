@@ -24,8 +24,7 @@ from infra.platform.files import (
     read_state,
 )
 from infra.platform.supervisor import Child, Service, Supervisor
-from tasks.kernel.settings import PROJECT_ROOT
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 
 LIMIT_S = 120
 SLEEP = [sys.executable, "-S", "-c", "import sys, time; time.sleep(600)"]
@@ -79,7 +78,7 @@ def sleeper(mark: object) -> list[str]:
 class Supervised:
     """A supervisor in a process of its own."""
 
-    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, home: Path, process: subprocess.Popen[str]) -> None:
         self.files, self.process = PlatformFiles(home), process
 
     def state(self) -> PlatformState | None:
@@ -109,14 +108,9 @@ class Supervised:
 @contextmanager
 def supervised(home: Path, *children: dict[str, Any]) -> Iterator[Supervised]:
     with (home / "supervisor.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(home), json.dumps(children)],
-            cwd=PROJECT_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        words = ("-m", __name__, str(home), json.dumps(children))
+        process = python(*words, **pipes, start_new_session=True)
     try:
         yield Supervised(home, process)
     finally:

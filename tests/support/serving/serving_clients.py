@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +19,11 @@ import pytest
 
 from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import python
 
 START_S = 120.0
 INFER = "/v2/models/sums/infer"
+SERVING_PROCESS = "tests.support.serving.serving_process"
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Process:
     """A serving process that answers."""
 
     home: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[str]
     log: Path
     addresses: dict[str, Any] = field(default_factory=dict)
 
@@ -128,13 +128,8 @@ def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -
     ports = [word for name in ("http", "grpc", "admin") for word in (f"--{name}-port", "0")]
     log = folder / "log.txt"
     with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.serving.serving_process", *ports, *arguments],
-            cwd=PROJECT_ROOT,
-            env=env,
-            stdout=stream,
-            stderr=stream,
-        )
+        words = ("-m", SERVING_PROCESS, *ports, *arguments)
+        process = python(*words, env=env, stdout=stream, stderr=stream)
     try:
         deadline = time.monotonic() + START_S
         while not (home / ADDRESS_FILE).exists():

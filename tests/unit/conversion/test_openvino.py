@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -12,7 +10,7 @@ from tasks.conversion.targets.interface import ModelInputs
 from tasks.conversion.targets.onnx import MODEL_FILE
 from tasks.conversion.targets.openvino import read_ir, save_ir
 from tasks.kernel.errors import StorageError
-from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 from tests.support.conversion.cases import Case
 from tests.support.conversion.programs import (
     Elementwise,
@@ -22,6 +20,7 @@ from tests.support.conversion.programs import (
     tabular_job,
     with_formats,
 )
+from tests.support.host.processes import run_python
 
 
 def test_two_conversions_give_the_same_bytes(case: Case, store: ArtifactStore) -> None:
@@ -69,8 +68,7 @@ def test_openvino_and_nncf_report_nothing_and_leave_logging_alone(case: Case) ->
         assert logging.getLoggerClass() is logging.Logger
     """
     model = case.store.path(case.onnx.files) / MODEL_FILE
-    command = [sys.executable, "-c", textwrap.dedent(program), str(model)]
-    subprocess.run(command, check=True, timeout=120, cwd=PROJECT_ROOT)
+    run_python("-c", textwrap.dedent(program), str(model), check=True)
 
 
 needs_bf16 = pytest.mark.skipif(not computes_bf16(), reason="this processor computes no bfloat16")

@@ -1,7 +1,5 @@
 """The command line as a whole: every command can be described, and a wrong word is exit code 2."""
 
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from flows.config import read_pipeline_config
 from tasks.features.checks.report import ParityReport, ViewParity
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import run_python
 
 NAMES = [name for commands in COMMANDS.values() for name in commands if name != "serve"]
 HEAVY = ("prefect", "feast", "torch", "mlflow", "pandas", "sqlalchemy", "great_expectations")
@@ -73,13 +72,7 @@ def test_help_imports_no_heavy_library() -> None:
         "import sys; from falaj.__main__ import main; main(['--help']); "
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-c", program)
     assert done.stderr.strip() == "[]"
 
 

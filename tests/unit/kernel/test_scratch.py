@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from tasks.kernel.files import UNSEEN_LIMIT_S, remove_abandoned, scratch_folder, temporary_files
 from tasks.kernel.process import TOKEN, ProcessName, start_of
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import run_python, wait_until
 
 MINE = ProcessName.of_this()
 DEAD = MINE.model_copy(update={"start": MINE.start + 1})
@@ -72,8 +71,8 @@ def test_temporary_files_of_a_process_and_of_what_it_starts_are_in_one_folder(
     dead = folder_of(DEAD, tmp_path, "falaj")
     with temporary_files():
         own = Path(tempfile.mkdtemp())
-        program = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
-        started = subprocess.run(program, capture_output=True, text=True, check=True)
+        program = "import tempfile; print(tempfile.gettempdir())"
+        started = run_python("-c", program, check=True)
         assert Path(started.stdout.strip()) == own.parent
         assert list(tmp_path.iterdir()) == [own.parent]
         assert own.parent != dead

@@ -1,7 +1,5 @@
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from tasks.kernel.settings import (
     content_key,
 )
 from tasks.metadata.database import open_database
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import python, wait_until
 from tests.support.suite.promises import Promise, proves
 
 
@@ -80,11 +78,7 @@ def test_a_build_killed_midway_shows_nothing_and_is_done_by_the_next(
         "ArtifactStore(Path(sys.argv[1])).build_once('notes', 'k', Note, build)\n"
     )
     started = tmp_path / "started"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(store.root), str(started)],
-        cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-    )
+    process = python("-c", program, str(store.root), str(started))
     wait_until(started.exists, "the build has begun")
     process.kill()
     process.wait()

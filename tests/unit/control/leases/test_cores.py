@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +8,7 @@ from tasks.control.leases.devices import Gpu, HostDevices, core_sets, hardware_c
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import LEASE_VARIABLE, applied, variables_of
 from tasks.kernel.cores import core_limit
+from tests.support.host.processes import run_python
 from tests.support.platform.lease_devices import host
 
 ONE = min(os.sched_getaffinity(0))
@@ -108,9 +107,7 @@ def test_all_threads_and_all_that_they_start_are_confined_and_freed_again() -> N
         go.set()
         thread.join(30)
         program = "import os; print(os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"
-        started = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        )
+        started = run_python("-c", program, check=True)
     assert cores == [{ONE}]
     assert started.stdout == f"{{{ONE}}} 1\n"
     assert os.sched_getaffinity(0) == before

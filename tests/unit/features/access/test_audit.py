@@ -1,8 +1,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from tasks.features.access import audit
 from tasks.features.access.audit import AuditTrail
 from tasks.kernel.errors import StorageError
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.processes import python
 
 APPEND = """
 import sys
@@ -148,14 +146,7 @@ def test_a_line_that_a_power_cut_tore_is_told_and_spoils_no_later_one(trail: Aud
 
 
 def test_processes_that_append_at_once_keep_one_chain(trail: AuditTrail) -> None:
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", APPEND, str(trail.folder), "50"],
-            cwd=PROJECT_ROOT,
-            env={**os.environ, "PYTHONPATH": str(PROJECT_ROOT)},
-        )
-        for _ in range(4)
-    ]
+    writers = [python("-c", APPEND, str(trail.folder), "50") for _ in range(4)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0, 0]
     assert trail.verify().faults == ()
     assert trail.verify().num_lines == 200

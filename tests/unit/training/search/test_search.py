@@ -1,6 +1,5 @@
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -8,10 +7,10 @@ import pytest
 
 from tasks.contracts.training import StudyRecord
 from tasks.kernel.errors import ConfigurationError, StorageError, TrainingError, TransientError
-from tasks.kernel.settings import PROJECT_ROOT
 from tasks.training.config import TrainingConfig
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import WARM_UP_EPOCHS
+from tests.support.host.processes import python
 from tests.support.services.servers import postgres_server
 from tests.support.training.trials import Trainer, auc_of, open_study, run_search, search
 
@@ -217,10 +216,8 @@ def test_an_interrupted_search_ends_at_once_and_leaves_its_trial_begun(tmp_path:
         "    time.sleep(600)\n"
         "run_search(Path(sys.argv[1]), search(num_trials=2), Trainer(stumble))\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    with subprocess.Popen(
-        command, cwd=PROJECT_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with python("-c", program, str(tmp_path), **pipes) as running:
         assert running.stdout.readline() == "training\n"
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=120)  # not the 600 s of the trial
