@@ -13,6 +13,8 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder
 
 Change = Callable[[Path], None]
 """Changes the files of a folder in place."""
+Edit = Callable[[onnx.ModelProto], None]
+"""Changes the graph of an ONNX form, or what is written beside it, in place."""
 
 
 def changed(store: ArtifactStore, built: BuiltVariant, change: Change) -> BuiltVariant:
@@ -28,14 +30,24 @@ def changed(store: ArtifactStore, built: BuiltVariant, change: Change) -> BuiltV
     return store.build_once("forged", secrets.token_hex(16), BuiltVariant, build)
 
 
+def edited(edit: Edit) -> Change:
+    """A change of an ONNX form; what nobody edits, its stamp too, is left as it is."""
+
+    def change(folder: Path) -> None:
+        model = onnx.load(folder / MODEL_FILE)
+        edit(model)
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, folder / MODEL_FILE)
+
+    return change
+
+
 def passed_off(store: ArtifactStore, forged: BuiltVariant, as_if: BuiltVariant) -> BuiltVariant:
     """An ONNX form of something else that says it were `as_if`: only its answers betray it."""
 
-    def restamp(folder: Path) -> None:
-        model = onnx.load(folder / MODEL_FILE)
+    def restamp(model: onnx.ModelProto) -> None:
         del model.metadata_props[:]
         write_provenance(model, as_if.provenance)
-        onnx.save(model, folder / MODEL_FILE)
 
-    other = changed(store, forged, restamp)
+    other = changed(store, forged, edited(restamp))
     return as_if.model_copy(update={"files": other.files})

@@ -14,26 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tasks.contracts.release import BuiltVariant
 from tasks.conversion.examine import examine, take_reference
-from tasks.conversion.targets.onnx import MODEL_FILE
 from tests.support.conversion.cases import Case, TextCase
-from tests.support.conversion.forging import changed
+from tests.support.conversion.forging import Edit, changed, edited
 from tests.support.conversion.programs import Decided, build_one, exported, tabular_job
 from tests.support.data.builders import COLUMNS
 from tests.support.suite.promises import Promise, proves
-
-Edit = Callable[[onnx.ModelProto], None]
-
-
-def edited(edit: Edit) -> Callable[[Path], None]:
-    """A change of the graph, with the stamp left as it is."""
-
-    def change(folder: Path) -> None:
-        model = onnx.load(folder / MODEL_FILE)
-        edit(model)
-        onnx.checker.check_model(model, full_check=True)
-        onnx.save(model, folder / MODEL_FILE)
-
-    return change
 
 
 def _consumers(model: onnx.ModelProto, name: str) -> list[tuple[onnx.NodeProto, int]]:

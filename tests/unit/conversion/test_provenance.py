@@ -19,7 +19,7 @@ from tasks.conversion.variants import load_variant, open_variant
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import digest_of
 from tests.support.conversion.cases import Case
-from tests.support.conversion.forging import Change, changed
+from tests.support.conversion.forging import Change, changed, edited
 from tests.support.conversion.programs import with_formats
 from tests.support.data.builders import COLUMNS, frame
 from tests.support.suite.promises import Promise, proves
@@ -43,13 +43,11 @@ def test_files_carry_all_that_is_known_of_them(case: Case, name: str) -> None:
 
 
 def _onnx_provenance(values: dict[str, str]) -> Change:
-    def change(folder: Path) -> None:
-        model = onnx.load(folder / MODEL_FILE)
+    def restamp(model: onnx.ModelProto) -> None:
         del model.metadata_props[:]
         onnx.helper.set_model_props(model, values)
-        onnx.save(model, folder / MODEL_FILE)
 
-    return change
+    return edited(restamp)
 
 
 def _no_openvino_provenance(folder: Path) -> None:
