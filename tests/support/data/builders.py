@@ -22,7 +22,7 @@ from tasks.contracts.data import (
 from tasks.contracts.drift import FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet
 from tasks.contracts.release import ModelVariant
-from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.contracts.training import CompressedModel, EpochMetrics, ModelCompression, TrainedModel
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
@@ -198,6 +198,19 @@ def trained_model(
         **changes,
     }
     return TrainedModel(snapshot_sha256=snapshot_sha256, **fields)
+
+
+def compression(parent: ModelVersionRef, **changes: Any) -> ModelCompression:
+    """How a smaller network was made of a version; by distillation if not told."""
+    usual = {"method": "distillation", "settings": {"hidden_sizes": [8]}, "is_distilled": True}
+    fields = {**usual, "parent_sizes": (32,), "parent_parameters": 5_000, **changes}
+    return ModelCompression(parent=parent, **fields)
+
+
+def compressed_model(trained: TrainedModel, made: ModelCompression) -> CompressedModel:
+    """The training result as that of a smaller network."""
+    content = {**trained.model_dump(), "compression": made.model_dump()}
+    return CompressedModel.model_validate(content)
 
 
 def edited(value: Any, path: str, new: object) -> Any:

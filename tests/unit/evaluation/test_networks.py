@@ -3,11 +3,17 @@ import torch
 from torch import Tensor
 
 from tasks.contracts.evaluation import Metric, StudentReport
-from tasks.contracts.training import CompressedModel, ModelCompression
 from tasks.evaluation.config import EvaluationConfig
 from tasks.evaluation.judge import judge_networks, who_won, why_refused
 from tasks.kernel.settings import ArtifactStore
-from tests.support.data.builders import dataset, frame, metric_set, splits
+from tests.support.data.builders import (
+    compressed_model,
+    compression,
+    dataset,
+    frame,
+    metric_set,
+    splits,
+)
 from tests.support.evaluation.programs import LateRate, stored_program, trained_model
 from tests.support.registry.builders import comparison
 
@@ -36,17 +42,8 @@ def judged(store: ArtifactStore, student: LateRate) -> StudentReport:
     rows = dataset(store, frame(6000))
     parent = stored_program(store, LateRate())
     made = trained_model(stored_program(store, student).program, rows)
-    compression = ModelCompression(
-        parent=parent.version,
-        method="pruning",
-        settings={},
-        parent_sizes=(8,),
-        parent_parameters=99,
-        is_distilled=False,
-    )
-    compressed = CompressedModel.model_validate(
-        {**made.model_dump(), "compression": compression.model_dump()}
-    )
+    pruning = compression(parent.version, method="pruning", is_distilled=False)
+    compressed = compressed_model(made, pruning)
     return judge_networks(compressed, parent, None, made, rows, EvaluationConfig(), store)
 
 

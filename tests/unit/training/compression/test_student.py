@@ -9,7 +9,7 @@ from tasks.kernel.settings import ArtifactStore
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.compression.plan import StudentPlan, chosen, plan_student
 from tasks.training.config import LaunchConfig, TrainingConfig
-from tests.support.data.builders import dataset
+from tests.support.data.builders import compression, dataset
 from tests.support.registry.builders import trained_model
 from tests.support.training.parents import LARGE, large_network, parent
 from tests.support.training.searches import use_case
@@ -99,20 +99,13 @@ def test_the_better_by_the_validation_rows_is_offered_and_the_simpler_of_equals(
 ) -> None:
     rows = dataset(store)
     one, other = trained_model(store, rows, seed=1), trained_model(store, rows, seed=2)
-    compression = ModelCompression(
-        parent=parent(store).program.version,
-        method="distillation",
-        settings={},
-        parent_sizes=(32,),
-        parent_parameters=9,
-        is_distilled=True,
-    )
-    model, reason = chosen(compression, with_quality(one, distilled), with_quality(other, control))
+    made = compression(parent(store).program.version)
+    model, reason = chosen(made, with_quality(one, distilled), with_quality(other, control))
     assert model.program == (one if is_distilled else other).program
     assert model.compression.is_distilled is is_distilled
     assert f"{distilled:.4f}" in reason
     assert ("the distilled network is offered" in reason) is is_distilled
-    assert not chosen(compression, None, other)[0].compression.is_distilled
+    assert not chosen(made, None, other)[0].compression.is_distilled
 
 
 def test_what_versions_before_the_rename_hold_is_read(tmp_path: Path) -> None:
