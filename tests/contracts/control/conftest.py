@@ -1,13 +1,11 @@
 """A metadata database for each test, of SQLite and of a real PostgreSQL."""
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.support.services.servers import postgres_server
+from tests.support.services.servers import new_database, postgres_server
 
 
 @pytest.fixture(scope="package")
@@ -21,8 +19,4 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Address of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'operation' / 'operation.db'}"
-    server: str = request.getfixturevalue("postgres")
-    name = f"t{secrets.token_hex(6)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return server.replace("/postgres?", f"/{name}?")
+    return new_database(request.getfixturevalue("postgres"))

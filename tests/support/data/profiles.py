@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
-import psycopg
 import pytest
 
-from tests.support.services.servers import RedisServer, postgres_server, redis_server
+from tests.support.services.servers import RedisServer, new_database, postgres_server, redis_server
 
 SPARK = {
     "spark.master": "local[1]",
@@ -33,10 +31,7 @@ class Servers:
 
     def new_database(self) -> str:
         """Address of an empty database, as the registry takes it."""
-        name = f"feast_{uuid4().hex}"
-        with psycopg.connect(self.postgres_uri, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        uri = self.postgres_uri.replace("/postgres?", f"/{name}?")
+        uri = new_database(self.postgres_uri)
         return uri.replace("postgresql://", "postgresql+psycopg://")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
+from uuid import uuid4
 
 import psycopg
 
@@ -71,6 +72,14 @@ def answers(uri: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
+
+
+def new_database(server: str) -> str:
+    """URI of an empty database of its own on a server whose URI is given."""
+    name = f"t{uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return server.replace("/postgres?", f"/{name}?")
 
 
 def postgres_with_trigrams() -> Path | None:
