@@ -49,6 +49,12 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TWO_CORES = LeaseRequest(cores=2)
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state folder; a command that is told another one sets it, and it is put back."""
+    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
+
+
 def only(found: Finding | Iterator[Finding], level: str) -> Finding:
     [finding] = [found] if isinstance(found, Finding) else found
     assert finding.level == level
@@ -224,22 +230,16 @@ def test_a_pool_that_a_person_paused_or_that_is_not_there_is_wrong() -> None:
     ],
 )
 def test_every_command_answers_with_a_sentence_and_its_exit_code(
-    tmp_path: Path,
-    arguments: list[str],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))  # so that it is put back
     assert main(["--home", str(tmp_path), *arguments]) == code
     said = capsys.readouterr()
     assert said.out or said.err.startswith("refused: ")
 
 
 def test_a_platform_is_not_started_on_a_disk_that_can_only_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))  # so that it is put back
     with small_disk(tmp_path, 40_000_000) as disk:
         private_folder(PlatformFiles(tmp_path).folder)
         disk.close()
@@ -248,10 +248,9 @@ def test_a_platform_is_not_started_on_a_disk_that_can_only_be_read(
 
 
 def test_status_shows_who_holds_devices_and_who_waits_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FALAJ_DATABASE_URL", raising=False)
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     leases = LeaseRepository(Settings.from_environment().leases_path)
     devices = host(cores=2)
     with acquire(leases, TWO_CORES, "train-delay (run 1)", devices=devices):
@@ -279,7 +278,6 @@ def test_options_of_an_earlier_start_are_kept_shown_and_changed_by_giving_them_a
         return asked[-1].port, asked[-1].mlflow_port, asked[-1].serving
 
     monkeypatch.setattr(lifecycle, "bring_up", start)
-    monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
     monkeypatch.delenv("FALAJ_PLATFORM_CONFIG", raising=False)
     given = ("--port", "14400", "--mlflow-port", "15000", "--no-serving")
     assert ports(*given) == (14400, 15000, False)
@@ -294,10 +292,7 @@ def test_options_of_an_earlier_start_are_kept_shown_and_changed_by_giving_them_a
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status", "doctor", "logs"])
-def test_a_file_is_no_state_folder(
-    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_no_state_folder(tmp_path: Path, command: str) -> None:
     file = tmp_path / "file"
     file.touch()
-    monkeypatch.setenv("FALAJ_HOME", str(file))  # so that it is put back
     assert main(["--home", str(file / "home"), command]) == EXIT_WRONG_INPUT
