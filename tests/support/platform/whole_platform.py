@@ -20,7 +20,7 @@ import yaml
 from infra.platform.config import DATABASE_URL
 from infra.platform.files import supervisor_pid
 from tests.support.data.repository import SmallRepository
-from tests.support.host.processes import wait_until
+from tests.support.host.processes import command_of, wait_until
 from tests.support.platform.accounts import STAGES, Account
 from tests.support.platform.commands import Platform
 from tests.support.platform.loops import loop_repository
@@ -34,13 +34,6 @@ LIMIT_S = 3600
 """Of a loop; generous, since a busy machine is ten times slower than a quiet one."""
 
 ENDED_WITHIN_S = 60
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    """Its command line; nothing where it has ended."""
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return process.cmdline()
-    return []
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
@@ -125,7 +118,7 @@ class WholePlatform(Platform):
             process
             for process in self.processes()
             if RUN in environment_of(process)
-            and "prefect.engine" in command_of(process)
+            and "prefect.engine" in command_of(process.pid).split()
             and _leads_its_group(process)
         ]
 
@@ -159,14 +152,14 @@ class WholePlatform(Platform):
         pid = supervisor_pid(self.files)
         known = {each.pid for each in tree_of(psutil.Process(pid))} if pid else set()
         return [
-            f"{process.pid} {' '.join(command_of(process))[:160]}"
+            f"{process.pid} {command_of(process.pid)[:160]}"
             for process in self.processes()
             if process.pid not in known and lives(process)
         ]
 
 
 def _is_guard(process: psutil.Process) -> bool:
-    return any(word.endswith("guard.py") for word in command_of(process))
+    return any(word.endswith("guard.py") for word in command_of(process.pid).split())
 
 
 def _leads_its_group(process: psutil.Process) -> bool:
