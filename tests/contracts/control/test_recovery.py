@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -58,17 +57,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def deployed(prefect_api: PrefectApi) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(prefect_api.in_process())
-        client = stack.enter_context(get_client(sync_client=True))
+def client(prefect_api: PrefectApi) -> Iterator[SyncPrefectClient]:
+    with prefect_api.in_process(), get_client(sync_client=True) as client:
         deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
-        yield
-
-
-@pytest.fixture
-def client(deployed: None) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as client:
         yield client
 
 

@@ -1,7 +1,6 @@
 """Stages on work pools with a real server and real workers: results, failures, retry, cancel."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -30,20 +29,12 @@ COORDINATOR_POOL, STAGE_POOL = "routed-coordinator", "routed-stages"
 
 
 @pytest.fixture(scope="module")
-def workers(prefect_api: PrefectApi) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(prefect_api.in_process())
-        client = stack.enter_context(get_client(sync_client=True))
+def client(prefect_api: PrefectApi) -> Iterator[SyncPrefectClient]:
+    """Of a server with the loop, and a worker for each of its pools."""
+    with prefect_api.in_process(), get_client(sync_client=True) as client:
         deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
-        stack.enter_context(prefect_api.worker(COORDINATOR_POOL))
-        stack.enter_context(prefect_api.worker(STAGE_POOL))
-        yield
-
-
-@pytest.fixture
-def client(workers: None) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as client:
-        yield client
+        with prefect_api.worker(COORDINATOR_POOL), prefect_api.worker(STAGE_POOL):
+            yield client
 
 
 def set_state(client: SyncPrefectClient, run: UUID, **state: object) -> None:
