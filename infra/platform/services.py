@@ -259,9 +259,15 @@ def worker_environment(plan: Plan) -> dict[str, str]:
     return {
         **inherited,
         **client,
+        "PATH": path_to_python(inherited),
         "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_S),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
     }
+
+
+def path_to_python(environment: Mapping[str, str]) -> str:
+    """The search path on which the pools' command, `python`, is the one of this environment."""
+    return f"{os.path.dirname(sys.executable)}{os.pathsep}{environment.get('PATH', os.defpath)}"
 
 
 def store_url(variable: str, config: PlatformConfig, environment: Mapping[str, str]) -> str | None:

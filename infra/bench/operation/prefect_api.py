@@ -17,7 +17,7 @@ from unittest.mock import patch
 from infra.orchestration.client import server_command
 from infra.orchestration.embedded import free_port
 from infra.platform.api import answers
-from infra.platform.services import SERVER_SETTINGS
+from infra.platform.services import SERVER_SETTINGS, path_to_python
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -81,7 +81,8 @@ class PrefectApi:
         command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
         command += ["--pool", pool, "--name", f"{pool}-{secrets.token_hex(3)}"]
         log = self.home / f"worker-{pool}.log"
-        variables = self.command_environment(**{"PREFECT_WORKER_QUERY_SECONDS": "1"} | environment)
+        polling = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PATH": path_to_python(os.environ)}
+        variables = self.command_environment(**polling | environment)
         with guarded_process(command, log, variables, folder=self.home) as process:
             yield process
 

@@ -10,6 +10,7 @@ from tasks.kernel.settings import ArtifactStore
 from tasks.training.config import TrainingConfig
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.launch.launcher import launch_training
+from tasks.training.launch.monitor import OnEpoch
 
 
 class Trainings:
@@ -33,10 +34,13 @@ class Trainings:
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copied)
 
-    def train(self, config: TrainingConfig, **more: Any) -> TrainedModel:
-        """Train as the task does; arguments that are not given are the loop's."""
+    def train(
+        self, config: TrainingConfig, on_epoch: OnEpoch | None = None, **more: Any
+    ) -> TrainedModel:
+        """Train as the task does; what is not asked for otherwise is the loop's."""
         fields = {"dataset": self.dataset, "splits": self.splits, **more}
-        return launch_training(TrainingRequest(config=config, **fields), self.store, self._work)
+        request = TrainingRequest(config=config, **fields)
+        return launch_training(request, self.store, self._work, on_epoch)
 
 
 def two_ranks(config: TrainingConfig) -> TrainingConfig:

@@ -106,7 +106,7 @@ def test_commands_leave_a_finished_environment_as_it_is_and_run_in_the_checkout(
     done = make(checkout, tools, *command, extra=caller)
     first, *rest = done.stdout.splitlines()
     assert first == "set-up: .venv is up to date"
-    assert rest == [called, "PYTHONPATH=", str(checkout.root)]
+    assert rest[:3] == [called, "PYTHONPATH=", str(checkout.root)]
     assert sorted(checkout.venv.rglob("*")) == before
 
 
