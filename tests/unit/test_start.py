@@ -14,6 +14,7 @@ HEAVY = {
     "tasks.evaluation.drift.compare": "torch",
     "tasks.validation.runner": "prefect",
     "tasks.conversion.convert": "prefect",
+    "tasks.training.launch.launcher": "torch pandas",
     "tasks.training.search.trial": "prefect optuna",
     "tasks.validation.suites": "great_expectations prefect",
     "infra.platform.services": "prefect",

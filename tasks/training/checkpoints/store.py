@@ -5,6 +5,8 @@ code, and a manifest with its SHA-256. The manifest is written last, so nothing 
 there; that holds on a disk and on S3.
 """
 
+from __future__ import annotations
+
 import hashlib
 import io
 import json
@@ -15,15 +17,16 @@ import secrets
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tasks.kernel.errors import ArtifactError, TrainingError
 from tasks.training.checkpoints.location import Location, S3Access, S3Location, read_access
 from tasks.training.config import CheckpointConfig
-from tasks.training.strategies.base import Communicator, State
+
+if TYPE_CHECKING:  # whoever starts ranks needs no PyTorch
+    from torch import Tensor
+
+    from tasks.training.strategies.base import Communicator, State
 
 LOGGER = logging.getLogger(__name__)
 FORMAT = 3
@@ -42,6 +45,8 @@ def to_host(value: Any, *, copy: bool, known: dict[int, Tensor] | None = None) -
         copy: tensors that nobody else changes too.
         known: tensors that were met before; one that is in the state twice is copied once.
     """
+    from torch import Tensor
+
     known = {} if known is None else known
     if isinstance(value, Tensor):
         if id(value) not in known:
@@ -61,6 +66,8 @@ def serialized(state: Mapping[str, Any]) -> bytes:
 
     In memory first: torch reports a full disk as a RuntimeError without a reason.
     """
+    import torch
+
     content = io.BytesIO()
     torch.save(dict(state), content)
     return content.getvalue()
@@ -72,6 +79,8 @@ def checked(state: Mapping[str, Any]) -> bytes:
     Raises:
         TrainingError: the state holds something else.
     """
+    import torch
+
     try:
         content = serialized(state)
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
@@ -92,6 +101,8 @@ def deserialized(content: bytes) -> Any:
     Raises:
         ArtifactError: it is something else.
     """
+    import torch
+
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as exc:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tasks.contracts.data import DatasetSchema, category_code
@@ -71,6 +70,8 @@ class Preprocessing:
 
     def state(self) -> dict[str, object]:
         """Plain values and tensors, as a checkpoint holds them."""
+        import torch
+
         return {
             "vocabularies": [torch.from_numpy(codes) for codes in self.vocabularies],
             "edges": [torch.from_numpy(edges) for edges in self.edges],

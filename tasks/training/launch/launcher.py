@@ -22,7 +22,6 @@ from tasks.training.core.run_directory import (
     TrainingRequest,
     exclusive,
 )
-from tasks.training.data.derived import write_distillation_targets, write_replayed
 from tasks.training.elastic.driver import ElasticDriver
 from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of
@@ -89,9 +88,13 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
     snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
     path = store.path(snapshot.data)
     if initial is not None and config.replay_share is not None:
+        from tasks.training.data.derived import write_replayed  # imports pandas
+
         LOGGER.info("%s", write_replayed(path, run.snapshot, request))
         path = run.snapshot
     if request.distillation is not None:
+        from tasks.training.data.derived import write_distillation_targets
+
         target = run.distillation_snapshot
         LOGGER.info("%s", write_distillation_targets(path, target, request, store))
         path = target

@@ -15,7 +15,7 @@ from horovod.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assign
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.training.strategies.base import STORE_FILE, TIMEOUT
+from tasks.training.strategies.config import STORE_FILE, TIMEOUT
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"

@@ -16,9 +16,6 @@ from torch import Tensor, nn
 # Plain values and tensors only: what `torch.load(weights_only=True)` accepts.
 State = dict[str, Any]
 
-# Where ranks on torch meet, and how long one waits for another in a collective.
-STORE_FILE, TIMEOUT = "TORCH_STORE_FILE", "TORCH_EXCHANGE_TIMEOUT_S"
-
 RowLosses = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to the loss of each row, shape (rows,)."""
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.training.strategies.base import STORE_FILE, TIMEOUT, Communicator
-from tasks.training.strategies.config import StrategyConfig
+from tasks.training.strategies.base import Communicator
+from tasks.training.strategies.config import STORE_FILE, TIMEOUT, StrategyConfig
 
 DEFAULT_TIMEOUT_S = 120
 # Horovod sends neither; their bits travel as integers of the same size.

@@ -10,6 +10,9 @@ StrategyName = Literal["horovod", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Compression = Literal["none", "fp16", "powersgd"]
 
+# Where ranks on torch meet, and how long one waits for another in a collective.
+STORE_FILE, TIMEOUT = "TORCH_STORE_FILE", "TORCH_EXCHANGE_TIMEOUT_S"
+
 
 class StrategyConfig(Contract):
     """Engine, precision and exchange of gradients; recorded with the run."""
