@@ -19,6 +19,7 @@ from tasks.contracts.data import (
 )
 from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.access.audit import AuditTrail, on_behalf_of, process_identity
+from tasks.features.access.profile import import_feast
 from tasks.features.checks.report import ParityReport
 from tasks.features.config import FeatureConfig, MaterializationConfig
 from tasks.kernel.retry_policy import RETRIED
@@ -122,8 +123,6 @@ def materialize_features(
     settings = Settings.from_environment()
     views = online_views(tables, window, settings.features_home, settings.feature_repo)
     if views is None:
-        from tasks.features.access.profile import import_feast
-
         import_feast()
         from tasks.features.online.materialization import materialize
 
@@ -183,8 +182,6 @@ def build_training_set(
     key = training_set_key(tables, window, config, settings.feature_repo)
     snapshot = settings.store.find(SNAPSHOTS, key, FeatureSnapshot)
     if snapshot is None:
-        from tasks.features.access.profile import import_feast
-
         import_feast()
         from tasks.features.snapshot import build_training_set as build
 
@@ -249,8 +246,6 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     Raises:
         FeatureStoreError: the published tables are not the ones that are online. Not retried.
     """
-    from tasks.features.access.profile import import_feast
-
     import_feast()
     from tasks.features.checks.parity import check_parity
     from tasks.features.tables.build import current_tables

@@ -42,9 +42,9 @@ MEMORY_CAP_GIB = 3
 """What the whole process may hold in that run."""
 
 
-LEAN = "from tasks.features.access.profile import import_feast; import_feast();"
-"""Feast as every process here imports it; its own store runs with Feast as it comes."""
 STOCK = "import sys; from infra.bench.features.retrieval import main; main(*sys.argv[1:])"
+LEAN = "from tasks.features.access.profile import import_feast; import_feast(); " + STOCK
+"""With Feast as every process here imports it; its own store runs with Feast as it comes."""
 
 
 class Cost(NamedTuple):
@@ -67,8 +67,7 @@ def figures(bench: Bench) -> Measured:
     def run(kind: str, rows: Path = frame, memory_limit_mb: int = 0) -> Cost:
         """One kind in a process of its own; its result lies in `target` afterwards."""
         log, target = folder / f"{kind}.log", folder / f"{kind}.parquet"
-        program = STOCK if kind == "stock" else LEAN + STOCK
-        words = ["-c", program, kind, rows, target, memory_limit_mb]
+        words = ["-c", STOCK if kind == "stock" else LEAN, kind, rows, target, memory_limit_mb]
         if kind == "bare":
             words = ["-m", "infra.bench.features.bare_join", views, rows, target]
         run_python([str(word) for word in words], log, limit_s=3600)

@@ -38,8 +38,8 @@ class Trainings:
         self, config: TrainingConfig, on_epoch: OnEpoch | None = None, **more: Any
     ) -> TrainedModel:
         """Train as the task does; what is not asked for otherwise is the loop's."""
-        fields = {"dataset": self.dataset, "splits": self.splits, **more}
-        request = TrainingRequest(config=config, **fields)
+        asked: dict[str, Any] = {"dataset": self.dataset, "splits": self.splits, **more}
+        request = TrainingRequest(config=config, **asked)
         return launch_training(request, self.store, self._work, on_epoch)
 
 
