@@ -135,12 +135,6 @@ def found_but_not_retried(why: str) -> dict[str, Any]:
     return {**STORED, "on_running": [_NoteWhy(why), note_process]}
 
 
-def not_retried_because(flow: Flow[..., Any]) -> str | None:
-    """Why runs of a flow are not started again when they were cut off; None where they are."""
-    hooks: list[object] = list(flow.on_running_hooks)
-    return next((hook.why for hook in hooks if isinstance(hook, _NoteWhy)), None)
-
-
 @dataclass(frozen=True)
 class _NoteWhy:
     """Hook: write down why a run must not be started again."""

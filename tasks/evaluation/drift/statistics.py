@@ -177,7 +177,7 @@ def _count_ranked(numbers: Numbers, cuts: Float64Array) -> Float64Array:
     edges = np.searchsorted(numbers.ranked, cuts, side="left")
     sizes = np.diff(edges, prepend=0, append=len(numbers.ranked))
     bins = np.repeat(np.arange(1, num_bins), sizes)
-    cells = numbers.ranked_days * num_bins + bins
+    cells = numbers.ranked_days * np.intp(num_bins) + bins
     counts = np.bincount(cells, minlength=window.num_days * num_bins).astype(np.float64)
     by_day = counts.reshape(window.num_days, num_bins)
     rows = np.bincount(window.days, minlength=window.num_days)

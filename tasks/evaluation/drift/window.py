@@ -147,17 +147,20 @@ class Numbers:
 
     def __init__(self, window: WindowColumns, values: NDArray[Any]) -> None:
         self.window, self.values = window, values
-        order = _order(values)[: len(values) - int(np.count_nonzero(np.isnan(values)))]
+        num_missing = int(np.count_nonzero(np.isnan(values)))
+        known = np.where(np.isnan(values), np.float32(np.nan), values) if num_missing else values
+        order = _order(known)[: len(values) - num_missing]
         self.ranked: Float64Array = values[order].astype(np.float64)
         """Known values, lowest first."""
-        self.ranked_days: NDArray[np.intp] = window.days[order]
+        self.ranked_days: NDArray[np.uint16] = window.days.astype(np.uint16)[order]
         """Day of each of them."""
 
     def by_day(self) -> tuple[Float64Array, NDArray[np.intp]]:
         """Finite values by UTC day, in each lowest first; and how many each day has."""
-        finite = np.isfinite(self.ranked)
-        values, days = self.ranked[finite], self.ranked_days[finite]
-        values = values[np.argsort(days.astype(np.uint16), kind="stable")]
+        first = np.searchsorted(self.ranked, -np.inf, "right")
+        last = np.searchsorted(self.ranked, np.inf, "left")
+        values, days = self.ranked[first:last], self.ranked_days[first:last]
+        values = values[np.argsort(days, kind="stable")]
         return values, np.bincount(days, minlength=self.window.num_days)
 
 
@@ -169,7 +172,7 @@ def _order(values: NDArray[Any]) -> NDArray[np.intp]:
     """
     if values.dtype != np.float32:
         return np.argsort(values)
-    bits = np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
-    keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    bits = values.view(np.int32)
+    keys = (bits ^ (bits >> 31 | np.int32(-(1 << 31)))).view(np.uint32)
     order = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
     return order[np.argsort((keys >> 16).astype(np.uint16)[order], kind="stable")]

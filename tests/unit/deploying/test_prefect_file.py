@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stages import not_retried_because, note_process
+from flows.stages import note_process
 from infra.deploying.deployments import deployment_items, load_flow
 from infra.deploying.file import (
     PREFECT_FILE,
@@ -49,7 +49,7 @@ def test_every_deployment_names_a_flow_that_is_found_when_lost_and_can_be_retrie
 
 def test_a_run_that_was_cut_off_is_started_again_but_for_flows_that_give_their_reason() -> None:
     flows = {load_flow(entry.entrypoint) for entry in FILE.deployments}
-    assert {flow.name for flow in flows if not_retried_because(flow)} == {
+    assert {f.name for f in flows if any(getattr(h, "why", "") for h in f.on_running_hooks)} == {
         "approval",
         "retraining-sweep",
         "recovery-sweep",
