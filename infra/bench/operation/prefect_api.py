@@ -81,8 +81,8 @@ class PrefectApi:
         command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
         command += ["--pool", pool, "--name", f"{pool}-{secrets.token_hex(3)}"]
         log = self.home / f"worker-{pool}.log"
-        polling = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PATH": path_to_python(os.environ)}
-        variables = self.command_environment(**polling | environment)
+        usual = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PATH": path_to_python(os.environ)}
+        variables = self.command_environment(**usual | environment)
         with guarded_process(command, log, variables, folder=self.home) as process:
             yield process
 

@@ -21,6 +21,7 @@ from infra.orchestration.embedded import free_port
 from infra.platform.api import basic_auth
 from infra.platform.files import supervisor_pid
 from infra.platform.health import read_status
+from tasks.control.recovery.task import is_engine
 from tests.support.host.processes import wait_until
 from tests.support.platform.commands import LIMIT_S, Platform
 from tests.support.suite.promises import Promise, proves
@@ -140,7 +141,7 @@ def test_a_killed_worker_comes_back_and_its_run_is_not_running_for_ever(
     worker = platform.service("worker-cpu")
     victim = worker if killed == "worker" else worker.parent()
     tree = [victim, *victim.children(recursive=True)]
-    assert any("prefect.engine" in process.cmdline() for process in tree)
+    assert [is_engine(process.pid) for process in tree].count(True) == 1  # as recovery knows it
     victim.kill()
     psutil.wait_procs(tree, LIMIT_S)
     assert not any(process.is_running() for process in tree)

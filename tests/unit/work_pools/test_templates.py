@@ -205,7 +205,9 @@ def test_kubernetes_takes_what_several_pods_need_around_them(version: str) -> No
 def environment_of(name: str, **values: Any) -> dict[str, Any]:
     async def make() -> dict[str, Any]:
         job = await ProcessJobConfiguration.from_template_and_values(template(name), values)
-        assert job.command == "python -m prefect.engine"  # no two processes before the run's own
+        assert (
+            job.command == "setsid python -m prefect.engine"
+        )  # no two processes before the run's own
         return dict(job.env)
 
     return asyncio.run(make())
