@@ -4,6 +4,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, WindowError
-from tasks.kernel.settings import Settings
+from tasks.kernel.settings import USE_CASE_FILE, Settings
 
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 MOMENT = "2013-01-01T05:00Z"
@@ -20,11 +21,31 @@ MOMENT = "2013-01-01T05:00Z"
 
 @dataclass(frozen=True)
 class Context:
-    """Where a command works, as its options or the environment name it."""
+    """Where a command works, as its options or the environment name it, or the working directory.
 
-    settings: Settings
+    Attributes:
+        given: the settings; None: those of the environment, read when a command first asks, so
+            that one which needs no project runs without one.
+    """
+
+    given: Settings | None = None
     repos: tuple[str, ...] = ()
     on_platform: bool = False
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Where things are; what this process starts finds them there too, in whatever folder.
+
+        Raises:
+            ConfigurationError: there is no project, and no state folder is named.
+        """
+        if self.given is not None:
+            return self.given
+        found = Settings.from_environment()
+        os.environ["FALAJ_HOME"] = str(found.home)
+        if (found.feature_repo / USE_CASE_FILE).is_file():
+            os.environ["FALAJ_FEATURE_REPO"] = str(found.feature_repo)
+        return found
 
     @property
     def home(self) -> Path:
@@ -38,7 +59,7 @@ def read_context(home: Path | None, repos: list[str], on_platform: bool) -> Cont
         os.environ["FALAJ_HOME"] = str(home)
     if repos:
         os.environ["FALAJ_FEATURE_REPO"] = repos[0].partition("=")[0]
-    return Context(Settings.from_environment(), tuple(repos), on_platform)
+    return Context(None, tuple(repos), on_platform)
 
 
 def _moment(type_: type, tokens: list[Token]) -> datetime:

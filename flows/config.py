@@ -23,7 +23,7 @@ from tasks.features.config import FeatureConfig
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
+from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
@@ -128,9 +128,7 @@ def read_pipeline_config(repo: Path) -> PipelineConfig:
     try:
         return PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
     except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
-        ) from exc
+        raise ConfigurationError(f"{no_project(repo)}. Nothing was run") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
 
