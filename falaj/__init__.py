@@ -12,6 +12,8 @@ Names are imported when they are used, so `import falaj` takes no time.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from falaj.doubles import refuse_doubles
+
 if TYPE_CHECKING:
     from falaj.project import Model, Project, Run, open
     from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError
@@ -30,6 +32,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'falaj' has no attribute {name!r}")
-    return getattr(
-        import_module(f"{'tasks.kernel.errors' if 'Error' in name else 'falaj.project'}"), name
-    )
+    home = "tasks.kernel.errors" if name.endswith("Error") else "falaj.project"
+    return getattr(import_module(home), name)
+
+
+refuse_doubles()

@@ -17,6 +17,10 @@ from tasks.kernel.errors import ConfigurationError, DataContractError, FalajErro
 from tasks.kernel.files import temporary_files
 
 COMMANDS = {
+    "Start": {
+        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
+        "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
+    },
     "Loop": {
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
         "train": ("loop:train", "Train, judge and register a candidate."),

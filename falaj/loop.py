@@ -11,6 +11,7 @@ from cyclopts.types import PositiveInt
 from falaj.context import End, Here, Start, optional_window
 from falaj.session import run_flow, serve_ui
 from tasks.kernel.errors import ConfigurationError, RegistryError
+from tasks.kernel.extras import require_extras, require_horovod
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
@@ -27,6 +28,8 @@ def row(name: str, text: object) -> str:
 
 def run(*, context: Here) -> list[str]:
     """Run the whole loop once; it ends with a report."""
+    require_extras("train", "convert")
+    require_horovod()
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.pipeline import pipeline_flow
@@ -54,6 +57,8 @@ def run(*, context: Here) -> list[str]:
 
 def train(*, context: Here) -> list[str]:
     """Train, judge and register a candidate."""
+    require_extras("train")
+    require_horovod()
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.training import training_flow
@@ -167,6 +172,8 @@ def search(
         parallel: Trials at the same time.
         register: Judge the best model and make it the candidate.
     """
+    require_extras("train", "search")
+    require_horovod()
     chosen = {"num_trials": trials, "parallel_trials": parallel}
 
     def work(config: PipelineConfig) -> list[str]:
@@ -214,6 +221,8 @@ def compress(
         version: Version to compress (default: the champion).
         method: How (default: the use case's `compression`).
     """
+    require_extras("train", "convert")
+    require_horovod()
 
     def work(config: PipelineConfig) -> list[str]:
         from flows.compression import model_compression_flow
@@ -260,6 +269,7 @@ def import_model(file: Path, /, *, context: Here) -> list[str]:
     Args:
         file: Its description, such as feature_repo/models/<name>.yaml.
     """
+    require_extras("convert")
     from flows.config import read_import_config
 
     description = read_import_config(file)

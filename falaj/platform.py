@@ -15,6 +15,7 @@ from infra.orchestration.client import platform_environment
 from infra.platform.config import kept_options, read_config
 from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.extras import require_extras
 
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 
@@ -53,6 +54,7 @@ def up(
     """
     from infra.platform.lifecycle import bring_up
 
+    require_extras("platform", *([] if serving is False else ["serve"]))
     files = _files(context)
     chosen = config or os.environ.get(CONFIG_VARIABLE)
     given = {
@@ -185,6 +187,7 @@ serve = App(name="serve", help_flags=[])
 @serve.default
 def _serve(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
     """Become `python -m serving`, which knows the commands serve, status, stop, docs, settings."""
+    require_extras("serve")
     os.execv(sys.executable, [sys.executable, "-m", "serving", *words])
 
 

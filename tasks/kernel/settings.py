@@ -62,8 +62,8 @@ class Settings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the project from `FALAJ_FEATURE_REPO`, else find it from the working directory.
 
-        `FALAJ_HOME` is the state folder; without it, it is `.falaj` beside `use_case.yaml`, or at
-        the top of the checkout of Falaj in which that lies.
+        `FALAJ_HOME` is the state folder; without it, it is `.falaj` beside `use_case.yaml`. The
+        projects that a checkout of Falaj has in `feature_repo` share the one at its top.
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
         `FALAJ_DATABASE_URL` is the database of operation where several hosts share one,
         `FALAJ_LEASES` the folder of the leases of devices where several platforms share a host.
@@ -82,7 +82,7 @@ class Settings:
             if not (repo / USE_CASE_FILE).is_file():
                 seen = no_project(repo) if env.get("FALAJ_FEATURE_REPO") else NOWHERE.format(repo)
                 raise ConfigurationError(f"{seen}. Nothing was changed")
-            home = (_checkout_around(repo) or repo) / ".falaj"
+            home = _folder_of_state(repo) / ".falaj"
         return cls(
             home=home,
             feature_repo=repo,
@@ -176,8 +176,10 @@ def no_project(folder: Path) -> str:
     return f"{folder / USE_CASE_FILE} does not exist; {NAME_ONE}"
 
 
-def _checkout_around(folder: Path) -> Path | None:
-    return next(filter(_is_checkout, (folder, *folder.parents)), None)
+def _folder_of_state(project: Path) -> Path:
+    top = project.parent.parent
+    shipped = project.parent == top / DEFAULT_FEATURE_REPO.parent and _is_checkout(top)
+    return top if shipped else project
 
 
 def _is_checkout(folder: Path) -> bool:

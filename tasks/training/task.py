@@ -24,6 +24,7 @@ from tasks.contracts.training import (
     TrainedModel,
     TrialRecord,
 )
+from tasks.kernel.extras import require_horovod
 from tasks.kernel.retry_policy import KEPT, RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
@@ -88,6 +89,7 @@ def train_distributed(
         TrainingError: training failed in a way that will repeat. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
+    require_horovod()
     from tasks.training.launch.launcher import launch_training
 
     settings = Settings.from_environment()
