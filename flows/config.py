@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, time, timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from zoneinfo import ZoneInfo
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
@@ -24,12 +27,42 @@ from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, Row
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
-from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import TrainingConfig
 from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import read_suites
+
+NEWEST = timedelta(days=30)
+"""The drift check of a run looks at least at so much of the test window, where it is that long."""
+
+
+class SplitDates(Contract):
+    """Splits that follow on one another, by the days on which they begin."""
+
+    start: datetime | date = Field(description="Begin of the window and of training.")
+    validation: datetime | date = Field(description="Begin of validation, end of training.")
+    test: datetime | date = Field(description="Begin of the test, end of validation.")
+    end: datetime | date = Field(description="End of the test and of the window.")
+
+    def windows(self, zone: str) -> dict[str, Any]:
+        """`window`, `splits` and `current` of a use case.
+
+        Args:
+            zone: where a day begins that is written without a time.
+        """
+        moments = [
+            d if isinstance(d, datetime) else datetime.combine(d, time.min, ZoneInfo(zone))
+            for d in (self.start, self.validation, self.test, self.end)
+        ]
+        train, validation, test = (TimeWindow(start=s, end=e) for s, e in pairwise(moments))
+        newest = max((test.end - test.start) / 6, NEWEST)
+        return {
+            "window": TimeWindow(start=train.start, end=test.end),
+            "splits": DataSplits(train=train, validation=validation, test=test),
+            "current": TimeWindow(start=max(test.start, test.end - newest), end=test.end),
+        }
 
 
 class PipelineConfig(Contract):
@@ -59,6 +92,26 @@ class PipelineConfig(Contract):
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()
     routing: RoutingConfig = RoutingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_once(cls, given: Any) -> Any:
+        """Splits by their days give all windows; the use case's name also names model and runs."""
+        if not isinstance(given, dict):
+            return given
+        splits, clock = given.get("splits"), given.get("clock")
+        if isinstance(splits, dict) and "train" not in splits:
+            try:
+                zone = ClockConfig.model_validate(clock or {}).time_zone
+                windows = SplitDates.model_validate(splits).windows(zone)
+                given = {**windows, **given, "splits": windows["splits"]}
+            except ValidationError as exc:
+                raise ValueError(f"splits or clock: {faults(exc)}") from exc
+        if isinstance(name := given.get("name"), str) and isinstance(
+            given.get("registry", {}), dict
+        ):
+            given = {**given, "registry": named_after(name) | (given.get("registry") or {})}
+        return given
 
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
