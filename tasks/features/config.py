@@ -413,6 +413,21 @@ class FeatureConfig(FrozenConfig):
         found = {table.name: table.time_column for table in self.raw_tables}
         return {**found, **{query.name: query.time_column for query in self.staging}}[source]
 
+    def key_of(self, source: str) -> tuple[str, ...]:
+        """Columns that name a row of a raw or staging table; none where nothing says so."""
+        found = {table.name: table.key for table in self.raw_tables}
+        return {**found, **{query.name: query.key for query in self.staging}}[source]
+
+    def columns_of(self, source: str) -> tuple[str, ...] | None:
+        """Columns of a raw table; None of a staging table, which its query gives."""
+        known = {t.name: tuple(t.columns) for t in self.raw_tables}
+        return None if any(q.name == source for q in self.staging) else known[source]
+
+    @property
+    def entity_keys(self) -> tuple[str, ...]:
+        """Columns that name entities, each once."""
+        return tuple(dict.fromkeys(k for table in self.feature_tables for k in table.entity_keys))
+
     def label_wait(self, table: FeatureTable, feature: Aggregate) -> timedelta:
         """So long before an event the label must lie to be known at it, where a feature is of it.
 

@@ -46,11 +46,10 @@ def span(text: str) -> timedelta:
 
 def interval(time: timedelta) -> str:
     """The time as a SQL interval in its largest whole unit, such as `INTERVAL 7 DAYS`."""
-    seconds = int(time.total_seconds())
-    for word, length in (("DAYS", 86400), ("HOURS", 3600)):
-        if seconds and seconds % length == 0:
-            return f"INTERVAL {seconds // length} {word}"
-    return f"INTERVAL {seconds // 60} MINUTES"
+    for word in ("days", "hours", "minutes"):
+        if not time % (unit := timedelta(**{word: 1})):
+            return f"INTERVAL {time // unit} {word.upper().removesuffix('S' * (time == unit))}"
+    return f"INTERVAL {time // timedelta(microseconds=1)} MICROSECOND"
 
 
 def _is_a_duration(text: str) -> str:
