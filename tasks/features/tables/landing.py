@@ -19,7 +19,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, SourceFile, TableRef
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import duckdb_session, inside, names, sql_name, sql_text
-from tasks.features.tables.raw_files import RawTable, as_declared, reading_explained, unpacked
+from tasks.features.tables.formats import ZONE_AFTER_CLOCK, as_declared, reading_explained, unpacked
+from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tasks.kernel.files import digest_of, size_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -34,8 +35,6 @@ MEANING = {
 }
 LONGEST_YEARS = 100
 """Tables are made month by month: a mistyped year would keep a run for days."""
-
-ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 
 MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
 
@@ -118,8 +117,8 @@ def _land_table(
     window: TimeWindow,
     folder: StagedFolder,
 ) -> TableRef:
-    readable = unpacked(source, folder.path, table)
-    relation = as_declared(con, table, readable)
+    readable = unpacked(source, folder.path, f"raw table {table.name}")
+    relation = as_declared(con, table, [readable], window)
     described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     seen = {row[0]: row[1] for row in described}
     _check_types(con, table, relation, seen)
