@@ -51,8 +51,9 @@ class RawTable(FrozenConfig):
     name: Identifier = Field(description="Table that the queries read.")
     uri: str = Field(
         min_length=1,
-        description="`package://<package>/<file>`, or the path of a CSV, zipped CSV or Parquet "
-        "file, relative to the feature repository.",
+        description="Path of a Parquet, CSV or JSON file, packed or not, relative to the feature "
+        "repository; a folder of them, or a pattern such as data/*.parquet; or "
+        "`package://<package>/<file>`.",
     )
     columns: dict[ColumnName, ColumnType] = Field(min_length=1, description="Name to type.")
     rename: dict[str, ColumnName] = Field(
