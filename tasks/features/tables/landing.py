@@ -17,9 +17,10 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, TableRef
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import duckdb_session, inside, names, sql_name, sql_text
+from tasks.features.tables.copies import Source
 from tasks.features.tables.formats import ZONE_AFTER_CLOCK, as_declared, reading_explained
 from tasks.features.tables.raw_files import RawTable
-from tasks.features.tables.sources import Source, open_source
+from tasks.features.tables.sources import open_source
 from tasks.kernel.errors import DataContractError, TransientError, WindowError
 from tasks.kernel.files import make_folder, scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -130,6 +131,8 @@ def _check_unchanged(table: RawTable, source: Source) -> None:
     Raises:
         TransientError: it is not; reading again may meet it whole.
     """
+    if source.digest is None:
+        return
     try:
         is_same = source.digest() == source.seen.sha256
     except OSError:  # gone, or another thing by now

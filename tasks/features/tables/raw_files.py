@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -45,15 +46,25 @@ ColumnName = Annotated[
 ]
 
 
+def _without_password(uri: str) -> str:
+    if "://" in uri and urlsplit(uri).password is not None:
+        raise ValueError(
+            "a uri with a password would stand in every copy of this file; leave it out, and give "
+            "it as PGPASSWORD, or as all of the address in FALAJ_<TABLE>_URL"
+        )
+    return uri
+
+
 class RawTable(FrozenConfig):
     """One table as it comes from outside."""
 
     name: Identifier = Field(description="Table that the queries read.")
-    uri: str = Field(
+    uri: Annotated[str, AfterValidator(_without_password)] = Field(
         min_length=1,
         description="Path of a Parquet, CSV or JSON file, packed or not, relative to the feature "
-        "repository; a folder of them, or a pattern such as data/*.parquet; or "
-        "`package://<package>/<file>`.",
+        "repository; a folder of them, or a pattern such as data/*.parquet; `package://`, `s3://`, "
+        "`https://`, `postgres://`, `delta+file://`, `delta+s3://`, `iceberg+catalog://`, "
+        "`iceberg+file://` or `iceberg+s3://`.",
     )
     columns: dict[ColumnName, ColumnType] = Field(min_length=1, description="Name to type.")
     rename: dict[str, ColumnName] = Field(

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from pyarrow.fs import FileInfo, LocalFileSystem
+from pyarrow.fs import LocalFileSystem
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
+from tasks.features.tables.copies import Source, digest_of_states
+from tasks.features.tables.databases import postgres_source
 from tasks.features.tables.files import named_files, with_rows_of
 from tasks.features.tables.formats import own_names, unpacked
+from tasks.features.tables.lakes import delta_source, iceberg_source
 from tasks.features.tables.raw_files import RawTable
+from tasks.features.tables.remote import http_source, s3_source
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a uri names at this moment, as far as a window needs it."""
-
-    seen: SourceFile
-    """Its state. The same state gives the same rows."""
-    bring: Callable[[], Sequence[Path]]
-    """Gives local files with the window's rows, and maybe others."""
-    digest: Callable[[], str]
-    """Looks again: differs from that of `seen` where the source has changed meanwhile."""
 
 
 def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
@@ -45,22 +33,38 @@ def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) 
         ConfigurationError: there is no such package, file, bucket, database or table.
         TransientError: the source does not answer.
     """
-    parts = urlsplit(table.uri)
-    if parts.scheme == "package":
-        spec = importlib.util.find_spec(parts.netloc)
-        if spec is None or not spec.submodule_search_locations:
-            raise ConfigurationError(
-                f"raw table {table.name}: package {parts.netloc!r} is not installed; install it or "
-                f"change the uri {table.uri!r} in the feature repository"
-            )
-        path = Path(spec.submodule_search_locations[0]) / parts.path.lstrip("/")
-        return local_source(table, path, window, scratch)
-    if parts.scheme in ("", "file"):
-        return local_source(table, repo / table.uri.removeprefix("file://"), window, scratch)
+    scheme, _, rest = table.uri.rpartition("://") if "://" in table.uri else ("", "", table.uri)
+    match scheme:
+        case "" | "file":
+            return local_source(table, repo / rest, window, scratch)
+        case "package":
+            return local_source(table, _package_path(table, rest), window, scratch)
+        case "s3":
+            return s3_source(table, window, scratch)
+        case "https" | "http":
+            return http_source(table, scratch)
+        case "postgres" | "postgresql":
+            return postgres_source(table, repo, window, scratch)
+        case "delta+file" | "delta+s3":
+            return delta_source(table, repo, window, scratch)
+        case "iceberg+catalog" | "iceberg+file" | "iceberg+s3":
+            return iceberg_source(table, repo, window, scratch)
     raise ConfigurationError(
-        f"raw table {table.name}: cannot read {table.uri!r}; expected package://..., or the "
-        "path of a CSV, zipped CSV or Parquet file"
+        f"raw table {table.name}: cannot read {table.uri!r}; expected a path, or one of "
+        "package://, s3://, https://, postgres://, delta+file://, delta+s3://, iceberg+catalog://, "
+        "iceberg+file:// and iceberg+s3://. Nothing was landed"
     )
+
+
+def _package_path(table: RawTable, rest: str) -> Path:
+    name, _, path = rest.partition("/")
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigurationError(
+            f"raw table {table.name}: package {name!r} is not installed; install it or "
+            f"change the uri {table.uri!r} in the feature repository"
+        )
+    return Path(spec.submodule_search_locations[0]) / path
 
 
 def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path) -> Source:
@@ -74,7 +78,7 @@ def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path)
     def digest() -> str:
         if path.is_file():
             return digest_of(path)
-        return listing_digest([(str(file), digest_of(file)) for file in files])
+        return digest_of_states([(str(file), digest_of(file)) for file in files])
 
     def bring() -> list[Path]:
         # Folders' names may be columns, so a copy keeps them.
@@ -82,15 +86,6 @@ def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path)
         folders = [scratch / str(n) / f.parent.relative_to("/") for n, f in enumerate(files)]
         return [unpacked(*pair, what) for pair in zip(files, folders, strict=True)]
 
-    return Source(seen_at(table.uri, digest(), found), bring, digest)
-
-
-def seen_at(uri: str, digest: str, found: Sequence[FileInfo]) -> SourceFile:
-    """State of files that were listed."""
-    return SourceFile(uri=uri, sha256=digest, num_bytes=sum(info.size for info in found))
-
-
-def listing_digest(states: Sequence[tuple[str, str]]) -> str:
-    """Digest over names and states of files, in the order of their names."""
-    lines = "".join(f"{state}  {name}\n" for name, state in sorted(states))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    num_bytes = sum(info.size for info in found)
+    seen = SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes)
+    return Source(seen, bring, digest)
