@@ -18,6 +18,7 @@ from tasks.kernel.files import temporary_files
 
 COMMANDS = {
     "Loop": {
+        "check": ("onboarding.commands:check", "Find mistakes in a project without training."),
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
         "train": ("loop:train", "Train, judge and register a candidate."),
         "search": ("loop:search", "Search for better training settings."),
