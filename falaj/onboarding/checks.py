@@ -110,7 +110,7 @@ def _check_rows(
     if report.findings:
         report.timed("rows", started)
         return
-    sampled = raw.sample(landed, config, store)
+    sampled = raw.sample(landed, config, repo, store)
     report.findings += sampled.findings
     started = report.timed("rows", started)
     with duckdb_session(store.root) as con:

@@ -69,7 +69,8 @@ def finding_of(
     seen, found, rest = text.partition("; expected ")
     expected = ""
     if found:
-        expected, _, rest = rest.partition(". ")
+        expected, *more = re.split(r"[.;] ", rest, maxsplit=1)
+        rest = "".join(more)
     else:
         seen, found, rest = _first_sentence(text)
     return Finding(

@@ -7,14 +7,16 @@ into an old row afterwards: that shows in an input which predicts too well by it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from falaj.onboarding.findings import Finding
-from falaj.onboarding.queries import Sample, line_naming, query_finding
+from falaj.onboarding.queries import Sample, line_naming
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
 from tasks.features.checks.before_publish import PROBED, check_same_rows, probes
@@ -47,13 +49,30 @@ def _table_changes(
     sample: Sample, table: FeatureTable, folder: Path, line: int
 ) -> Iterator[Finding]:
     window, file = sample.config.window, table.sql or USE_CASE_FILE
-    for probe in probes(sample.con, table, folder, window):
+    for given in probes(sample.con, table, folder, window):
+        # What a query misses of the past is told once, by the probe that hides the past alone.
+        probe = replace(given, since=None) if given.until else given
         sample.read_raw(probe.since, probe.until)
         sample.compute(table, probe.of_window(window), PROBED)
         try:
             check_same_rows(sample.con, table, folder, probe)
         except FalajError as exc:
-            yield query_finding(exc, file, line, check=CHECK)
+            changed = re.findall(r"(\w+) differs in", str(exc))
+            yield Finding(
+                check=CHECK,
+                kind="configuration",
+                file=file,
+                line=line_naming(sample.repo / file, changed[0]) if changed and table.sql else line,
+                column=changed[0] if changed else None,
+                seen=str(exc).partition(": ")[2].partition(f". {probe.cure}")[0],
+                action=_as_one(probe.cure),
+            )
+
+
+def _as_one(cure: str) -> str:
+    """Why it matters, and what to do, the latter first."""
+    why, _, what = cure.partition(". ")
+    return f"{what[:1].lower()}{what[1:]}. {why}"
 
 
 def _frame_changes(sample: Sample, frame: Path) -> Iterator[Finding]:
@@ -120,8 +139,10 @@ def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, floa
     )
     limit = promotion.max_plausible_r2 if rows.is_number else promotion.max_plausible_auc
     found = []
+    if spec.label in (*categorical, *numeric):
+        found.append(_too_good(sample, spec.label, "certainty", "is the label", limit))
     for name, score in scores if rows.num_test >= MIN_ROWS else ():
-        if score > limit and name not in spec.trusted:
+        if score > limit and name not in (*spec.trusted, spec.label):
             is_label = "is the label, or made from it" if score >= TELLS_THE_LABEL else "tells too"
             found.append(_too_good(sample, name, f"{rows.measure} {score:.4f}", is_label, limit))
     return found, scores

@@ -19,7 +19,7 @@ from tasks.features.config import FeatureTable
 from tasks.features.offline.duck import parquet, set_window, sql_name, sql_text
 from tasks.features.tables.build import check_computed, read_query, register_raw, run_query
 from tasks.features.tables.entities import write_entities
-from tasks.kernel.errors import FalajError
+from tasks.kernel.errors import DataContractError, FalajError
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
 
 CHECK = "queries"
@@ -113,22 +113,21 @@ def query_finding(exc: FalajError, file: str, line: int, *, check: str = CHECK) 
         line: line that declares it, for a query that stands in no file of its own.
         check: what was looked at.
     """
-    text = str(exc)
-    if wrong := re.search(r"query (\S+) .*?: (.+)", text):
-        file = wrong[1]
-    own = int(at[1]) if (at := re.search(r"LINE (\d+):", text)) else None
-    place = (file, own) if file != USE_CASE_FILE else (file, line)
-    if "is wrong: " not in text:
-        return finding_of(exc, check, *place)
-    reason = re.sub(r" ?LINE \d+:.*", "", text.partition("is wrong: ")[2])
-    reason, _, near = re.sub(r"\. Nothing was \w+$", "", reason).partition(" Candidate bindings: ")
+    text = re.sub(r"\. Nothing was \w+$", "", str(exc))
+    wrong = re.search(r"query (\S+) (?:.*? is wrong|met a value .*?): (.*)", text)
+    if not wrong:
+        return finding_of(exc, check, file, line if file == USE_CASE_FILE else None)
+    file = wrong[1] if "/" in wrong[1] or "." in wrong[1] else USE_CASE_FILE
+    if file != USE_CASE_FILE:
+        line = int(at[1]) if (at := re.search(r"LINE (\d+):", text)) else 1
+    reason, _, near = re.sub(r" ?LINE \d+:.*", "", wrong[2]).partition(" Candidate bindings: ")
     reason, _, meant = reason.partition(" Did you mean ")
     guess = near.split(",")[0] or meant.rstrip("?")
     return Finding(
         check=check,
-        kind="configuration",
-        file=place[0],
-        line=place[1],
+        kind="data" if isinstance(exc, DataContractError) else "configuration",
+        file=file,
+        line=line,
         seen=reason,
         action=f"did you mean {guess}? mend the query there" if guess else "mend the query there",
     )

@@ -10,20 +10,20 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 import duckdb
 
-from falaj.onboarding.findings import Finding, YamlPlaces, finding_of, nearest
+from falaj.onboarding.findings import Finding, Severity, YamlPlaces, finding_of, nearest
 from flows.config import PipelineConfig
 from tasks.contracts.data import LandedRows, TableRef
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name, sql_text
 from tasks.features.tables.landing import land_raw_rows
 from tasks.features.tables.raw_files import RawTable
-from tasks.kernel.errors import ConfigurationError, DataContractError
+from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore, StagedFolder
 
 CHECK = "rows"
@@ -86,6 +86,10 @@ def land(
             landed = land_raw_rows(config.window, alone, repo, store)
         except ConfigurationError as exc:
             findings.append(_not_found(exc, table, repo, places, number))
+        except WindowError as exc:
+            line = places.line("window")
+            wrong = finding_of(exc, "splits", USE_CASE_FILE, line, action="end it before now")
+            return {}, [replace(wrong, kind="configuration")]
         except DataContractError as exc:
             findings += _refused(exc, table, repo, places, number)
         else:
@@ -111,10 +115,11 @@ def _refused(
     text, at = str(exc), ("features", "raw_tables", number)
     declared = places.line(*at)
     if missing := re.search(r"column\(s\) (.+) are missing; the file has (.+?)\. Send", text):
-        return [
-            _missing(table, name, missing[2].split(", "), places.line(*at, "columns", name))
-            for name in missing[1].split(", ")
-        ]
+        absent, present = missing[1].split(", "), missing[2].split(", ")
+        if len(absent) == len(table.columns):
+            return [_nameless(table, present)]
+        lines = [places.line(*at, "columns", name) for name in absent]
+        return [_missing(table, c, present, n) for c, n in zip(absent, lines, strict=True)]
     pattern = r"(\w+) has (\d+) value\(s\) that are no (.+?), such as (.+?)(?=; \w+ has |\. Mend)"
     if found := re.findall(pattern, text):
         return [
@@ -127,16 +132,11 @@ def _refused(
         action = "mend that line, or send the file again"
         if "nicode" in text:
             action = "save the file as UTF-8, such as `iconv -f LATIN1 -t UTF-8`"
-    elif "no line with the names" in text or "holds no rows" in text:
-        action = _why_no_rows(table, declared)
+    elif "no line with the names" in text:
+        action = "send the file with its rows, and the names of its columns in the first line"
+    elif "holds no rows" in text:
+        action = f"send the file with its rows, or set `window` in {USE_CASE_FILE} to theirs"
     return [finding_of(exc, CHECK, table.uri, int(line[1]) if line else None, action=action)]
-
-
-def _why_no_rows(table: RawTable, declared: int) -> str:
-    return (
-        f"send the file with its rows, or set `window` in {USE_CASE_FILE} to when its rows are "
-        f"(raw table {table.name} is declared in line {declared})"
-    )
 
 
 def _missing(table: RawTable, name: str, present: list[str], line: int) -> Finding:
@@ -147,10 +147,6 @@ def _missing(table: RawTable, name: str, present: list[str], line: int) -> Findi
         action = f"did you mean {near}? {change} in {USE_CASE_FILE}:{line}"
     else:
         action = f"send the file with it, or take it out of `columns` in {USE_CASE_FILE}:{line}"
-    if len(present) == 1 and re.search(r"[^\w\s]", present[0]):
-        action = (
-            "separate the columns by a comma, semicolon, tab or |: the file looks as one column"
-        )
     return Finding(
         check=CHECK,
         kind="data",
@@ -158,6 +154,21 @@ def _missing(table: RawTable, name: str, present: list[str], line: int) -> Findi
         line=1,
         column=name,
         seen=f"raw table {table.name} has no column {name}; it has {', '.join(present)}",
+        action=action,
+    )
+
+
+def _nameless(table: RawTable, present: list[str]) -> Finding:
+    action = "write the names of its columns into the first line, or declare those that it has"
+    if len(present) == 1:
+        action = "separate the columns by a comma, semicolon, tab or |: it reads as one column"
+    return Finding(
+        check=CHECK,
+        kind="data",
+        file=table.uri,
+        line=1,
+        seen=f"the file of raw table {table.name} has no column of it, but {', '.join(present)}",
+        expected=", ".join(table.columns),
         action=action,
     )
 
@@ -182,9 +193,9 @@ def _misfit(
         file=table.uri,
         line=line,
         column=column,
-        seen=f"{seen or value!r} ({count:,} such value(s))",
+        seen=f"{(seen or value)!r} ({count:,} such value(s))",
         expected=f"a {kind}, as {USE_CASE_FILE} declares it ({types})",
-        action=f"{advice.replace('{value}', repr(value))} (in {USE_CASE_FILE}:{declared})",
+        action=f"{advice.replace('{value}', repr(value))} ({USE_CASE_FILE}:{declared})",
     )
 
 
@@ -206,7 +217,7 @@ def _line_of(
             if place is None:
                 place = stripped.index(own) if own in stripped else None
             elif place < len(stripped) and stripped[place] in values:
-                return reader.line_num, repr(stripped[place])
+                return reader.line_num, stripped[place]
     return None, None
 
 
@@ -223,7 +234,9 @@ def _text(path: Path) -> Iterator[IO[str]]:
             yield stream
 
 
-def sample(landed: Mapping[str, TableRef], config: PipelineConfig, store: ArtifactStore) -> Sampled:
+def sample(
+    landed: Mapping[str, TableRef], config: PipelineConfig, repo: Path, store: ArtifactStore
+) -> Sampled:
     """A sample of every landed table, and what the rows show; all rows of a key, or none."""
     findings: list[Finding] = []
     shares: dict[str, float] = {}
@@ -234,7 +247,8 @@ def sample(landed: Mapping[str, TableRef], config: PipelineConfig, store: Artifa
             for table in config.features.raw_tables:
                 ref = landed[table.name]
                 rows = parquet(store.path(ref.artifact, verify=False))
-                findings.extend(_row_findings(con, table, rows))
+                strict = _demands_unique_keys(repo, table)
+                findings.extend(_row_findings(con, table, rows, "error" if strict else "warning"))
                 parts = -(-ref.num_rows // SAMPLE_ROWS)
                 shares[table.name] = 1 / parts
                 if parts > 1:
@@ -251,7 +265,15 @@ def sample(landed: Mapping[str, TableRef], config: PipelineConfig, store: Artifa
     return Sampled(rows, shares, findings)
 
 
-def _row_findings(con: duckdb.DuckDBPyConnection, table: RawTable, rows: str) -> Iterator[Finding]:
+def _demands_unique_keys(repo: Path, table: RawTable) -> bool:
+    """Whether a run refuses rows of one key; a suite that somebody wrote may leave that out."""
+    suite = repo / "expectations" / f"{table.suite}.yaml"
+    return not suite.is_file() or "_unique" in suite.read_text(encoding="utf-8")
+
+
+def _row_findings(
+    con: duckdb.DuckDBPyConnection, table: RawTable, rows: str, doubled_keys: Severity
+) -> Iterator[Finding]:
     found = partial(Finding, check=CHECK, kind="data", file=table.uri)
     key = names(list(table.key))
     doubled, example = con.execute(
@@ -264,6 +286,7 @@ def _row_findings(con: duckdb.DuckDBPyConnection, table: RawTable, rows: str) ->
             seen=f"{doubled:,} key(s) stand in several rows, such as {example}",
             expected="one row a key",
             action=f"remove the copies, or name more columns in `key` of raw table {table.name}",
+            severity=doubled_keys,
         )
     counts = ", ".join(f"count({sql_name(column)})" for column in table.columns)
     total, *known = con.execute(f"SELECT count(*), {counts} FROM {rows}").fetchall()[0]
@@ -292,7 +315,7 @@ def _row_findings(con: duckdb.DuckDBPyConnection, table: RawTable, rows: str) ->
     if table.time_column and _is_a_date(con, rows, table.time_column, table.time_zone or "UTC"):
         yield found(
             column=table.time_column,
-            seen="all times are midnights, so these are dates: rows count as known when a day begins",
+            seen="all times are midnights, so these are dates: rows count as known when days begin",
             action="where they are known in the evening, say so: known_after: 1d of feature "
             "tables, predict_after: 1d of the training set",
             severity="warning",

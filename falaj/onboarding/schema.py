@@ -34,7 +34,7 @@ def schema_findings(repo: Path) -> list[Finding]:
             "PATH. Nothing was checked"
         ) from exc
     except ConfigurationError as exc:
-        return [_unreadable(exc)]
+        return [_unreadable(exc, file)]
     try:
         PipelineConfig.model_validate(content)
     except ValidationError as exc:
@@ -42,17 +42,16 @@ def schema_findings(repo: Path) -> list[Finding]:
     return []
 
 
-def _unreadable(exc: ConfigurationError) -> Finding:
+def _unreadable(exc: ConfigurationError, file: Path) -> Finding:
     numbers = re.findall(r"line (\d+)", str(exc))
-    if "\\t" in str(exc) or "tab character" in str(exc):
-        action = "put spaces in place of the tab that the line begins with"
-    elif "written twice" in str(exc):
+    line = int(numbers[-1]) if numbers else None
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    action = "mend the line: two spaces a level, `name: value`, texts with : or # in quotes"
+    if "written twice" in str(exc):
         action = "keep one of the two"
-    else:
-        action = "mend the line: two spaces a level, `name: value`, texts with : or # in quotes"
-    return finding_of(
-        exc, CHECK, USE_CASE_FILE, int(numbers[-1]) if numbers else None, action=action
-    )
+    elif line and re.match(r" *\t", lines[min(line, len(lines)) - 1]):
+        action = "put spaces in place of the tab that the line begins with"
+    return finding_of(exc, CHECK, USE_CASE_FILE, line, action=action)
 
 
 def _wrong_entries(exc: ValidationError, places: YamlPlaces) -> Iterator[Finding]:
