@@ -67,7 +67,8 @@ def _file_findings(repo: Path, places: YamlPlaces) -> list[Finding]:
         check_repository(config, repo)
     except ConfigurationError as exc:
         named = re.search(r"[\w./-]+\.(py|sql|yaml)", str(exc))
-        return [query_finding(exc, named[0] if named else USE_CASE_FILE, 1, check="files")]
+        line = places.declared(str(exc), places.line("features"))
+        return [query_finding(exc, named[0] if named else USE_CASE_FILE, line, check="files")]
     return []
 
 

@@ -130,6 +130,26 @@ class YamlPlaces:
                     break
         return line
 
+    def declared(self, sentence: str, otherwise: int) -> int:
+        """Line of the table that a sentence calls `<name> (declared in use_case.yaml)`."""
+        found = re.search(r"(\w+) \(declared in ", sentence)
+        if found and found[1] == "training_set":
+            return self.line("features", "training_set")
+        tables = _by_name(_by_name(self._root).get("features")).get("feature_tables")
+        for table in tables.value if found and isinstance(tables, yaml.SequenceNode) else ():
+            if getattr(_by_name(table).get("name"), "value", None) == found[1]:  # type: ignore[index]
+                return int(table.start_mark.line) + 1
+        return otherwise
+
+    def first(self, *names: str) -> int:
+        """Line of the first of these names that the file has at its top."""
+        return next((line for name in names if (line := self.line(name)) > 1), 1)
+
+
+def _by_name(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    entries = node.value if isinstance(node, yaml.MappingNode) else []
+    return {key.value: value for key, value in entries if isinstance(key, yaml.ScalarNode)}
+
 
 def _entries(node: yaml.Node | None) -> list[tuple[Any, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):

@@ -128,7 +128,7 @@ def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, floa
     columns = DatasetSchema(
         row_id=spec.row_id,
         event_time=EVENT_TIME,
-        label=spec.label,
+        label=spec.label_column,
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,
@@ -139,10 +139,10 @@ def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, floa
     )
     limit = promotion.max_plausible_r2 if rows.is_number else promotion.max_plausible_auc
     found = []
-    if spec.label in (*categorical, *numeric):
-        found.append(_too_good(sample, spec.label, "certainty", "is the label", limit))
+    if spec.label_column in (*categorical, *numeric):
+        found.append(_too_good(sample, spec.label_column, "certainty", "is the label", limit))
     for name, score in scores if rows.num_test >= MIN_ROWS else ():
-        if score > limit and name not in (*spec.trusted, spec.label):
+        if score > limit and name not in (*spec.trusted, spec.label_column):
             is_label = "is the label, or made from it" if score >= TELLS_THE_LABEL else "tells too"
             found.append(_too_good(sample, name, f"{rows.measure} {score:.4f}", is_label, limit))
     return found, scores

@@ -16,14 +16,15 @@ from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows
 from tasks.features.config import FeatureTable
+from tasks.features.declared.columns import plain_frame
+from tasks.features.declared.queries import frame_query, table_query
 from tasks.features.offline.duck import parquet, set_window, sql_name, sql_text
-from tasks.features.tables.build import check_computed, read_query, register_raw, run_query
+from tasks.features.tables.build import check_computed, register_raw, run_query
 from tasks.features.tables.entities import write_entities
 from tasks.kernel.errors import DataContractError, FalajError
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
 
 CHECK = "queries"
-DECLARED = f"declared in {USE_CASE_FILE}"
 
 
 @dataclass
@@ -52,15 +53,15 @@ class Sample:
     def compute(self, table: FeatureTable, window: TimeWindow, name: str) -> None:
         """Compute a feature table for a window into a table of this name."""
         set_window(self.con, window)
-        text = read_query(self.repo, table.sql, table.parameters)
-        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.sql)
+        text = table_query(self.repo, table, self.config.features)
+        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.origin)
 
     def compute_frame(self, window: TimeWindow, name: str) -> None:
         """Compute the entity rows of a window into a table of this name."""
         set_window(self.con, window)
-        sql = self.config.features.training_set.sql
-        text = read_query(self.repo, sql)
-        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", sql)
+        spec = self.config.features.training_set
+        text = plain_frame(self.con, frame_query(self.repo, self.config.features), spec)
+        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", spec.origin)
 
 
 def query_findings(sample: Sample) -> list[Finding]:

@@ -87,7 +87,7 @@ def land(
         except ConfigurationError as exc:
             findings.append(_not_found(exc, table, repo, places, number))
         except WindowError as exc:
-            line = places.line("window")
+            line = places.first("window", "splits")
             wrong = finding_of(exc, "splits", USE_CASE_FILE, line, action="end it before now")
             return {}, [replace(wrong, kind="configuration")]
         except DataContractError as exc:

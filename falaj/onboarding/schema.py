@@ -17,6 +17,8 @@ from tasks.kernel.settings import USE_CASE_FILE
 
 CHECK = "schema"
 MANY = 12
+LISTED = r"'?(\w+)'?(?:, which is not among [^(]*\(|; there are )([\w, ]+)"
+"""A name that is not known, and those that are."""
 
 
 def schema_findings(repo: Path) -> list[Finding]:
@@ -70,7 +72,7 @@ def _wrong_entries(exc: ValidationError, places: YamlPlaces) -> Iterator[Finding
             check=CHECK,
             kind="configuration",
             file=USE_CASE_FILE,
-            line=places.line(*named),
+            line=places.declared(message, places.line(*named)),
             seen=seen,
             expected=expected,
             action=action,
@@ -96,16 +98,16 @@ def _in_words(
         expected = str(error["ctx"]["expected"])
         near = did_you_mean(str(error["input"]), re.findall(r"'([^']+)'", expected))
         return seen, expected, f"{near}write one of these"
-    sentence, _, rest = message.partition("; ")
-    if not rest:
-        sentence, _, rest = message.partition(". ")
-    if others := re.search(r"(\w+), which is not among .*\(([^)]*)\)", message):
-        rest = f"{did_you_mean(others[1], others[2].split(', '))}name one of its columns"
-    said = f"{shown}: {sentence}" if shown and not seen else f"{seen}: {sentence}".lstrip(": ")
-    rest = rest.removesuffix(". Nothing was touched")
+    sentence, *more = re.split(r"; |\. ", message, maxsplit=1)
+    said = f"{seen or shown}: {sentence}".removeprefix(": ")
+    if others := re.search(LISTED, message):
+        near = did_you_mean(others[1], others[2].split(", "))
+        return said, others[2], f"{near}name one of these"
+    rest = "".join(more).removesuffix(". Nothing was touched")
     if rest.startswith("expected "):
         return said, rest.removeprefix("expected "), f"mend {shown or 'the entry'}"
-    return said, "", rest or f"mend {shown or 'the entry'}"
+    is_advice = rest and not re.match(r"[\w.]+: ", rest)
+    return said, "", rest if is_advice else f"mend {shown or 'the entry'}"
 
 
 def _fields_at(path: Sequence[str | int]) -> dict[str, str]:

@@ -42,7 +42,7 @@ def count_splits(sample: Sample, share: float) -> list[SplitCounts]:
     """
     spec, config = sample.config.features.training_set, sample.config
     sample.compute_frame(config.window, "counted")
-    label, moment = sql_name(spec.label), sql_name(EVENT_TIME)
+    label, moment = sql_name(spec.label_column), sql_name(EVENT_TIME)
     found = []
     for name, window in (*config.splits, ("current", config.current)):
         rows, unlabelled, mean, positives, days, newest = sample.con.execute(
@@ -63,8 +63,9 @@ def split_findings(sample: Sample, counts: list[SplitCounts]) -> Iterator[Findin
     times = sample.con.execute(f"SELECT min({EVENT_TIME}), max({EVENT_TIME}) FROM counted")
     span = " to ".join(f"{t.astimezone(UTC):%Y-%m-%d}" for t in times.fetchall()[0] if t)
     for split in counts:
-        part = ("current",) if split.name == "current" else ("splits", split.name)
-        at, window = sample.places.line(*part), dict(config.splits).get(split.name, config.current)
+        window, at = dict(config.splits).get(split.name), sample.places.line("splits", split.name)
+        if window is None:
+            window, at = config.current, sample.places.first("current", "splits")
         if not split.rows:
             yield found(
                 line=at,
@@ -136,7 +137,7 @@ def gate_findings(sample: Sample, counts: list[SplitCounts]) -> Iterator[Finding
 def _largest_slice(sample: Sample) -> tuple[int, int]:
     """Rows of the largest slice of the test rows, and those of its rarer label."""
     spec, config = sample.config.features.training_set, sample.config
-    label, best = sql_name(spec.label), (0, 0)
+    label, best = sql_name(spec.label_column), (0, 0)
     columns = [row[0] for row in sample.con.execute("DESCRIBE counted").fetchall()]
     for name in config.evaluation.slices:
         by = f"strftime({EVENT_TIME}, '%Y-%m')" if name == MONTH else sql_name(name)

@@ -15,7 +15,6 @@ from feast.types import String
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, FeatureSnapshot, FeatureTables
 from tasks.features.access.store import (
-    Definition,
     apply_definitions,
     find_service,
     load_definitions,
@@ -23,6 +22,7 @@ from tasks.features.access.store import (
 )
 from tasks.features.access.versions import ServiceVersion, newest_version
 from tasks.features.config import FeatureConfig, TrainingSet
+from tasks.features.declared.definitions import Definition
 from tasks.features.offline.duck import sql_text
 from tasks.features.tables.build import features_folder
 from tasks.features.tables.entities import EVENT_TIME, write_entities
@@ -165,7 +165,7 @@ def _dataset_columns(service: FeatureService, spec: TrainingSet) -> DatasetSchem
     return DatasetSchema(
         row_id=spec.row_id,
         event_time=EVENT_TIME,
-        label=spec.label,
+        label=spec.label_column,
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,

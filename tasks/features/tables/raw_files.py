@@ -86,7 +86,11 @@ class RawTable(FrozenConfig):
         description="Text of a CSV that stands for a missing value, or several of them; an empty "
         'cell is "".',
     )
-    suite: str = Field(min_length=1, description="Expectation suite for its rows.")
+    suite: str = Field(
+        default_factory=lambda given: f"raw_{given.get('name')}",
+        min_length=1,
+        description="Expectation suite for its rows; by default raw_<name>.",
+    )
 
     @model_validator(mode="after")
     def _columns_are_declared(self) -> Self:
