@@ -22,6 +22,7 @@ COMMANDS = {
         "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
     },
     "Loop": {
+        "check": ("onboarding.commands:check", "Find mistakes in a project without training."),
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
         "train": ("loop:train", "Train, judge and register a candidate."),
         "search": ("loop:search", "Search for better training settings."),
