@@ -23,6 +23,10 @@ class ConfigurationError(FalajError):
     """A setting, configuration value or feature repository is wrong; retrying cannot help."""
 
 
+class NotRunningError(ConfigurationError):
+    """What a command needs does not run: the platform, a server, the UI."""
+
+
 class DataContractError(FalajError):
     """Data breaks what was promised about it: columns, types, keys, times, expectations."""
 
