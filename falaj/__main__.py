@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -141,9 +142,11 @@ def launch(
     from tasks.kernel.files import temporary_files
 
     context = Context(None, tuple(project or ()), on_platform, as_json, yes)
-    with temporary_files():
+    # The document alone is on standard output, whatever a command or a library prints.
+    printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with temporary_files(), printed:
         found: Any = command(*bound.args, **bound.kwargs, **dict.fromkeys(ignored, context))
-        return show(found, as_json=as_json)
+    return show(found, as_json=as_json)
 
 
 def _show_examples(words: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from cyclopts import App
 from cyclopts.types import PositiveInt
 
 from falaj.context import (
+    EXIT_DATA,
     DryRun,
     End,
     Here,
@@ -26,7 +27,6 @@ from falaj.context import (
     chosen_window,
     required_window,
     row,
-    show,
 )
 from tasks.kernel.errors import (
     ConfigurationError,
@@ -322,7 +322,7 @@ def forget(
 def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Shown:
     """Show the newest lines of the audit trail, and whether its chain is complete.
 
-    The lines of a broken chain are shown too, before it is refused.
+    The lines of a broken chain are shown too; exit code 4.
 
     Args:
         verify: Only verify the chain of lines.
@@ -330,7 +330,7 @@ def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Sho
 
     Raises:
         ConfigurationError: there is no state folder.
-        DataContractError: a line was changed, removed or put in between, or all of them are gone.
+        DataContractError: all lines are gone.
 
     Examples:
         falaj audit --last 50
@@ -347,11 +347,11 @@ def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Sho
     facts = {"lines": [_as_stored(line) for line in lines], **asdict(result)}
     shown = [_summary(line) for line in lines]
     if result.faults:
-        show(Shown(facts, shown), as_json=context.as_json)
-        raise DataContractError(
-            f"the audit trail in {trail.folder} is not complete: {'; '.join(result.faults)}. "
-            f"{result.num_lines:,} lines were read"
+        sys.stderr.write(
+            f"refused: the audit trail in {trail.folder} is not complete: "
+            f"{'; '.join(result.faults)}. {result.num_lines:,} lines were read\n"
         )
+        return Shown(facts, shown, EXIT_DATA)
     complete = row("Complete", f"{result.num_lines:,} lines, the last one is {result.head}")
     return Shown(facts, [*shown, complete, *_where_answers_are(trail, settings)])
 

@@ -31,7 +31,7 @@ def up(
     reset: bool = False,
     deploying: Annotated[str | None, Parameter(show=False)] = None,
     context: Here,
-) -> None:
+) -> Shown:
     """Start the platform and deploy; harmless where it runs.
 
     Options are kept for later starts; `status` shows them.
@@ -53,6 +53,7 @@ def up(
         falaj up
         falaj up --port 4300 --no-serving
     """
+    from infra.platform.health import read_status
     from infra.platform.lifecycle import bring_up
 
     files = platform_files(context)
@@ -79,11 +80,12 @@ def up(
             str(exc)
             or "interrupted; the supervisor runs on: make status shows it, make down ends it"
         ) from exc
+    return Shown(read_status(files) if context.as_json else None)
 
 
 def down(
     *, now: bool = False, limit: float | None = None, dry_run: DryRun = False, context: Here
-) -> Shown | None:
+) -> Shown:
     """Let runs end, then stop the platform.
 
     Args:
@@ -94,6 +96,7 @@ def down(
         falaj down --dry-run
         falaj down --limit 60
     """
+    from infra.platform.health import read_status
     from infra.platform.lifecycle import bring_down, running_here
 
     files = platform_files(context)
@@ -109,7 +112,7 @@ def down(
         bring_down(files, at_once=now, limit_s=limit)
     except KeyboardInterrupt as exc:
         raise KeyboardInterrupt(str(exc) or "interrupted; the platform runs on as before") from exc
-    return None
+    return Shown(read_status(files) if context.as_json else None)
 
 
 def doctor(*, context: Here) -> Shown:
@@ -242,7 +245,7 @@ def _serve(
 
 @serve.command(name="status")
 def _serve_status(*, context: Here) -> None:
-    """Show what serves from the state folder; exit code 1 where nothing does.
+    """Show what serves from the state folder; exit code 3 where nothing does.
 
     Examples:
         falaj serve status

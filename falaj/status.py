@@ -9,7 +9,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -186,10 +186,7 @@ def _docs(context: Context) -> str:
     """Address of the documentation: of the checkout, else that which the distribution names."""
     if (PROJECT_ROOT / "docs").is_dir():
         return str(PROJECT_ROOT / "docs")
-    try:
-        named = metadata("falaj").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        named = []
+    named = metadata("falaj").get_all("Project-URL") or []
     urls = dict(str(line).split(", ", 1) for line in named)
     if "Documentation" not in urls:
         raise ArtifactError("this installation names no documentation; see `falaj --help`")

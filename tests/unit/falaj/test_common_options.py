@@ -197,11 +197,14 @@ def test_the_newest_so_long_is_by_the_clock_of_the_use_case(
     monkeypatch.setattr(context, "datetime", moment)
     day, clock = timedelta(days=1), ClockConfig(replay_year=2013, label_hours=48)
     now = chosen_window(None, None, day)
-    assert now and (now.start, now.end) == (NOW - day, NOW)
+    assert now
+    assert (now.start, now.end) == (NOW - day, NOW)
     data = chosen_window(None, None, day, clock)
-    assert data and data.end == datetime(2013, 3, 10, 7, tzinfo=UTC)
+    assert data
+    assert data.end == datetime(2013, 3, 10, 7, tzinfo=UTC)
     labelled = chosen_window(None, None, day, clock, labelled=True)
-    assert labelled and labelled.end == datetime(2013, 3, 8, 7, tzinfo=UTC)
+    assert labelled
+    assert labelled.end == datetime(2013, 3, 8, 7, tzinfo=UTC)
     assert chosen_window(None, None, None) is None
     for wrong in ((NOW, None, None), (NOW, NOW + day, day), (None, None, -day)):
         with pytest.raises(ConfigurationError):
@@ -304,5 +307,5 @@ def test_details_are_logged_and_an_error_has_its_origin_where_that_is_asked_for(
 
 
 def test_the_commands_of_every_day_come_first() -> None:
-    assert list(COMMANDS)[0] == "Every day"
+    assert next(iter(COMMANDS)) == "Every day"
     assert Context(Settings(Path("home"), FLIGHTS)).home == Path("home")
