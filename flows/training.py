@@ -19,6 +19,7 @@ from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import rank_single_features
 from tasks.kernel.errors import TransientError
+from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import Settings
 from tasks.registry.task import (
     claim_model_name,
@@ -110,7 +111,9 @@ def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord
         run(TrialOrder.of(name, proposal, base, search), dataset, config)
 
     def log(trial: TrialRecord) -> None:
-        logger.info("%s", trial_in_words(trial, len(study.trials()), search.num_trials))
+        done, total = len(study.trials()), search.num_trials
+        logger.info("%s", trial_in_words(trial, done, total))
+        report_progress("trials", done, total, f"trial {done} of {total}")
 
     with storage.held(name):
         study = Study(name, storage, search, base.max_epochs)

@@ -25,7 +25,8 @@ CHOSEN = {"text-unidecode": "Artistic License"}
 HEAD = """# Licences
 
 {number} packages are required by Falaj with its extras `train`, `convert` and `serve`, {base} of
-them without any extra. Written by `python -m infra.licences` from the metadata of what is installed.
+them without any extra.
+Written by `python -m infra.licences` from the metadata of what is installed.
 
 | package | version | licence |
 |---|---|---|

@@ -120,6 +120,7 @@ MEASUREMENTS = (
     Measurement("serving", "release", "simulated releases"),
     Measurement("serving", "roll_back", "a roll back by hand, through all processes"),
     Measurement("operation", "platform", "the platform's start and idle cost"),
+    Measurement("operation", "command_line", "the command line before it does anything"),
     Measurement("operation", "leases", "leases of devices"),
     Measurement("operation", "retraining", "from a drift result to its retraining"),
 )

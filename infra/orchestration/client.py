@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import is_held, locked
 
 PLATFORM = "platform"
@@ -109,11 +109,11 @@ def running_platform(home: Path) -> dict[str, str]:
     """As `platform_environment`, for a command that was asked to use the platform.
 
     Raises:
-        ConfigurationError: none runs on this state folder, or its server has not answered yet.
+        NotRunningError: none runs on this state folder, or its server has not answered yet.
     """
     environment = platform_environment(home)
     if environment is None:
-        raise ConfigurationError(
+        raise NotRunningError(
             f"no platform is ready on {home}; start it with make up, look with make status, or "
             "run the command without --on-platform"
         )

@@ -252,6 +252,28 @@ def bring_down(files: PlatformFiles, *, at_once: bool, limit_s: float | None = N
     print(f"The platform on {files.home} is down since {now():%F %T} UTC; its state is kept.")
 
 
+def running_here(files: PlatformFiles) -> tuple[list[str], list[str]]:
+    """Services that run, and the runs of this machine's workers; nothing where no platform runs.
+
+    Raises:
+        TransientError: the server cannot report what runs.
+    """
+    endpoint, state = read_endpoint(files), read_state(files)
+    if not is_running(files.home) or state is None:
+        return [], []
+    services = [service.name for service in state.services if service.condition == "up"]
+    if endpoint is None:
+        return services, []
+    api = PrefectApi(endpoint.api_url, read_password(files.folder))
+    return services, [str(run["name"]) for run in runs_of(api, _workers(files, state))]
+
+
+def _workers(files: PlatformFiles, state: PlatformState) -> dict[str, str]:
+    """Work pool to the name of its worker on this machine."""
+    names = [service.name.partition(WORKER) for service in state.services]
+    return {pool: files.worker_name(pool) for start, _, pool in names if pool and not start}
+
+
 def _drain(files: PlatformFiles, limit_s: float) -> None:
     """Pause the pools and wait for their runs; interrupted, the platform stays as it was."""
     endpoint, state = read_endpoint(files), read_state(files)
@@ -259,8 +281,7 @@ def _drain(files: PlatformFiles, limit_s: float) -> None:
         print("The server has not answered yet, so no run of its workers can be running.")
         return
     api = PrefectApi(endpoint.api_url, read_password(files.folder))
-    names = [service.name.partition(WORKER) for service in state.services]
-    workers = {pool: files.worker_name(pool) for start, _, pool in names if pool and not start}
+    workers = _workers(files, state)
     deadline = time.monotonic() + limit_s
     try:
         for group in ({COORDINATOR}, workers.keys() - {COORDINATOR}):

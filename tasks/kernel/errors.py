@@ -31,6 +31,10 @@ class ConfigurationError(FalajError):
     code = "F200"
 
 
+class NotRunningError(ConfigurationError):
+    """What a command needs does not run: the platform, a server, the UI."""
+
+
 class DataContractError(FalajError):
     """Data breaks what was promised about it: columns, types, keys, times, expectations."""
 

@@ -25,6 +25,7 @@ from tasks.contracts.training import (
     TrialRecord,
 )
 from tasks.kernel.extras import require_horovod
+from tasks.kernel.progress import report_progress
 from tasks.kernel.retry_policy import KEPT, RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
@@ -107,10 +108,13 @@ def train_distributed(
             metrics.seconds,
         )
         progress.show(100 * (metrics.epoch + 1) / config.max_epochs)
+        text = f"epoch {metrics.epoch + 1} of at most {config.max_epochs}"
+        report_progress("epochs", metrics.epoch + 1, config.max_epochs, text)
 
     request = TrainingRequest(dataset, splits, config, initial, distillation)
     model = launch_training(request, settings.store, settings.home / "training", report)
     progress.show(100.0)
+    report_progress("epochs", config.max_epochs, config.max_epochs, "all epochs")
     create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
