@@ -27,7 +27,7 @@ from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
 from tasks.registry.config import PromotionConfig, RegistryConfig
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.config import TrainingConfig
+from tasks.training.config import TrainingConfig, model_trained
 from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import read_suites
 
@@ -59,6 +59,8 @@ class PipelineConfig(Contract):
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()
     routing: RoutingConfig = RoutingConfig()
+
+    _model = model_validator(mode="before")(model_trained)
 
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
