@@ -24,7 +24,7 @@ from falaj.context import (
 from falaj.models import gate_lines
 from falaj.session import run_flow, serve_ui
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
-from tasks.kernel.extras import require_extras, require_horovod
+from tasks.kernel.extras import require_extras
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
@@ -49,7 +49,6 @@ def run(*, exit_code: bool = False, context: Here) -> Shown:
         falaj run --exit-code --json > run.json
     """
     require_extras("train", "convert")
-    require_horovod()
 
     def work(config: PipelineConfig) -> Shown:
         from flows.pipeline import pipeline_flow
@@ -74,7 +73,7 @@ def run(*, exit_code: bool = False, context: Here) -> Shown:
         refused = exit_code and record.promotion.closed
         return Shown(record, lines, EXIT_GATE if refused else 0)
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def train(*, context: Here) -> Shown:
@@ -84,7 +83,6 @@ def train(*, context: Here) -> Shown:
         falaj train
     """
     require_extras("train")
-    require_horovod()
 
     def work(config: PipelineConfig) -> Shown:
         from flows.training import training_flow
@@ -100,7 +98,7 @@ def train(*, context: Here) -> Shown:
         files = [store.path(artifact) for artifact in (model.log, *model.kept)]
         return Shown(trained, lines + [f"{file.name}: {file}" for file in files])
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def drift(
@@ -225,7 +223,6 @@ def search(
         falaj search --trials 30 --register
     """
     require_extras("train", "search")
-    require_horovod()
     chosen = {"num_trials": trials, "parallel_trials": parallel}
 
     def work(config: PipelineConfig) -> Shown:
@@ -242,7 +239,7 @@ def search(
         result = search_flow(changed, make_candidate=register)
         return Shown(result, _search_lines(result, context.home))
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def _search_lines(result: SearchResult, home: Path) -> list[str]:
@@ -278,7 +275,6 @@ def compress(
         falaj compress --version 3 --method distillation
     """
     require_extras("train", "convert")
-    require_horovod()
 
     def work(config: PipelineConfig) -> Shown:
         from flows.compression import model_compression_flow
@@ -291,7 +287,7 @@ def compress(
         path = compression_path(result, context.settings.reports)
         return Shown(result, [*compression_lines(result), row("Outcome", path)])
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def compression_lines(result: CompressionResult) -> list[str]:

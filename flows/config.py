@@ -32,7 +32,7 @@ from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
 from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.config import TrainingConfig
+from tasks.training.config import TrainingConfig, model_trained
 from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import Suite, has_suite, read_suite
 
@@ -124,6 +124,8 @@ class PipelineConfig(Contract):
             clock = self.clock.model_copy(update={"label_hours": wait / timedelta(hours=1)})
             object.__setattr__(self, "clock", clock)
         return self
+
+    _model = model_validator(mode="before")(model_trained)
 
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
