@@ -12,11 +12,9 @@ from cyclopts import App, Parameter
 
 from falaj.context import EXIT_FAILED, AsJson, Context, Here
 from infra.orchestration.client import platform_environment
-from infra.platform.config import kept_options, read_config
+from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
 from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError
-
-CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 
 
 def up(
