@@ -10,12 +10,10 @@ from cyclopts import App, Parameter
 
 from falaj.context import EXIT_FAILED, Context, DryRun, Here, Shown
 from infra.orchestration.client import platform_environment
-from infra.platform.config import kept_options, read_config
+from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
 from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.extras import require_extras
-
-CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 
 
 def up(
