@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,15 +39,16 @@ from tasks.training.strategies.communicators import join
 from tasks.training.strategies.config import StrategyConfig
 
 Hidden = tuple[int, ...]
-Runs = Mapping[str, tuple[str, Alone | Communicator, str, torch.device]]
-"""Engine, communicator, precision and device by name."""
+Places = dict[str, tuple[dict[str, object], torch.device]]
+Runs = Mapping[str, tuple[str, Alone | Communicator, dict[str, object], torch.device]]
+"""Engine, communicator, settings of the strategy and device by name."""
 NETWORKS: dict[str, Hidden] = {"flights": (128, 64), "4 x 2,048": (2048,) * 4}
 """Hidden layers; inputs and rows are of the flights' shape."""
 ROWS = (2048, 65_536)
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDS, STEPS = 10, 8
-LARGEST_ON_CPU = 1e12
-"""Operations of a step; larger ones take a processor seconds."""
+LARGEST = 1e12
+"""Operations of a step that is compiled, and timed on the processor, which takes seconds else."""
 TRAINED_ROWS, EPOCHS = 600_000, 4
 
 
@@ -77,16 +79,18 @@ def precision(bench: Bench) -> Measured:
     cases = [(name, hidden, rows) for name, hidden in NETWORKS.items() for rows in ROWS]
     for name, hidden, rows in cases:
         operations = 6.0 * rows * num_weights(hidden)
-        places = {each: (each, on) for each in TYPES}
-        if operations < LARGEST_ON_CPU:
-            places["processor"] = ("fp32", torch.device("cpu"))
+        places: Places = {each: ({"precision": each}, on) for each in TYPES}
+        if operations < LARGEST:
+            places["compiled"] = ({"compile": True}, on)
+            places["processor"] = ({}, torch.device("cpu"))
         alone: Runs = {each: ("alone", Alone(), *place) for each, place in places.items()}
         taken = step_seconds(alone, hidden, rows, bench.size(ROUNDS, 1))
         title, times = f"{name}, {rows:,} rows", in_ms(taken)
-        for numerator, base in (("fp32", "bf16"), ("fp32", "fp16"), ("processor", "fp32")):
-            if numerator in taken:
-                ratio = median_ratio(taken[numerator], taken[base])
-                found.append(reported(f"{title}: {base} to {numerator}, samples/s", ratio, times))
+        pairs = [(each, "fp32") for each in taken if each not in ("fp32", "processor")]
+        pairs += [("fp32", "processor")] if "processor" in taken else []
+        for one, other in pairs:
+            ratio = median_ratio(taken[other], taken[one])
+            found.append(reported(f"{title}: {one} to {other}, samples/s", ratio, times))
         share = operations / statistics.median(taken["bf16"]) / limits["bf16"]
         told = f"{operations / 1e9:,.0f} GFLOP a step"
         found.append(reported(f"{title}: bf16 to bare products, operations/s", share, told))
@@ -101,7 +105,9 @@ def strategies(bench: Bench) -> Measured:
         horovod, on_torch = join(StrategyConfig(), "cuda"), join(StrategyConfig(name="ddp"), "cuda")
         engines: dict[str, Alone | Communicator]
         engines = {"alone": Alone(), "horovod": horovod, "ddp": on_torch, "fsdp": on_torch}
-        runs: Runs = {name: (name, each, "bf16", on) for name, each in engines.items()}
+        runs: Runs = {
+            name: (name, each, {"precision": "bf16"}, on) for name, each in engines.items()
+        }
         for (name, hidden), rows in zip(NETWORKS.items(), ROWS, strict=True):
             taken = step_seconds(runs, hidden, rows, bench.size(2 * ROUNDS, 1))
             for engine, base, bound in (("horovod", "ddp", 0.95), ("horovod", "alone", 0.75)):
@@ -167,9 +173,9 @@ def step_seconds(runs: Runs, hidden: Hidden, rows: int, rounds: int) -> dict[str
     batch = tabular(rows, 0, hidden)[1]
     locked = Batch(tuple(part.pin_memory() for part in batch.inputs), batch.labels.pin_memory())
 
-    def call(engine: str, ranks: object, precision: str, on: torch.device) -> partial[float]:
+    def call(engine: str, ranks: object, fields: Any, on: torch.device) -> partial[float]:
         steps = STEPS if on.type == "cuda" else 1
-        strategy = build(engine, tabular(2, 0, hidden)[0], ranks, precision, on)
+        strategy = build(engine, tabular(2, 0, hidden)[0], ranks, on, **fields)
         return partial(lambda: timed(strategy, locked, 1, steps) / steps)
 
     return interleaved({name: call(*each) for name, each in runs.items()}, rounds)

@@ -216,11 +216,11 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def build(
-    engine: str, network: nn.Module, exchange: Any, precision: str, device: torch.device = CPU
+    engine: str, network: nn.Module, exchange: Any, device: torch.device, **fields: object
 ) -> Strategy:
     """The strategy of one engine; `alone` is the default one without anybody to talk to."""
     name = "horovod" if engine == "alone" else engine
-    config = StrategyConfig.model_validate({"name": name, "precision": precision})
+    config = StrategyConfig.model_validate({"name": name, **fields})
 
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW([p for _, p in parameters], lr=1e-3, fused=True)
@@ -246,7 +246,8 @@ def main(engine: str) -> None:
         if request not in built:
             torch.manual_seed(0)
             network, batch = SUBJECTS[name](ROWS[name], rank)
-            built[request] = (build(engine, network, exchange, precision), batch)
+            strategy = build(engine, network, exchange, CPU, precision=precision)
+            built[request] = (strategy, batch)
         print(timed(*built[request], exchange.size, STEPS[name]), flush=True)
     exchange.shut_down()
 
