@@ -152,5 +152,5 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .falaj
 
 docs: setup ## build the documentation site into .site/, strictly: no broken link
-	@$(VENV_PYTHON) -m infra.reference
+	@$(VENV_PYTHON) -m tests.support.suite.reference
 	@$(VENV_PYTHON) -m zensical build --clean --strict

@@ -178,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FalajError as exc:
         code = next((code for kind, code in CODES.items() if isinstance(exc, kind)), EXIT_FAILED)
         failed = f"failed: {type(exc).__name__}" if code == EXIT_FAILED else "refused"
-        return _failed(exc, f"{failed}: {exc}", code, {"-v", "--verbose"} & {*words})
+        traced = {"-v", "--verbose"} & {*words}
+        return _failed(exc, f"{failed}: {exc} [{exc.code}]", code, traced)
     except KeyboardInterrupt as exc:
         return _failed(exc, str(exc) or "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has ended, as `head` does

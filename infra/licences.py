@@ -46,12 +46,12 @@ def required(extras: Sequence[str] = EXTRAS) -> list[Distribution]:
     while todo:
         wanted = todo.pop()
         name = canonicalize_name(wanted.name)
-        extras = seen.get(name, set()) | wanted.extras
-        if name in seen and extras == seen[name]:
+        asked = seen.get(name, set()) | wanted.extras
+        if name in seen and asked == seen[name]:
             continue
-        seen[name] = extras
+        seen[name] = asked
         lines = map(Requirement, requires(name) or ())
-        todo += [line for line in lines if _applies(line, extras | {""})]
+        todo += [line for line in lines if _applies(line, asked | {""})]
     return [distribution(name) for name in sorted(seen)]
 
 

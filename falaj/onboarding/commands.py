@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
-from falaj.context import AsJson, Here
-from falaj.loop import row
+from falaj.context import Here, Shown, row
 
 if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
@@ -16,33 +13,29 @@ if TYPE_CHECKING:
 NUM_LEADING = 3
 
 
-def check(*, as_json: AsJson = False, context: Here) -> int:
+def check(*, context: Here) -> Shown:
     """Find mistakes in a project without training; changes nothing.
 
     Looks at use_case.yaml, the raw files, every query on a sample, keys, splits, gates, and for
     leaks of the future. Exit code 0: no error, 2: the use case is wrong, 4: the data is.
 
-    Args:
-        as_json: Print the findings as JSON.
+    Examples:
+        falaj check
+        falaj check --project shop --json
     """
     from falaj.onboarding.checks import check_project
     from falaj.onboarding.findings import exit_code
 
     report = check_project(context.settings.feature_repo)
     findings = sorted(report.findings, key=lambda finding: finding.severity)
-    if as_json:
-        facts = {
-            "project": report.name,
-            "findings": [finding.facts() for finding in findings],
-            "splits": report.splits,
-            "leading": [{"input": name, "score": score} for name, score in report.leading],
-            "seconds": report.seconds,
-        }
-        lines = [json.dumps(facts, indent=1, default=str)]
-    else:
-        lines = _described(report, findings)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    return exit_code(findings)
+    facts = {
+        "project": report.name,
+        "findings": [finding.facts() for finding in findings],
+        "splits": report.splits,
+        "leading": [{"input": name, "score": score} for name, score in report.leading],
+        "seconds": report.seconds,
+    }
+    return Shown(facts, _described(report, findings), exit_code(findings))
 
 
 def _described(report: CheckReport, findings: list[Finding]) -> list[str]:

@@ -34,6 +34,8 @@ class ConfigurationError(FalajError):
 class NotRunningError(ConfigurationError):
     """What a command needs does not run: the platform, a server, the UI."""
 
+    code = "F210"
+
 
 class DataContractError(FalajError):
     """Data breaks what was promised about it: columns, types, keys, times, expectations."""

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from falaj.__main__ import app
-from infra import reference
+from tests.support.suite import reference
 from tests.support.suite.blocks import ROOT, Block, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,6 +57,6 @@ def test_every_variable_that_the_code_reads_is_described() -> None:
     read: set[str] = set()
     for folder in ("falaj", "flows", "tasks", "serving", "infra", "feature_repo"):
         for file in (ROOT / folder).rglob("*"):
-            if file.suffix in (".py", ".yaml", ".yml") and file.name != "reference.py":
+            if file.suffix in (".py", ".yaml", ".yml") and True:
                 read |= set(re.findall(r"\bFALAJ_[A-Z][A-Z_]+[A-Z]\b", file.read_text()))
     assert read == set(reference.VARIABLES)

@@ -1,6 +1,6 @@
 """Write `docs/reference/`: what commands, files, variables, protocols, gates and errors there are.
 
-    python -m infra.reference
+    python -m tests.support.suite.reference
 
 Everything is read from the code, so no page is edited by hand; a test holds that they are current.
 """
