@@ -20,7 +20,7 @@ def setup(*, nccl: bool = False) -> None:
     from infra.setup import set_up_horovod
     from tasks.kernel.extras import require_extras
 
-    require_extras("train")
+    require_extras("train", "build")
     try:
         set_up_horovod(Path(sys.prefix), Path(sys.executable), nccl)
     except SetupError as exc:
