@@ -18,7 +18,7 @@ from tasks.kernel.files import temporary_files
 
 COMMANDS = {
     "Start": {
-        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
+        "demo": ("setup:demo", "Run the whole loop on an example, in a new folder."),
         "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
     },
     "Loop": {
