@@ -40,7 +40,7 @@ from tasks.kernel.errors import (
 COMMANDS = {
     "Start": {
         "init": ("onboarding.commands:init", "Begin a project with a look at the data."),
-        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
+        "demo": ("setup:demo", "Run the whole loop on an example, in a new folder."),
         "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
     },
     "Every day": {
