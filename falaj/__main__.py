@@ -79,9 +79,9 @@ COMMANDS = {
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
         "deploy": ("platform:deploy", "Write pools, deployments and automations to Prefect."),
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
-        "gateway": ("gateway:app", "Run the gateway and set shares of traffic."),
-        "keys": ("gateway:keys", "Create, list and revoke API keys."),
-        "certificates": ("gateway:certificates", "Issue a certificate of a private authority."),
+        "gateway": ("platform:gateway", "Run the gateway and set shares of traffic."),
+        "keys": ("platform:keys", "Create, list and revoke API keys."),
+        "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },
     "This command line": {
         "config": ("status:config", "Show the effective settings and use case."),
