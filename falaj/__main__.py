@@ -38,7 +38,13 @@ from tasks.kernel.errors import (
 )
 
 COMMANDS = {
+    "Start": {
+        "init": ("onboarding.commands:init", "Begin a project with a look at the data."),
+        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
+        "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
+    },
     "Every day": {
+        "check": ("onboarding.commands:check", "Find mistakes in a project without training."),
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
         "status": ("status:status", "Show how the models are, and what runs."),
         "open": (

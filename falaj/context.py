@@ -48,10 +48,20 @@ class Context:
 
     @cached_property
     def settings(self) -> Settings:
-        """Where things are."""
-        from tasks.kernel.settings import Settings
+        """Where things are; what this process starts finds them there too, in whatever folder.
 
-        return self.given or Settings.from_environment()
+        Raises:
+            ConfigurationError: there is no project, and no state folder is named.
+        """
+        if self.given is not None:
+            return self.given
+        from tasks.kernel.settings import USE_CASE_FILE, Settings
+
+        found = Settings.from_environment()
+        os.environ["FALAJ_HOME"] = str(found.home)
+        if (found.feature_repo / USE_CASE_FILE).is_file():
+            os.environ["FALAJ_FEATURE_REPO"] = str(found.feature_repo)
+        return found
 
     @property
     def home(self) -> Path:

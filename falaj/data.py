@@ -16,10 +16,11 @@ from tasks.kernel.files import digest_of, scratch_folder
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
 if TYPE_CHECKING:
-    from flows.config import PipelineConfig
+    from flows.config import PipelineConfig, Suites
     from tasks.contracts.base import TimeWindow
     from tasks.contracts.data import TableRef
     from tasks.predictions.reading import LogCount
+    from tasks.validation.suites import Suite
 
 
 def docs(*, context: Here) -> Shown:
@@ -58,7 +59,7 @@ class _Source:
     """A table that can be a baseline: its suite and its files."""
 
     name: str
-    suite: str
+    suite: Suite
     files: Path
 
 
@@ -90,14 +91,14 @@ def approve_baseline(
     Examples:
         falaj baseline 2013-01-01T05:00Z 2013-07-01T05:00Z --dry-run
     """
-    from flows.config import read_pipeline_config
+    from flows.config import read_pipeline_config, suites_of
     from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
-    from tasks.validation.suites import read_suite
 
     settings = context.settings
     config = read_pipeline_config(settings.feature_repo)
     window = required_window(chosen_window(start, end, last, config.clock), "baseline")
-    sources = {source.suite: source for source in _sources(window, config, settings)}
+    suites = suites_of(config, settings.feature_repo)
+    sources = {s.suite.suite: s for s in _sources(window, config, suites, settings)}
     wanted = suite or list(sources)
     if unknown := sorted(set(wanted) - sources.keys()):
         raise ConfigurationError(
@@ -108,15 +109,13 @@ def approve_baseline(
     with scratch_folder("falaj-baseline") as scratch:
         store = ArtifactStore(scratch)
         for name in wanted:
-            hand_written = read_suite(settings.feature_repo, name).model_copy(
-                update={"baseline": None}
-            )
+            hand_written = sources[name].suite.model_copy(update={"baseline": None})
             table = _cut(sources[name], hand_written.profiling.time_column, window, store)
             baseline = profile_table(table, hand_written, window, store, reviewed or NOT_REVIEWED)
             made[name] = baseline
             written = "not written"
             if not dry_run:
-                path = write_baseline(baseline, settings.feature_repo)
+                path = write_baseline(baseline, settings.feature_repo, sources[name].suite)
                 written = f"{path.name} {digest_of(path)[:12]}"
             lines.append(
                 f"{name:<28}{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns, "
@@ -138,23 +137,25 @@ def _cut(
         count = write_window(source.files, time_column, window, target)
         return TableRef(name=source.name, artifact=folder.artifact(target.name), num_rows=count)
 
-    return store.build_once("baseline", source.suite, TableRef, build)
+    return store.build_once("baseline", source.suite.suite, TableRef, build)
 
 
-def _sources(window: TimeWindow, config: PipelineConfig, settings: Settings) -> Iterator[_Source]:
+def _sources(
+    window: TimeWindow, config: PipelineConfig, suites: Suites, settings: Settings
+) -> Iterator[_Source]:
     from tasks.features.tables.build import published_path
     from tasks.features.tables.landing import land_raw_rows
 
     store = settings.store
     landed = land_raw_rows(window, config.features, settings.feature_repo, store)
     for table in landed.tables:
-        yield _Source(table.name, config.row_suites[table.name], store.path(table.artifact))
+        yield _Source(table.name, suites.rows[table.name], store.path(table.artifact))
     folder = published_path(settings.features_home)
-    for name, suite in config.table_suites.items():
+    for name, suite in suites.tables.items():
         if (folder / name).is_dir():
             yield _Source(name, suite, folder / name)
     if snapshot := _snapshot_with(window, store):
-        yield _Source("snapshot", config.features.training_set.suite, snapshot)
+        yield _Source("snapshot", suites.training_set, snapshot)
 
 
 def _snapshot_with(window: TimeWindow, store: ArtifactStore) -> Path | None:

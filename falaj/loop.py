@@ -24,6 +24,7 @@ from falaj.context import (
 from falaj.models import gate_lines
 from falaj.session import run_flow, serve_ui
 from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
+from tasks.kernel.extras import require_extras
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
@@ -47,6 +48,7 @@ def run(*, exit_code: bool = False, context: Here) -> Shown:
         falaj run
         falaj run --exit-code --json > run.json
     """
+    require_extras("train", "convert")
 
     def work(config: PipelineConfig) -> Shown:
         from flows.pipeline import pipeline_flow
@@ -71,7 +73,7 @@ def run(*, exit_code: bool = False, context: Here) -> Shown:
         refused = exit_code and record.promotion.closed
         return Shown(record, lines, EXIT_GATE if refused else 0)
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def train(*, context: Here) -> Shown:
@@ -80,6 +82,7 @@ def train(*, context: Here) -> Shown:
     Examples:
         falaj train
     """
+    require_extras("train")
 
     def work(config: PipelineConfig) -> Shown:
         from flows.training import training_flow
@@ -95,7 +98,7 @@ def train(*, context: Here) -> Shown:
         files = [store.path(artifact) for artifact in (model.log, *model.kept)]
         return Shown(trained, lines + [f"{file.name}: {file}" for file in files])
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def drift(
@@ -219,6 +222,7 @@ def search(
     Examples:
         falaj search --trials 30 --register
     """
+    require_extras("train", "search")
     chosen = {"num_trials": trials, "parallel_trials": parallel}
 
     def work(config: PipelineConfig) -> Shown:
@@ -235,7 +239,7 @@ def search(
         result = search_flow(changed, make_candidate=register)
         return Shown(result, _search_lines(result, context.home))
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def _search_lines(result: SearchResult, home: Path) -> list[str]:
@@ -270,6 +274,7 @@ def compress(
     Examples:
         falaj compress --version 3 --method distillation
     """
+    require_extras("train", "convert")
 
     def work(config: PipelineConfig) -> Shown:
         from flows.compression import model_compression_flow
@@ -282,7 +287,7 @@ def compress(
         path = compression_path(result, context.settings.reports)
         return Shown(result, [*compression_lines(result), row("Outcome", path)])
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def compression_lines(result: CompressionResult) -> list[str]:
@@ -319,6 +324,7 @@ def import_model(file: Path, /, *, context: Here) -> Shown:
     Examples:
         falaj import feature_repo/models/sentence-encoder.yaml
     """
+    require_extras("convert")
     from flows.config import read_import_config
 
     description = read_import_config(file)

@@ -17,12 +17,11 @@ from cyclopts.validators import Number
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
 from infra.gateway.config import GatewayConfig, Shares, read_plan, read_shares
 from infra.orchestration.client import platform_environment
-from infra.platform.config import kept_options, read_config
+from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
 from infra.platform.files import PlatformFiles
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.kernel.errors import ConfigurationError, NotRunningError
-
-CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
+from tasks.kernel.extras import require_extras
 
 
 def up(
@@ -64,6 +63,7 @@ def up(
     from infra.platform.health import read_status
     from infra.platform.lifecycle import bring_up
 
+    require_extras("platform", *([] if serving is False else ["serve"]))
     files = platform_files(context)
     chosen = config or os.environ.get(CONFIG_VARIABLE)
     given = {
@@ -241,6 +241,7 @@ def _serve(
         falaj serve
         falaj serve --http-port 8100 --no-grpc
     """
+    require_extras("serve")
     options: dict[str, object] = {
         "--host": host,
         "--http-port": http_port,

@@ -22,12 +22,17 @@ from infra.orchestration.embedded import (
 )
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
+from tasks.training.models.making import check_model
 
 INTERRUPTED = "interrupted; finished stages are kept, run again to resume"
 
 
 def run_flow(
-    context: Context, work: Callable[[PipelineConfig], Shown], *, reads_data: bool = True
+    context: Context,
+    work: Callable[[PipelineConfig], Shown],
+    *,
+    reads_data: bool = True,
+    trains: bool = False,
 ) -> Shown:
     """Read the use case, have a Prefect API, do the work; a last line tells how long it took.
 
@@ -35,6 +40,7 @@ def run_flow(
         work: calls the flow; it imports the flow's module itself, for Prefect reads its settings
             when it is imported.
         reads_data: the repository's suites and queries are checked before a server is started.
+        trains: so is that the use case's model can be trained here.
 
     Raises:
         ConfigurationError: the feature repository is wrong, or another run holds the state folder.
@@ -44,6 +50,8 @@ def run_flow(
     config = read_pipeline_config(settings.feature_repo)
     if reads_data:
         check_repository(config, settings.feature_repo)
+    if trains:
+        check_model(config.training, settings.feature_repo)
     try:
         with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as watched:
             with flows_reported(watched=watched):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from zoneinfo import ZoneInfo
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
@@ -20,16 +24,47 @@ from tasks.evaluation.config import (
     RecalibrationConfig,
 )
 from tasks.features.config import FeatureConfig
+from tasks.features.declared.aggregates import span
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
-from tasks.registry.config import PromotionConfig, RegistryConfig
+from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
+from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.config import TrainingConfig
+from tasks.training.config import TrainingConfig, model_trained
 from tasks.training.search.config import SearchConfig, check_space
-from tasks.validation.suites import read_suites
+from tasks.validation.suites import Suite, has_suite, read_suite
+
+NEWEST = timedelta(days=30)
+"""The drift check of a run looks at least at so much of the test window, where it is that long."""
+
+
+class SplitDates(Contract):
+    """Splits that follow on one another, by the days on which they begin."""
+
+    start: datetime = Field(description="Begin of the window and of training.")
+    validation: datetime = Field(description="Begin of validation, end of training.")
+    test: datetime = Field(description="Begin of the test, end of validation.")
+    end: datetime = Field(description="End of the test and of the window.")
+
+    def windows(self, zone: str) -> dict[str, Any]:
+        """`window`, `splits` and `current` of a use case.
+
+        Args:
+            zone: where a day begins that is written without a time.
+        """
+        moments = [
+            d if d.tzinfo or d.time() != time.min else d.replace(tzinfo=ZoneInfo(zone))
+            for d in (self.start, self.validation, self.test, self.end)
+        ]
+        train, validation, test = (TimeWindow(start=s, end=e) for s, e in pairwise(moments))
+        newest = max((test.end - test.start) / 6, NEWEST)
+        return {
+            "window": TimeWindow(start=train.start, end=test.end),
+            "splits": DataSplits(train=train, validation=validation, test=test),
+            "current": TimeWindow(start=max(test.start, test.end - newest), end=test.end),
+        }
 
 
 class PipelineConfig(Contract):
@@ -59,6 +94,38 @@ class PipelineConfig(Contract):
     promotion: PromotionConfig = PromotionConfig()
     release: ReleaseConfig = ReleaseConfig()
     routing: RoutingConfig = RoutingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said_once(cls, given: Any) -> Any:
+        """Splits by their days give all windows; the use case's name also names model and runs."""
+        if not isinstance(given, dict):
+            return given
+        splits, clock = given.get("splits"), given.get("clock")
+        if isinstance(splits, dict) and "train" not in splits:
+            try:
+                zone = ClockConfig.model_validate(clock or {}).time_zone
+                windows = SplitDates.model_validate(splits).windows(zone)
+                given = {**windows, **given, "splits": windows["splits"]}
+            except ValidationError as exc:
+                raise ValueError(f"splits or clock: {faults(exc)}") from exc
+        if isinstance(name := given.get("name"), str) and isinstance(
+            given.get("registry", {}), dict
+        ):
+            given = {**given, "registry": named_after(name) | (given.get("registry") or {})}
+        return given
+
+    @model_validator(mode="after")
+    def _clock_waits_for_labels(self) -> Self:
+        """Schedules wait as long as the training set says, where the clock itself says nothing."""
+        spec = self.features.training_set
+        if spec.label_known_after and "label_hours" not in self.clock.model_fields_set:
+            wait = span(spec.label_known_after) - span(spec.predict_after)
+            clock = self.clock.model_copy(update={"label_hours": wait / timedelta(hours=1)})
+            object.__setattr__(self, "clock", clock)
+        return self
+
+    _model = model_validator(mode="before")(model_trained)
 
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
@@ -93,75 +160,116 @@ class PipelineConfig(Contract):
         return self.model_copy(update={"window": window, "splits": splits})
 
     @property
-    def feature_queries(self) -> dict[str, str]:
-        """Feature table to the file of its query."""
-        return {table.name: table.sql for table in self.features.feature_tables}
-
-    @property
-    def staging_queries(self) -> dict[str, str]:
-        """Staging table to the file of its query."""
-        return {query.name: query.sql for query in self.features.staging}
-
-    @property
     def view_keys(self) -> dict[str, tuple[str, ...]]:
         """Feature table with history to its entity keys."""
         return {t.name: t.entity_keys for t in self.features.feature_tables if not t.static}
 
-    @property
-    def row_suites(self) -> dict[str, str]:
-        """Raw table to the suite that judges it."""
-        return {table.name: table.suite for table in self.features.raw_tables}
-
-    @property
-    def table_suites(self) -> dict[str, str]:
-        """Feature table to the suite that judges it."""
-        return {table.name: table.suite for table in self.features.feature_tables}
-
 
 def read_pipeline_config(repo: Path) -> PipelineConfig:
-    """The use case that a feature repository describes.
+    """The use case that a feature repository describes, with all that follows from its columns.
 
     Raises:
-        ConfigurationError: the file is missing, is no YAML, or says something that cannot be.
+        ConfigurationError: the file is missing, is no YAML, or says something that cannot be; or a
+            query is missing or wrong, of which columns are to be read.
     """
     file = repo / USE_CASE_FILE
     try:
-        return PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
+        config = PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
     except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
-        ) from exc
+        raise ConfigurationError(f"{no_project(repo)}. Nothing was run") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
+    from tasks.features.declared.columns import completed
+
+    return config.model_copy(update={"features": completed(config.features, config.name, repo)})
 
 
 def check_repository(config: PipelineConfig, repo: Path) -> None:
     """See that the files which a use case names are there and can be read, before any of it runs.
 
     Raises:
-        ConfigurationError: a query is missing or no text, a suite is missing or wrong, or the
-            definitions are no Python.
+        ConfigurationError: a query is missing or no text, a suite is wrong, or the definitions are
+            no Python.
     """
-    from tasks.features.tables.build import read_query
-
     features = config.features
-    queries = [*config.feature_queries.values(), *config.staging_queries.values()]
-    queries.append(features.training_set.sql)
-    if missing := [name for name in queries if not (repo / name).is_file()]:
+    files = [features.training_set.sql, *(query.sql for query in features.staging)]
+    files += [table.sql for table in features.feature_tables]
+    if missing := [file for file in files if file and not (repo / file).is_file()]:
         raise ConfigurationError(
             f"the feature repository has no file {', '.join(missing)}, which {USE_CASE_FILE} "
             "names; write it, or change the name there. Nothing was run"
         )
-    for name in queries:
-        read_query(repo, name)
+    read_texts(config, repo)
     for file in sorted(file for file in repo.glob("*.py") if file.is_file()):
         try:
             compile(file.read_bytes(), file.name, "exec")
         except SyntaxError as exc:
             where = f"{file.name}, line {exc.lineno}" if exc.lineno else file.name
             raise ConfigurationError(f"{where}: {exc.msg}. Nothing was run") from exc
-    named = [*config.row_suites.values(), *config.table_suites.values()]
-    read_suites(repo, {name: name for name in (*named, features.training_set.suite)})
+    suites_of(config, repo)
+
+
+@dataclass(frozen=True)
+class QueryTexts:
+    """SQL of a use case, as it runs: of each feature table, each staging table, and the frame."""
+
+    tables: dict[str, str]
+    staging: dict[str, str]
+    frame: str
+
+
+def read_texts(config: PipelineConfig, repo: Path) -> QueryTexts:
+    """The SQL of a use case, read or compiled.
+
+    Raises:
+        ConfigurationError: a file is missing or no text.
+    """
+    from tasks.features.declared.queries import frame_query, read_query, table_query
+
+    features = config.features
+    return QueryTexts(
+        tables={t.name: table_query(repo, t, features) for t in features.feature_tables},
+        staging={query.name: read_query(repo, query.sql) for query in features.staging},
+        frame=frame_query(repo, features),
+    )
+
+
+@dataclass(frozen=True)
+class Suites:
+    """The suites of a use case: by raw table, by feature table, and that of the training set."""
+
+    rows: dict[str, Suite]
+    tables: dict[str, Suite]
+    training_set: Suite
+
+
+def suites_of(config: PipelineConfig, repo: Path) -> Suites:
+    """The suites of a use case; those that are called as by default and have no file are derived.
+
+    Raises:
+        ConfigurationError: a suite is wrong, or has no file and a name of its own.
+    """
+    from tasks.features.declared.columns import table_shapes
+    from tasks.validation.derived import base_suite
+
+    features = config.features
+    rows = {table.name: table.suite for table in features.raw_tables}
+    tables = {table.name: table.suite for table in features.feature_tables}
+    own = features.training_set.suite
+    names = {f"raw_{table}": name for table, name in rows.items()}
+    names |= {f"feature_{table}": name for table, name in tables.items()}
+    names |= {"training_set": own}
+    absent = [name for name, own in names.items() if name == own and not has_suite(repo, name)]
+    shapes = table_shapes(features, repo) if absent else {}
+    found = {
+        name: read_suite(repo, own, base_suite(name, shapes[name]) if name in absent else None)
+        for name, own in names.items()
+    }
+    return Suites(
+        rows={table: found[f"raw_{table}"] for table in rows},
+        tables={table: found[f"feature_{table}"] for table in tables},
+        training_set=found["training_set"],
+    )
 
 
 def faults(exc: ValidationError) -> str:

@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.candidate import validated_rows
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, suites_of
 from flows.decision import deployment_for, start_run
 from flows.stages import RECORDED, days_or_newest, moment_of_run, run_name
 from tasks.contracts.base import TimeWindow
@@ -33,7 +33,6 @@ from tasks.features.task import count_new_rows
 from tasks.kernel.settings import Settings
 from tasks.predictions.task import count_served_rows, take_served_window
 from tasks.registry.task import fetch_version, find_champion, find_champion_state
-from tasks.validation.suites import read_suite, read_suites
 
 
 @flow(name="drift-check", flow_run_name=run_name("drift"), **RECORDED)
@@ -135,12 +134,11 @@ def columns_with_unit(config: PipelineConfig) -> tuple[str, ...]:
     Raises:
         ConfigurationError: a suite is missing or wrong.
     """
-    repo = Settings.from_environment().feature_repo
-    suites = {f"{view}__": suite for view, suite in read_suites(repo, config.table_suites).items()}
-    suites[""] = read_suite(repo, config.features.training_set.suite)
+    suites = suites_of(config, Settings.from_environment().feature_repo)
+    prefixed = {f"{view}__": suite for view, suite in suites.tables.items()}
     return tuple(
         f"{prefix}{name}"
-        for prefix, suite in suites.items()
+        for prefix, suite in {**prefixed, "": suites.training_set}.items()
         for names in suite.units.values()
         for name in names
     )

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.events import emit_event
 
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, read_texts, suites_of
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
 from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
 from tasks.contracts.base import TimeWindow
@@ -23,7 +23,7 @@ from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_refresh
-from tasks.validation.suites import Suite, read_suite, read_suites, with_magnitudes
+from tasks.validation.suites import Suite, with_magnitudes
 from tasks.validation.task import (
     validate_feature_tables,
     validate_landed_rows,
@@ -45,14 +45,14 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
     """
     asked, window = window, hours_or_newest(window, config)
     repo = Settings.from_environment().feature_repo
-    row_suites = read_suites(repo, config.row_suites)
-    table_suites = suites_of_tables(config)
+    suites = suites_of(config, repo)
+    table_suites = bounded_suites(suites.tables, config)
     landed = land_raw_rows(window, config.features)
-    rows = validate_landed_rows(landed, row_suites)
+    rows = validate_landed_rows(landed, suites.rows)
     built = build_feature_tables(rows, config.features)
     validations = validate_feature_tables(built, window, table_suites)
     if window.contains(config.window):
-        check_training_set(built, config)
+        check_training_set(built, suites.training_set, config)
     tables = publish_feature_tables(built, validations)
     views = materialize_features(tables, window, config.features.materialization)
     monitoring = monitor_features(tables, window, config.view_keys, config.monitoring)
@@ -65,21 +65,16 @@ def feature_refresh_flow(window: TimeWindow | None, config: PipelineConfig) -> F
         views=views,
         monitoring=monitoring,
     )
-    queries, staging = config.feature_queries, config.staging_queries
-    record_refresh(refresh, queries, staging, code_commit(), return_state=True)
+    texts = read_texts(config, repo)
+    record_refresh(refresh, texts.tables, texts.staging, code_commit(), return_state=True)
     if asked is None:
         check_drift_by_volume(config)
         check_served_by_volume(config)
     return refresh
 
 
-def suites_of_tables(config: PipelineConfig) -> dict[str, Suite]:
-    """Suite of each feature table, bounded by the magnitudes of the baseline where there is one.
-
-    Raises:
-        ConfigurationError: a suite is missing or wrong.
-    """
-    suites = read_suites(Settings.from_environment().feature_repo, config.table_suites)
+def bounded_suites(suites: dict[str, Suite], config: PipelineConfig) -> dict[str, Suite]:
+    """Suite of each feature table, bounded by the magnitudes of the baseline where there is one."""
     baseline = config.monitoring.baseline
     if baseline is None:
         return suites
@@ -87,13 +82,14 @@ def suites_of_tables(config: PipelineConfig) -> dict[str, Suite]:
     return {n: with_magnitudes(suite, baseline, spared[n]) for n, suite in suites.items()}
 
 
-def check_training_set(tables: FeatureTables, config: PipelineConfig) -> ValidatedDataset:
+def check_training_set(
+    tables: FeatureTables, suite: Suite, config: PipelineConfig
+) -> ValidatedDataset:
     """Retrieve and check what is to be trained on; training finds it again in the store.
 
     Raises:
         DataContractError: nothing could be trained on these tables. They are not published.
     """
-    suite = read_suite(Settings.from_environment().feature_repo, config.features.training_set.suite)
     snapshot = build_training_set(config.window, config.features, tables)
     dataset = validate_training_set(snapshot, suite, config.splits)
     check_test_window(dataset, config.splits, config.evaluation)

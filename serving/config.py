@@ -26,7 +26,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE, Settings
 from tasks.predictions.config import PredictionLogConfig
-from tasks.registry.config import RegistryConfig
+from tasks.registry.config import RegistryConfig, named_after
 
 SERVING_FILE = "serving.yaml"
 _MIB = 2**20
@@ -271,8 +271,8 @@ def registered_model(settings: Settings) -> str:
         ConfigurationError: the feature repository does not say.
     """
     file = settings.feature_repo / USE_CASE_FILE
-    settings.use_case  # noqa: B018 (says what is wrong with the file as a whole)
-    registry = read_yaml(file, USE_CASE_FILE).get("registry") or {}
+    name = settings.use_case  # says what is wrong with the file as a whole
+    registry = named_after(name) | (read_yaml(file, USE_CASE_FILE).get("registry") or {})
     try:
         return RegistryConfig.model_validate(registry).model_name
     except ValidationError as exc:

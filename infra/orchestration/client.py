@@ -13,10 +13,9 @@ from pathlib import Path
 
 from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import is_held, locked
-from tasks.kernel.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
-LOGGING = PROJECT_ROOT / "infra" / "orchestration" / "logging.yml"
+LOGGING = Path(__file__).with_name("logging.yml")
 ASK_AGAIN_CODES = "500"
 """The server answers so while its database or its Redis is away. By itself Prefect's client asks
 again only when the server is away or busy, so a restart of PostgreSQL would end every run that says

@@ -18,7 +18,13 @@ import psutil
 
 from infra.orchestration.client import is_running, read_password
 from infra.platform.api import NotFoundError, PrefectApi, runs_of
-from infra.platform.config import COORDINATOR, PlatformConfig, require_free_ports, stored_config
+from infra.platform.config import (
+    CONFIG_VARIABLE,
+    COORDINATOR,
+    PlatformConfig,
+    require_free_ports,
+    stored_config,
+)
 from infra.platform.files import (
     PlatformFiles,
     PlatformState,
@@ -96,13 +102,15 @@ def _begin(
     log = files.log(SUPERVISOR)
     make_folder(log.parent)
     rotate(log)
+    # The stored configuration is that of the file with the command's options over it.
+    inherited = {name: v for name, v in environment.items() if name != CONFIG_VARIABLE}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "falaj", "--home", str(files.home), "supervise"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**environment, "FALAJ_HOME": str(files.home)},
+            env={**inherited, "FALAJ_HOME": str(files.home)},
             cwd=PROJECT_ROOT,
             start_new_session=True,  # the terminal's Ctrl-C and its end are not for it
         )

@@ -98,12 +98,33 @@ class DatasetSchema(Contract):
         return codes, numbers
 
 
-class SourceFile(Contract):
-    """The file outside from which a raw table was read."""
+ColumnKind = Literal["text", "integer", "number", "boolean", "timestamp"]
 
-    uri: str = Field(description="As the feature repository names it.")
-    sha256: str = Field(min_length=64, max_length=64)
-    num_bytes: NonNegativeInt
+
+class TableShape(Contract):
+    """What a table is like before any row is seen; rules are made of it where none are written."""
+
+    row: str = Field(description="What a row is, in words.")
+    columns: dict[str, ColumnKind]
+    key: tuple[str, ...] = Field(description="Columns that name one row.")
+    present: tuple[str, ...] = Field(description="Columns that are never null.")
+    time_column: str | None = Field(default=None, description="Places a row in a window.")
+    stays_in_window: bool = Field(default=False, description="It holds rows of one window alone.")
+    label: str | None = None
+    task: TaskKind = "classification"
+
+
+class SourceFile(Contract):
+    """Where a raw table was read from, and the state in which it was."""
+
+    uri: str = Field(description="As the feature repository names it, with the version read.")
+    sha256: str = Field(
+        min_length=64,
+        max_length=64,
+        description="Of the file; of several, over their names and digests; of what tells a "
+        "version of its own, over that.",
+    )
+    num_bytes: NonNegativeInt = Field(description="Of the files that can hold rows of the window.")
 
 
 class TableRef(Contract):

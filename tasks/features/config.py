@@ -1,12 +1,15 @@
 """What a feature repository says about its data: raw tables, feature tables, training set."""
 
 import json
+import math
+import re
 from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,7 +19,9 @@ from pydantic import (
 )
 
 from tasks.contracts.data import TaskKind
+from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
 from tasks.features.tables.raw_files import FrozenConfig, Identifier, RawTable
+from tasks.kernel.settings import USE_CASE_FILE
 
 CLOCK_SKEW = timedelta(minutes=5)
 """So far may another clock be ahead of ours."""
@@ -40,17 +45,43 @@ class StagingQuery(FrozenConfig):
 
     name: Identifier = Field(description="Table that the queries read.")
     sql: RepositoryFile = Field(description="File of the query in the feature repository.")
+    time_column: Identifier | None = Field(
+        default=None, description="Moment of a row, for tables that are declared `from` this one."
+    )
+    key: tuple[Identifier, ...] = Field(
+        default=(), description="Columns that name a row, for a training set `from` this table."
+    )
+
+
+_FROM = AliasChoices("from", "source")
+"""`from` cannot be the name of a field in Python."""
 
 
 class FeatureTable(FrozenConfig):
     """One table of features, the source of one feature view.
 
     Its query gives the entity keys, `event_timestamp` (the moment from which the values are known),
-    `created` (the moment at which they are in the store) and the features.
+    `created` (the moment at which they are in the store) and the features. Instead of a query it
+    may name a raw or staging table (`from`), of whose rows it holds `aggregates`, or the columns.
     """
 
     name: Identifier = Field(description="Table, and the feature view that reads it.")
-    sql: RepositoryFile = Field(description="File of the query in the feature repository.")
+    sql: RepositoryFile = Field(
+        default="", description="File of the query in the feature repository."
+    )
+    source: str = Field(
+        default="",
+        validation_alias=_FROM,
+        description="Raw or staging table that the features are of, instead of a query.",
+    )
+    aggregates: tuple[str, ...] = Field(
+        default=(),
+        description="Features over the events of a time up to each event, such as "
+        "`mean(amount) over 1h, 7d`; none: the columns of the row itself.",
+    )
+    known_after: Duration = Field(
+        default="0m", description="An event is in the store so much later, such as 15m."
+    )
     parameters: dict[Identifier, str] = Field(
         default={}, description="Texts that take the place of `${name}` in the query."
     )
@@ -58,7 +89,14 @@ class FeatureTable(FrozenConfig):
         min_length=1, description="Columns that name the entity."
     )
     lookback_hours: NonNegativeInt = Field(
-        description="A row depends on no raw row older than this; 0 for a static table."
+        default=0,
+        description="A row depends on no raw row older than this; 0 for a static table. By "
+        "default the longest time of declared aggregates.",
+    )
+    ttl_hours: NonNegativeFloat | None = Field(
+        default=None,
+        description="A value older than this is none; 0: it never grows too old. None: the longest "
+        "time of declared aggregates, else 0.",
     )
     known_ahead_hours: NonNegativeInt = Field(
         default=0,
@@ -71,23 +109,113 @@ class FeatureTable(FrozenConfig):
         description="Columns that may hold infinite numbers and any magnitude; elsewhere such "
         "values are refused.",
     )
-    suite: str = Field(min_length=1, description="Expectation suite that judges the table.")
+    suite: str = Field(
+        default_factory=lambda given: f"feature_{given.get('name')}",
+        min_length=1,
+        description="Expectation suite that judges the table; by default feature_<name>.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        _check_origin(self, f"feature table {self.name}")
+        if self.sql and (self.aggregates or span(self.known_after)):
+            raise ValueError(
+                f"feature table {self.name}: aggregates and known_after are of a table with "
+                "`from`; leave them out, or name such a table instead of sql"
+            )
+        if self.source and self.parameters:
+            raise ValueError(
+                f"feature table {self.name}: parameters are of a query, and it has none"
+            )
+        if self.sql and not self.static and "lookback_hours" not in self.model_fields_set:
+            raise ValueError(
+                f"feature table {self.name}: lookback_hours is missing; say how many hours of raw "
+                f"rows before its own moment a row of {self.sql} depends on"
+            )
+        names = [*self.entity_keys, *(feature.name for feature in self.declared)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"feature table {self.name}: aggregates give {', '.join(twice)} twice; name one of "
+                "them with `as`, such as `share(amount > 100) over 7d as large`"
+            )
+        if "lookback_hours" not in self.model_fields_set:
+            object.__setattr__(self, "lookback_hours", math.ceil(self.longest / timedelta(hours=1)))
+        return self
+
+    @property
+    def declared(self) -> tuple[Aggregate, ...]:
+        """The aggregates, one for each feature."""
+        return tuple(feature for text in self.aggregates for feature in parse_aggregate(text))
+
+    @property
+    def longest(self) -> timedelta:
+        """The longest time that an aggregate is over."""
+        return max((span(a.over) for a in self.declared if a.over), default=timedelta(0))
+
+    @property
+    def ttl(self) -> timedelta:
+        """Age beyond which a value is none; 0 where it never grows too old."""
+        return self.longest if self.ttl_hours is None else timedelta(hours=self.ttl_hours)
+
+    @property
+    def origin(self) -> str:
+        """What the features are made by, for people."""
+        return self.sql or f"{self.name} (declared in {USE_CASE_FILE})"
+
+
+def _check_origin(part: "FeatureTable | TrainingSet", what: str) -> None:
+    if bool(part.sql) == bool(part.source):
+        raise ValueError(
+            f"{what} has {'both' if part.sql else 'neither'} sql {'and' if part.sql else 'nor'} "
+            "from; expected one of them: the file of a query, or a raw or staging table"
+        )
 
 
 class TrainingSet(FrozenConfig):
-    """How training rows are made: the entity frame, its label and what the model may see of it."""
+    """How training rows are made: the entity frame, its label and what the model may see of it.
+
+    What is not given and can be read off the query's columns is filled in where the use case is
+    read, see `tasks.features.declared.columns`.
+    """
 
     task: TaskKind = Field(
         default="classification",
         description="`classification`: the label is 0 or 1. `regression`: it is a number.",
     )
-    sql: RepositoryFile = Field(description="File of the query that gives the entity frame.")
-    feature_service: Identifier = Field(description="Feast feature service to retrieve.")
-    suite: str = Field(min_length=1, description="Expectation suite that judges the rows.")
-    row_id: Identifier = Field(description="Column that names a row.")
-    label: Identifier = Field(description="Column that the model learns to predict.")
+    sql: RepositoryFile = Field(
+        default="", description="File of the query that gives the entity frame."
+    )
+    source: str = Field(
+        default="",
+        validation_alias=_FROM,
+        description="Raw or staging table of which each row is a prediction, instead of a query.",
+    )
+    feature_service: Identifier = Field(
+        default="",
+        description="Feast feature service to retrieve; by default `<name of the use case>_v1`.",
+    )
+    suite: str = Field(
+        default="training_set", min_length=1, description="Expectation suite that judges the rows."
+    )
+    row_id: Identifier = Field(
+        default="",
+        description="Column that names a row; by default `row_id` or the query's first column, "
+        "of a table its key.",
+    )
+    label: str = Field(
+        min_length=1,
+        description="Column that the model learns to predict; with `from` also a SQL expression.",
+    )
     label_definition: str = Field(
-        min_length=1, description="What a label of 1, or the label's number, means, in words."
+        default="", description="What a label of 1, or the label's number, means, in words."
+    )
+    label_known_after: Duration | None = Field(
+        default=None,
+        description="With `from`: a label is known so long after the moment of its row, as 30d.",
+    )
+    predict_after: Duration = Field(
+        default="0m",
+        description="With `from`: the prediction is made so long after the moment of the row.",
     )
     label_unit: str = Field(
         default="", max_length=30, description="Unit of a label that is a number, for people."
@@ -97,12 +225,23 @@ class TrainingSet(FrozenConfig):
         description="Number among the model's inputs that is itself the plainest prediction of the "
         "label, such as its last known value; a regression is judged by what it adds to it.",
     )
-    exclusion: Identifier = Field(description="Column that says why a row carries no label.")
+    exclusion: Identifier = Field(
+        default="excluded", description="Column that says why a row carries no label."
+    )
+    ignore: tuple[Identifier, ...] = Field(
+        default=(),
+        description="Columns that the model does not see although it could, such as what becomes "
+        "known after the prediction.",
+    )
     categorical: tuple[Identifier, ...] = Field(
-        description="Columns of the entity frame that the model takes as categories."
+        default=(),
+        description="Columns of the entity frame that the model takes as categories; by default "
+        "its texts and booleans.",
     )
     numeric: tuple[Identifier, ...] = Field(
-        description="Columns of the entity frame that the model takes as numbers."
+        default=(),
+        description="Columns of the entity frame that the model takes as numbers; by default its "
+        "numbers.",
     )
     unbounded: tuple[Identifier, ...] = Field(
         default=(), description="Columns of the entity frame that may hold infinite numbers."
@@ -112,6 +251,44 @@ class TrainingSet(FrozenConfig):
         description="Inputs, such as `view__feature`, that are known in time although they carry "
         "nearly all that the model knows: no leak is suspected in them.",
     )
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        _check_origin(self, "the training set")
+        is_name = re.fullmatch(r"[a-z][a-z0-9_]*", self.label)
+        if self.sql and (self.label_known_after or span(self.predict_after) or not is_name):
+            raise ValueError(
+                "the training set: label_known_after, predict_after and a label that is a SQL "
+                f"expression (now {self.label!r}) are of a training set with `from`; the query "
+                f"{self.sql} itself says when and what"
+            )
+        known = self.label_known_after
+        if known and span(known) <= span(self.predict_after):
+            raise ValueError(
+                f"the training set: the label is known {known} after the moment of its row, and "
+                f"the prediction is made {self.predict_after} after it; expected it before"
+            )
+        return self
+
+    @property
+    def label_column(self) -> str:
+        """Column of the entity frame that holds the label."""
+        return self.label if re.fullmatch(r"[a-z][a-z0-9_]*", self.label) else "label"
+
+    @property
+    def label_words(self) -> set[str]:
+        """Names of the columns that the label is made of, among other words of its expression.
+
+        None where it looks at other rows, as `lead(price) OVER (...) > price` does: whoever knows
+        this row's price does not know that label.
+        """
+        words = words_of(self.label)
+        return set() if words & {"over", "select"} else words
+
+    @property
+    def origin(self) -> str:
+        """What the entity frame is made by, for people."""
+        return self.sql or f"training_set (declared in {USE_CASE_FILE})"
 
     @model_validator(mode="after")
     def _baseline_is_of_a_number(self) -> Self:
@@ -206,6 +383,80 @@ class FeatureConfig(FrozenConfig):
             if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"table {', '.join(repeated)} is declared twice")
         return self
+
+    @model_validator(mode="after")
+    def _sources_are_there(self) -> Self:
+        known = [query.name for query in self.staging] + [table.name for table in self.raw_tables]
+        declared: tuple[FeatureTable | TrainingSet, ...] = (*self.feature_tables, self.training_set)
+        for part in declared:
+            if part.source and part.source not in known:
+                raise ValueError(
+                    f"{part.origin}: there is no raw or staging table {part.source!r}; there are "
+                    f"{', '.join(known)}"
+                )
+        tables = tuple(self._with_history(table) for table in self.feature_tables)
+        object.__setattr__(self, "feature_tables", tables)
+        spec = self.training_set
+        if spec.source and self.time_of(spec.source) is None:
+            raise ValueError(_no_time("the training set", spec.source))
+        for table in self.feature_tables:
+            for feature in table.declared:
+                wait = self.label_wait(table, feature)
+                if wait and wait >= span(feature.over or "0m"):
+                    raise ValueError(
+                        f"feature table {table.name}: {feature.name} is of the label, which is not "
+                        f"known at its event but {spec.label_known_after or 'some time'} later; "
+                        "choose a time `over` which some are known, longer than that"
+                    )
+        return self
+
+    def _with_history(self, table: FeatureTable) -> FeatureTable:
+        """A table whose rows have no moments is static."""
+        if not table.source or self.time_of(table.source):
+            return table
+        if table.aggregates or any(query.name == table.source for query in self.staging):
+            raise ValueError(_no_time(f"feature table {table.name}", table.source))
+        return table.model_copy(update={"static": True})
+
+    def time_of(self, source: str) -> str | None:
+        """Column with the moments of a raw or staging table; queries hide raw tables' names."""
+        found = {table.name: table.time_column for table in self.raw_tables}
+        return {**found, **{query.name: query.time_column for query in self.staging}}[source]
+
+    def key_of(self, source: str) -> tuple[str, ...]:
+        """Columns that name a row of a raw or staging table; none where nothing says so."""
+        found = {table.name: table.key for table in self.raw_tables}
+        return {**found, **{query.name: query.key for query in self.staging}}[source]
+
+    def columns_of(self, source: str) -> tuple[str, ...] | None:
+        """Columns of a raw table; None of a staging table, which its query gives."""
+        known = {t.name: tuple(t.columns) for t in self.raw_tables}
+        return None if any(q.name == source for q in self.staging) else known[source]
+
+    @property
+    def entity_keys(self) -> tuple[str, ...]:
+        """Columns that name entities, each once."""
+        return tuple(dict.fromkeys(k for table in self.feature_tables for k in table.entity_keys))
+
+    def label_wait(self, table: FeatureTable, feature: Aggregate) -> timedelta:
+        """So long before an event the label must lie to be known at it, where a feature is of it.
+
+        Whatever the label is made of counts as the label, except keys and moments.
+        """
+        spec = self.training_set
+        if table.source != spec.source:
+            return timedelta(0)
+        harmless = {*table.entity_keys, self.time_of(table.source)}
+        if not (spec.label_words & words_of(feature.expression)) - harmless:
+            return timedelta(0)
+        return max(span(spec.label_known_after or "0m"), timedelta(microseconds=1))
+
+
+def _no_time(what: str, source: str) -> str:
+    return (
+        f"{what} is from {source}, whose rows have no moments; name their time_column there, or "
+        "write a query"
+    )
 
 
 def recorded_config(text: str) -> FeatureConfig:

@@ -7,22 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-import duckdb
 import pyarrow.parquet as pq
 from feast import FeatureService, FeatureStore
 from feast.infra.offline_stores.offline_store import RetrievalJob
 from feast.types import String
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import (
-    DatasetSchema,
-    ExcludedRows,
-    FeatureSnapshot,
-    FeatureTables,
-    NumberSummary,
-)
+from tasks.contracts.data import DatasetSchema, FeatureSnapshot, FeatureTables
 from tasks.features.access.store import (
-    Definition,
     apply_definitions,
     find_service,
     load_definitions,
@@ -30,25 +22,18 @@ from tasks.features.access.store import (
 )
 from tasks.features.access.versions import ServiceVersion, newest_version
 from tasks.features.config import FeatureConfig, TrainingSet
-from tasks.features.offline.duck import (
-    NUMBERS,
-    duckdb_session,
-    endless_numbers,
-    set_window,
-    sql_name,
-    sql_text,
-)
-from tasks.features.tables.build import features_folder, read_query, register_raw, run_query
+from tasks.features.declared.definitions import Definition
+from tasks.features.offline.duck import sql_text
+from tasks.features.tables.build import features_folder
+from tasks.features.tables.entities import EVENT_TIME, write_entities
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
-from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
+from tasks.kernel.settings import Settings, StagedFolder
 
 logger = logging.getLogger(__name__)
 
 DATA_FILE = "data.parquet"
-EVENT_TIME = "event_timestamp"
-"""Column of an entity frame with the moment of the prediction."""
 ROW_GROUP_ROWS = 8192
 """Small enough that ranks can share a snapshot by row group."""
 
@@ -117,128 +102,6 @@ def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:
         )
 
 
-def write_entities(
-    tables: FeatureTables,
-    window: TimeWindow,
-    config: FeatureConfig,
-    repo: Path,
-    store: ArtifactStore,
-    target: Path,
-) -> tuple[tuple[ExcludedRows, ...], NumberSummary]:
-    """Write the labelled entity rows; return what was left out, and what labels are like."""
-    spec = config.training_set
-    folders = {t.name: store.path(t.artifact) for t in tables.raw}
-    with duckdb_session(target.parent) as con:
-        register_raw(con, folders, config, repo)
-        set_window(con, window)
-        statement = f"CREATE TEMP TABLE frame AS {read_query(repo, spec.sql)}"
-        run_query(con, statement, spec.sql)
-        _check_frame(con, spec, window)
-        _check_narrower_window(con, spec, repo, window)
-        label, reason = sql_name(spec.label), sql_name(spec.exclusion)
-        counted = con.execute(
-            f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
-        ).fetchall()
-        mean, deviation, low, high = con.execute(
-            f"SELECT avg({label}), stddev_pop({label}), min({label}), max({label}) FROM frame"
-        ).fetchall()[0]
-        con.execute(
-            f"COPY (SELECT * EXCLUDE ({reason}) FROM frame WHERE {label} IS NOT NULL) "
-            f"TO {sql_text(target)} (FORMAT parquet)"
-        )
-    excluded = tuple(ExcludedRows(reason=why or "unstated", num_rows=n) for why, n in counted)
-    return excluded, NumberSummary(mean=mean, deviation=deviation, low=low, high=high)
-
-
-def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: TimeWindow) -> None:
-    types = {row[0]: row[1] for row in con.execute("DESCRIBE frame").fetchall()}
-    wanted = [spec.row_id, EVENT_TIME, spec.label, spec.exclusion]
-    if missing := [c for c in (*wanted, *spec.categorical, *spec.numeric) if c not in types]:
-        raise ConfigurationError(
-            f"query {spec.sql} gives no column {', '.join(missing)}, which the training set names; "
-            "add it to the query or take it out of use_case.yaml. Nothing was retrieved"
-        )
-    if not types[EVENT_TIME].startswith("TIMESTAMP"):
-        raise ConfigurationError(
-            f"query {spec.sql} gives {EVENT_TIME} as {types[EVENT_TIME]}, expected a "
-            f"moment; write {EVENT_TIME}::TIMESTAMPTZ. Nothing was retrieved"
-        )
-    row_id, moment, label = (sql_name(c) for c in (spec.row_id, EVENT_TIME, spec.label))
-    total, distinct, labelled, outside = con.execute(
-        f"SELECT count(*), count(DISTINCT {row_id}), count({label}), count(*) FILTER ("
-        f"{moment} < getvariable('window_start') OR {moment} >= getvariable('window_end') "
-        f"OR {moment} IS NULL) FROM frame"
-    ).fetchall()[0]
-    if distinct != total or outside:
-        raise DataContractError(
-            f"entity frame of {spec.sql}: {total - distinct} of {total} row ids repeat or are "
-            f"null, {outside} rows lie outside {window}; expected unique ids inside the window. "
-            "Nothing was retrieved"
-        )
-    if not labelled:
-        raise DataContractError(
-            f"entity frame of {spec.sql}: none of {total} rows in {window} has a label; choose a "
-            "window whose outcomes are known. Nothing was retrieved"
-        )
-    _check_label(con, spec, types[spec.label])
-    others = types.keys() - set(spec.numeric)
-    if endless := endless_numbers(con, "frame", {*others, *spec.unbounded}):
-        raise DataContractError(
-            f"entity frame of {spec.sql}: {endless}; expected numbers. Divide by nullif(..., 0) "
-            "there, or name the column among `unbounded` of the training set. Nothing was retrieved"
-        )
-
-
-def _check_narrower_window(
-    con: duckdb.DuckDBPyConnection, spec: TrainingSet, repo: Path, window: TimeWindow
-) -> None:
-    """See that the query keeps to a window that ends before the data do, as drift checks ask."""
-    quarter = (window.end - window.start) / 4
-    inner = TimeWindow(start=window.start + quarter, end=window.end - quarter)
-    set_window(con, inner)
-    statement = f"CREATE OR REPLACE TEMP TABLE narrower AS {read_query(repo, spec.sql)}"
-    run_query(con, statement, spec.sql)
-    set_window(con, window)
-    moment = sql_name(EVENT_TIME)
-    total, before, after = con.execute(
-        f"SELECT count(*), count(*) FILTER ({moment} < ?::TIMESTAMPTZ), "
-        f"count(*) FILTER ({moment} >= ?::TIMESTAMPTZ) FROM narrower",
-        [inner.start, inner.end],
-    ).fetchall()[0]
-    con.execute("DROP TABLE narrower")
-    if before or after:
-        raise DataContractError(
-            f"entity frame of {spec.sql}: asked for {inner}, it gives {before:,} rows before and "
-            f"{after:,} after that, of {total:,}; expected none. Bound {EVENT_TIME} by "
-            "getvariable('window_start') and getvariable('window_end') in the query: drift checks "
-            "ask for other windows than training. Nothing was retrieved"
-        )
-
-
-def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, kind: str) -> None:
-    """See that every known label is 0 or 1, or a finite number where the task is regression."""
-    label, is_number = sql_name(spec.label), spec.task == "regression"
-    fits = "TRUE" if kind in NUMBERS or kind.startswith("DECIMAL") else "FALSE"
-    if fits == "TRUE":
-        fits = f"isfinite({label}::DOUBLE)" if is_number else f"{label} IN (0, 1)"
-    found = con.execute(
-        f"SELECT {label}::VARCHAR, count(*), sum(count(*)) OVER () FROM frame "
-        f"WHERE {label} IS NOT NULL AND NOT {fits} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5"
-    ).fetchall()
-    if found:
-        shown = ", ".join(f"{value!r} ({count:,} rows)" for value, count, _ in found)
-        cure = (
-            "a finite number, or null where it is not known; mend the query"
-            if is_number
-            else f"0, 1, or null where it is not known; write ({spec.label} = ...)::INTEGER in the "
-            "query for one of the values, or set task to regression for a number"
-        )
-        raise DataContractError(
-            f"label {spec.label} of {spec.sql} ({kind}) has other values in {found[0][2]:,} rows: "
-            f"{shown}; expected {cure}. Nothing was retrieved"
-        )
-
-
 def _check_defined(service: str, definitions: Sequence[Definition]) -> None:
     """See that the repository defines a service; a registry also holds those it once defined."""
     defined = [o.name for o in definitions if isinstance(o, FeatureService)]
@@ -302,7 +165,7 @@ def _dataset_columns(service: FeatureService, spec: TrainingSet) -> DatasetSchem
     return DatasetSchema(
         row_id=spec.row_id,
         event_time=EVENT_TIME,
-        label=spec.label,
+        label=spec.label_column,
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,

@@ -22,7 +22,6 @@ from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CandidateModel
 from tasks.kernel.retry_policy import RETRIED
-from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -48,14 +47,14 @@ def record_refresh(
 
     Args:
         refresh: what the flow returns.
-        queries: file of each feature table's query, by the table's name.
-        staging: file of each staging table's query, by the table's name.
+        queries: SQL of each feature table, by the table's name.
+        staging: SQL of each staging table, by the table's name.
         commit: of the code.
     """
     from tasks.lineage.steps import queries_with_reads, refresh_steps
 
     raw = frozenset(ref.name for ref in refresh.tables.raw)
-    found = queries_with_reads(_texts(queries), _texts(staging), raw)
+    found = queries_with_reads(queries, staging, raw)
     return _record(list(refresh_steps(refresh, found)), commit)
 
 
@@ -82,8 +81,8 @@ def record_version(
         model: the same, as it was judged.
         dataset: rows of the training, or of the fit, and of the judgement.
         evaluation: the judgement.
-        entities: file of the entity frame's query.
-        staging: file of each staging table's query, by the table's name.
+        entities: SQL of the entity frame.
+        staging: SQL of each staging table, by the table's name.
         commit: of the code.
 
     Returns:
@@ -93,7 +92,7 @@ def record_version(
 
     pins = dataset.snapshot.pins
     raw = frozenset(t.name for t in pins.tables if t.group == "raw") if pins else frozenset()
-    found = queries_with_reads(_texts({"entities": entities}), _texts(staging), raw)
+    found = queries_with_reads({"entities": entities}, staging, raw)
     steps = version_steps(version, model, dataset, evaluation, found["entities"])
     return _record(list(steps), commit)
 
@@ -131,11 +130,6 @@ def record_import(version: ModelVersionRef, imported: ImportedProgram, commit: s
     from tasks.lineage.steps import import_steps
 
     return _record(list(import_steps(version, imported)), commit)
-
-
-def _texts(files: Mapping[str, str]) -> dict[str, str]:
-    repo = Settings.from_environment().feature_repo
-    return {name: (repo / file).read_text(encoding="utf-8") for name, file in files.items()}
 
 
 def _record(steps: list[Step], commit: str) -> int:

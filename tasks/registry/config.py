@@ -29,6 +29,11 @@ class RegistryConfig(Contract):
     )
 
 
+def named_after(use_case: str) -> dict[str, str]:
+    """Names of a use case's model and experiment where it gives none."""
+    return {"model_name": use_case, "experiment": use_case}
+
+
 class ApprovalConfig(Contract):
     """Whether a person must agree before a candidate becomes the champion."""
 

@@ -37,6 +37,8 @@ from tasks.registry.model_folder import (
 )
 
 logger = logging.getLogger(__name__)
+NETWORK = "network"
+"""Model of a training, whose weights another one may begin with."""
 Weighted = TypeVar("Weighted", CalibrationSource, CompressionParent)
 
 
@@ -155,6 +157,8 @@ def find_start(
 ) -> StartingPoint | None:
     """The champion's weights, copied into the store; None where there is no champion.
 
+    None too, with a warning, where the champion is no network of ours.
+
     Where this very training has already made the champion, it began with another version's weights,
     and begins with them again: a repeated run finds its model instead of training on and on.
 
@@ -180,6 +184,9 @@ def find_start(
         dict(training),
     ):
         return manifest.started_from
+    if (made := manifest.training_config.get("model", NETWORK)) != NETWORK:
+        logger.warning("%s is %r, not a network whose weights mean the same here", champion, made)
+        return None
 
     def build(folder: StagedFolder) -> StartingPoint:
         return StartingPoint(

@@ -84,8 +84,13 @@ def profile_table(
         return _Profile(subject.query, suite, window).baseline(table, reviewed)
 
 
-def write_baseline(baseline: Baseline, repo: Path) -> Path:
+def write_baseline(baseline: Baseline, repo: Path, base: Suite | None = None) -> Path:
     """Write the bands beside the hand-written suites, which stay as they are.
+
+    Args:
+        baseline: the bands.
+        repo: the feature repository.
+        base: the suite, where no file holds it.
 
     Returns:
         The file; a person has to review it before it is kept.
@@ -101,7 +106,7 @@ def write_baseline(baseline: Baseline, repo: Path) -> Path:
     write_atomically(
         target, head + yaml.safe_dump(content, sort_keys=False, width=100, default_flow_style=None)
     )
-    read_suite(repo, baseline.suite)  # what was written must be readable
+    read_suite(repo, baseline.suite, base)  # what was written must be readable
     return target
 
 

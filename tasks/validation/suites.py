@@ -10,7 +10,7 @@ A rule that no suite has to write: no number is absurdly large against the basel
 import fnmatch
 import importlib.util
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from tasks.contracts.base import TimeWindow
+from tasks.contracts.data import ColumnKind as ColumnKind
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.validation.baseline import DAYS, Baseline, Statistic, literal, quoted
@@ -46,7 +47,6 @@ BASELINE_FOLDER = "baseline"
 FOLDERS = (BASELINE_FOLDER, "blessed")
 """Where generated bands are looked for; the second is the name that earlier versions gave."""
 
-ColumnKind = Literal["text", "integer", "number", "boolean", "timestamp"]
 Severity = Literal["critical", "warning"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=120)]
@@ -241,17 +241,18 @@ def rule_columns(rule: Rule, entry: int, known: set[str]) -> list[tuple[str, ...
     return [(name,) for name in dict.fromkeys(chain.from_iterable(matched.values()))]
 
 
-def read_suites(repo: Path, names: Mapping[str, str]) -> dict[str, Suite]:
-    """Suites by table name, from the suite names that a feature repository declares.
-
-    Raises:
-        ConfigurationError: as `read_suite`.
-    """
-    return {table: read_suite(repo, suite) for table, suite in names.items()}
+def has_suite(repo: Path, name: str) -> bool:
+    """True where a feature repository has a file of that suite."""
+    return (repo / FOLDER / f"{name}.yaml").exists()
 
 
-def read_suite(repo: Path, name: str) -> Suite:
+def read_suite(repo: Path, name: str, base: Suite | None = None) -> Suite:
     """Read `expectations/<name>.yaml` of a feature repository.
+
+    Args:
+        repo: the feature repository.
+        name: of the suite.
+        base: what holds where there is no such file; None: it must be there.
 
     Raises:
         ConfigurationError: there is no such file, it is no YAML, or an entry of it is wrong.
@@ -265,6 +266,9 @@ def read_suite(repo: Path, name: str) -> Suite:
     try:
         content = read_yaml(path, where)
     except FileNotFoundError as exc:
+        if base is not None:
+            baseline = _read_baseline(repo, name)
+            return with_baseline(base, baseline) if baseline else base
         present = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none"
         raise ConfigurationError(
             f"{where} does not exist in {repo}; it has the suites {present}. Write it, or name one "

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import duckdb
 
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, suites_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
-from tasks.features.snapshot import EVENT_TIME
 from tasks.features.tables.build import published_path
+from tasks.features.tables.entities import EVENT_TIME
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import Settings
 from tasks.validation.expectations import compile_suite, run_checks
 from tasks.validation.outcome import failure_in_words
 from tasks.validation.subject import open_subject
-from tasks.validation.suites import Suite, read_suite
+from tasks.validation.suites import Suite
 
 DAY = timedelta(days=1)
 
@@ -71,21 +71,20 @@ def figures(bench: Bench) -> Measured:
 
 def _sources(config: PipelineConfig, settings: Settings) -> Iterator[Source]:
     repo, store = settings.feature_repo, settings.store
+    suites = suites_of(config, repo)
     landed: LandedRows = land_raw_rows(config.window, config.features, repo, store)
     files = {table.name: store.path(table.artifact) for table in landed.tables}
     for raw in config.features.raw_tables:
-        suite = read_suite(repo, raw.suite)
+        suite = suites.rows[raw.name]
         references = {name: files[name] for name in suite.references}
         yield Source(f"raw-{raw.name}", suite, files[raw.name], raw.time_column, references)
     for table in config.features.feature_tables:
-        suite = read_suite(repo, table.suite)
         folder = published_path(settings.home) / table.name
         column = None if table.static else "event_timestamp"
-        yield Source(f"feature-{table.name}", suite, folder, column, {})
-    training = config.features.training_set
+        yield Source(f"feature-{table.name}", suites.tables[table.name], folder, column, {})
     snapshots = (store.root / "snapshots").glob("*/data.parquet")
     largest = max(snapshots, key=lambda file: file.stat().st_size)
-    yield Source("training", read_suite(repo, training.suite), largest, EVENT_TIME, {})
+    yield Source("training", suites.training_set, largest, EVENT_TIME, {})
 
 
 def _days(window: TimeWindow) -> Iterator[TimeWindow]:

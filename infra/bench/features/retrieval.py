@@ -22,6 +22,7 @@ from infra.bench.parts import Bench
 from infra.bench.processes import run_python
 from tasks.features.access.store import open_store, quiet
 from tasks.features.config import TrainingSet
+from tasks.features.declared.queries import frame_query
 from tasks.features.offline.duck import (
     duckdb_session,
     names,
@@ -30,7 +31,7 @@ from tasks.features.offline.duck import (
     sql_name,
     sql_text,
 )
-from tasks.features.tables.build import current_tables, features_folder, read_query, register_raw
+from tasks.features.tables.build import current_tables, features_folder, register_raw
 from tasks.kernel.settings import Settings
 
 ROUNDS = 3
@@ -119,7 +120,7 @@ def _write_frame(config: PipelineConfig, settings: Settings, target: Path) -> No
     with duckdb_session(target.parent, memory_limit_mb=4000, threads=2) as con:
         register_raw(con, folders, features, settings.feature_repo)
         set_window(con, config.window)
-        query = read_query(settings.feature_repo, features.training_set.sql)
+        query = frame_query(settings.feature_repo, features)
         con.execute(f"COPY ({query}) TO {sql_text(target)} (FORMAT parquet)")
 
 

@@ -1,9 +1,11 @@
 """Profiles: which stores an installation uses, read from one YAML file and checked before use.
 
-`local` is `feature_store.yaml` of the feature repository, any other profile `profiles/<name>.yaml`
-beside it. The files are Feast's own, so its command line reads them too. Secrets and addresses come
-from the environment (`${NAME}`). Everything here runs before a store, file or connection is opened,
-and without importing Feast. Messages name hosts and options, never a user or a password.
+`local`, `server` and `cluster` are in the folder `profiles` beside this module. A repository may
+have its own: `local` as `feature_store.yaml`, any other as `profiles/<name>.yaml`. The files are
+Feast's own, so its command line reads them too. Secrets and addresses come from the environment
+(`${NAME}`), and so do the state folder, and the project in the built-in ones. Everything here runs
+before a store, file or connection is opened, and without importing Feast. Messages name hosts and
+options, never a user or a password.
 """
 
 import importlib
@@ -146,8 +148,10 @@ def profile_file(repo: Path) -> Path:
         ConfigurationError: there is no such profile; the message lists those there are.
     """
     name = Settings.from_environment().profile
-    files = {DEFAULT_PROFILE: repo / "feature_store.yaml"}
-    files |= {file.stem: file for file in sorted((repo / "profiles").glob("*.yaml"))}
+    folders = (Path(__file__).with_name("profiles"), repo / "profiles")
+    files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
+    if (own := repo / "feature_store.yaml").exists():
+        files[DEFAULT_PROFILE] = own
     if name not in files:
         raise ConfigurationError(
             f"profile {name!r} (FALAJ_PROFILE) does not exist; there are: {', '.join(files)}. "
@@ -163,7 +167,7 @@ def read_profile(
 
     Args:
         home: state folder, `${FALAJ_HOME}` in the file.
-        repo: feature repository.
+        repo: feature repository; `${FALAJ_PROJECT}` in a built-in file is its use case.
         environment: values for `${NAME}`; None for those of this process.
 
     Raises:
@@ -182,6 +186,8 @@ def read_profile(
             f"{file.name} holds no settings; expected Feast's YAML. Nothing was opened"
         )
     values = {**(os.environ if environment is None else environment), "FALAJ_HOME": str(home)}
+    if not file.is_relative_to(repo):
+        values["FALAJ_PROJECT"] = Settings(home, repo).use_case.replace("-", "_")
     missing: set[str] = set()
     filled: dict[str, Any] = _fill(described, values, missing)
     if missing:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import pyarrow.parquet as pq
 from feast import Entity, FeatureService, FeatureStore, FeatureView, FileSource
@@ -30,8 +30,9 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, Prog
 
 from tasks.features.access.profile import profile_file, read_profile
 from tasks.features.access.versions import apply_service_versions, is_kept, number_views
+from tasks.features.declared.definitions import Definition, derived_definitions, derived_permissions
 from tasks.features.offline.source import source_name
-from tasks.features.tables.ledger import definitions_digest, read_json
+from tasks.features.tables.ledger import defining_files, definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.kernel.files import locked, private_folder, write_atomically
 
@@ -43,7 +44,6 @@ OWNERS = "falaj:owners"
 """Hash in Redis: project to the identity of the registry that holds its definitions."""
 
 _HELD: ContextVar[frozenset[Path]] = ContextVar("falaj_registry_locks", default=frozenset())
-Definition: TypeAlias = Entity | DataSource | FeatureView | FeatureService | Permission
 
 
 class GuardedFeatureStore(FeatureStore):
@@ -345,7 +345,7 @@ def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definitio
 
 
 def load_definitions(repo: Path) -> list[Definition]:
-    """Feast objects of every module at the top of the repository, each once.
+    """Feast objects of every module at the top of the repository, each once, or derived ones.
 
     Modules are imported by their bare names, as Feast does it, and forgotten afterwards, so that
     another repository may have modules of the same names.
@@ -357,6 +357,8 @@ def load_definitions(repo: Path) -> list[Definition]:
     kinds = (Entity, DataSource, FeatureView, FeatureService, Permission)
     found: dict[int, Definition] = {}
     bare_names = [file.stem for file in sorted(repo.glob("*.py"))]
+    if not defining_files(repo):
+        found = {id(value): value for value in derived_definitions(repo)}
     sys.path.insert(0, str(repo))
     try:
         importlib.invalidate_caches()
@@ -377,7 +379,10 @@ def load_definitions(repo: Path) -> list[Definition]:
                 "enough; expected a positive time, or 0 for values that never grow too old. "
                 "Mend the feature definitions. Nothing was applied"
             )
-    return list(found.values())
+    objects = list(found.values())
+    if not any(isinstance(o, Permission) for o in objects):
+        objects += derived_permissions(objects)
+    return objects
 
 
 def _imported(name: str, repo: Path) -> ModuleType:

@@ -70,7 +70,7 @@ def probes(
         return
     lookback = timedelta(hours=table.lookback_hours)
     late = (
-        f"{table.sql} reads raw rows dated after the moment from which its values are known",
+        f"{table.origin} reads raw rows dated after the moment from which its values are known",
         "A model would learn from what is not known yet. Bound the query by the row's own moment; "
         "where such rows are known ahead, as a timetable is, declare known_ahead_hours",
     )
@@ -83,7 +83,7 @@ def probes(
             newest,
             newest.start - lookback,
             None,
-            f"lookback_hours: {table.lookback_hours} is too short for {table.sql}",
+            f"lookback_hours: {table.lookback_hours} is too short for {table.origin}",
             "A refresh of single hours would give other values than training had. Declare the "
             "hours that the query reads, or bound them in the query",
         )

@@ -27,7 +27,8 @@ from pydantic import ValidationError
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, TableRef, ValidatedRows, ValidationResult
 from tasks.features.checks.before_publish import PROBED, check_same_data, check_same_rows, probes
-from tasks.features.config import CLOCK_SKEW, LONGEST_LAG, FeatureConfig, FeatureTable, StagingQuery
+from tasks.features.config import CLOCK_SKEW, LONGEST_LAG, FeatureConfig, FeatureTable
+from tasks.features.declared.queries import read_query, table_query
 from tasks.features.offline.duck import (
     duckdb_session,
     endless_numbers,
@@ -67,7 +68,7 @@ def check_computed(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: 
     if endless := endless_numbers(con, "computed", table.unbounded):
         raise DataContractError(
             f"feature table {table.name}: {endless}; expected numbers. Divide by "
-            f"nullif(..., 0) in {table.sql}, or name the column among `unbounded` of the table "
+            f"nullif(..., 0) in {table.origin}, or name the column among `unbounded` of the table "
             "in use_case.yaml. Nothing was published"
         )
     _check_times(con, table, window)
@@ -78,7 +79,7 @@ def _check_columns(con: duckdb.DuckDBPyConnection, table: FeatureTable) -> None:
     needed = {*table.entity_keys, "event_timestamp", "created"}
     if missing := sorted(needed - present):
         raise ConfigurationError(
-            f"query {table.sql} gives no column {', '.join(missing)}; a feature table needs "
+            f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs "
             "its keys, event_timestamp and created. Nothing was changed"
         )
 
@@ -113,14 +114,15 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
             f"feature table {table.name}: {late:,} row(s) have an event_timestamp at or after "
             f"{end:%Y-%m-%dT%H:%MZ}, the newest {newest.isoformat()}; expected moments before "
             f"{'now' if table.static else 'the end of the window'}, from which the values are "
-            f"known. Mend the times, or bound them in {table.sql} by getvariable('window_end'). "
-            "Nothing was published"
+            f"known. Mend the times, or bound them in {table.origin} by "
+            "getvariable('window_end'). Nothing was published"
         )
     if ahead:
         raise DataContractError(
             f"feature table {table.name}: {ahead:,} row(s) have a created that is more than "
             f"{LONGEST_LAG} after now, the latest {latest.isoformat()}; expected the moment at "
-            f"which a row is in the store. Mend {table.sql} or its raw rows. Nothing was published"
+            f"which a row is in the store. Mend {table.origin} or its raw rows. "
+            "Nothing was published"
         )
 
 
@@ -264,27 +266,6 @@ def register_raw(
         run_query(con, f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}", query.sql)
 
 
-def read_query(repo: Path, name: str, parameters: Mapping[str, str] | None = None) -> str:
-    """Text of a query file of the feature repository, its parameters replaced by their texts.
-
-    Raises:
-        ConfigurationError: there is no such file, or it is no UTF-8.
-    """
-    try:
-        text = (repo / name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(
-            f"query {name} of the feature repository is no text in UTF-8 ({exc}); save it as UTF-8"
-        ) from exc
-    except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"the feature repository has no file {name!r}; write it, or change use_case.yaml"
-        ) from exc
-    for parameter, value in (parameters or {}).items():
-        text = text.replace(f"${{{parameter}}}", value)
-    return text
-
-
 def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
     """Run a statement made from the query file `name`; its mistakes become a sentence."""
     try:
@@ -302,8 +283,9 @@ def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None
 
 
 def _rules_digest(config: FeatureConfig, repo: Path) -> str:
-    queries: tuple[StagingQuery | FeatureTable, ...] = (*config.staging, *config.feature_tables)
-    return content_key(list(config.raw_tables), [[q, read_query(repo, q.sql)] for q in queries])
+    staging = [[query, read_query(repo, query.sql)] for query in config.staging]
+    tables = [[table, table_query(repo, table, config)] for table in config.feature_tables]
+    return content_key(list(config.raw_tables), [*staging, *tables])
 
 
 def months_of(window: TimeWindow) -> list[str]:
@@ -356,8 +338,9 @@ class _Draft:
             for probe in probes(self.con, table, rows, window):
                 self._read_raw(max(since, probe.since or since), probe.until)
                 set_window(self.con, probe.of_window(window))
-                text = read_query(self.repo, table.sql, table.parameters)
-                run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}", table.sql)
+                text = table_query(self.repo, table, self.config)
+                made = f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}"
+                run_query(self.con, made, table.origin)
                 check_same_rows(self.con, table, rows, probe)
 
     def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
@@ -389,8 +372,8 @@ class _Draft:
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
         set_window(self.con, felt)
-        text = read_query(self.repo, table.sql, table.parameters)
-        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.sql)
+        text = table_query(self.repo, table, self.config)
+        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.origin)
         check_computed(self.con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")

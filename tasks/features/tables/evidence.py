@@ -26,9 +26,9 @@ from google.protobuf.json_format import MessageToDict
 from tasks.contracts.data import FeatureTables, SnapshotPins, TablePin, TableRef, ViewPin
 from tasks.features.access.store import GuardedFeatureStore
 from tasks.features.access.versions import ServiceVersion, view_digest
-from tasks.features.config import FeatureConfig
+from tasks.features.config import FeatureConfig, TrainingSet
+from tasks.features.declared.queries import frame_query, read_query
 from tasks.features.offline.duck import parquet, sql_name
-from tasks.features.tables.build import read_query
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
@@ -36,6 +36,7 @@ FOLDER = "evidence"
 DEFINITIONS = "definitions.json"
 CONFIGURATION = "features.json"
 RETRIEVAL = "retrieval.sql"
+COMPILED = "sql/training_set.sql"
 SOFTWARE = ("feast", "duckdb", "polars", "pyarrow")
 _VOLATILE = frozenset(
     {"createdTimestamp", "lastUpdatedTimestamp", "materializationIntervals", "versionId", "state"}
@@ -69,9 +70,12 @@ def pin(
     (evidence / RETRIEVAL).write_text(retrieval, encoding="utf-8")
     definitions = _definitions(feast, service, views)
     _write_json(evidence / DEFINITIONS, definitions)
+    spec, frame = config.training_set, frame_query(feast.repo, config)
+    if not spec.sql:  # what it was compiled to then is what verifies it later
+        config = config.model_copy(update={"training_set": _of_query(spec)})
     _write_json(evidence / CONFIGURATION, config.model_dump(mode="json"))
-    queries = [config.training_set.sql, *(query.sql for query in config.staging)]
-    texts = [(name, read_query(feast.repo, name)) for name in queries]
+    texts = [(config.training_set.sql, frame)]
+    texts += [(query.sql, read_query(feast.repo, query.sql)) for query in config.staging]
     for name, text in texts:
         copy = evidence / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +94,13 @@ def pin(
         software={name: version(name) for name in SOFTWARE},
         evidence=folder.artifact(FOLDER),
     )
+
+
+def _of_query(spec: TrainingSet) -> TrainingSet:
+    """A training set from a table as one of the query that it was compiled to."""
+    plain = TrainingSet.model_fields
+    known = {n: plain[n].default for n in ("source", "label_known_after", "predict_after")}
+    return spec.model_copy(update={**known, "sql": COMPILED, "label": spec.label_column})
 
 
 def pinned_views(feast: FeatureStore, service: ServiceVersion) -> list[FeatureView]:

@@ -22,11 +22,14 @@ from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.profile import profile_file, read_profile, redis_parts
 from tasks.features.config import FeatureConfig
-from tasks.features.tables.build import read_query
+from tasks.features.declared.columns import described_features
+from tasks.features.declared.queries import frame_query, read_query
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import digest_of, locked, write_atomically
 from tasks.kernel.settings import code_digest, content_key
 
+PERMISSIONS_FILE = "permissions.py"
+DERIVATION = Path(__file__).parents[1] / "declared" / "definitions.py"
 SNAPSHOTS = "snapshots"
 RETRIEVAL = (
     "tasks.features.snapshot",
@@ -56,9 +59,22 @@ class Ledger(Contract):
 
 
 def definitions_digest(repo: Path) -> str:
-    """Digest of what decides the feature definitions: all Python files and the store's settings."""
+    """Digest of what decides the feature definitions: all Python files and the store's settings.
+
+    Where they are derived, what they are derived from, and the file that does it.
+    """
     files = [*sorted(repo.glob("*.py")), profile_file(repo)]
-    return content_key([[file.name, digest_of(file)] for file in files])
+    content: list[object] = [[file.name, digest_of(file)] for file in files]
+    if not defining_files(repo):
+        content.append(described_features(repo).content())
+    if PERMISSIONS_FILE not in {file.name for file in files} or not defining_files(repo):
+        content.append(DERIVATION)
+    return content_key(content)
+
+
+def defining_files(repo: Path) -> list[Path]:
+    """Python files that define entities, views and services; without any they are derived."""
+    return [file for file in sorted(repo.glob("*.py")) if file.name != PERMISSIONS_FILE]
 
 
 def training_set_key(
@@ -66,14 +82,14 @@ def training_set_key(
 ) -> str:
     """Digest of everything that decides a training set."""
     spec = config.training_set
-    queries = [spec.sql, *(query.sql for query in config.staging)]
+    texts = [frame_query(repo, config), *(read_query(repo, query.sql) for query in config.staging)]
     return content_key(
         code_digest(__file__, *RETRIEVAL),
         definitions_digest(repo),
         tables.version,
         window,
         spec,
-        [read_query(repo, name) for name in queries],
+        texts,
     )
 
 

@@ -27,7 +27,7 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.validation.outcome import read_outcome
 from tasks.validation.runner import validate_snapshot, validate_table, validate_tables
-from tasks.validation.suites import Suite, read_suite, read_suites
+from tasks.validation.suites import Suite, read_suite
 from tasks.validation.task import validate_landed_rows
 from tests.support.data.installation import Refreshed
 from tests.support.data.repository import days
@@ -78,7 +78,7 @@ def test_real_rows_pass_the_gate_and_are_judged_once(settings: Settings) -> None
     landed = LandedRows(
         window=WEEK, tables=tuple(real_table(settings.store, name) for name in RAW_TABLES)
     )
-    suites = read_suites(REPO, {name: f"raw_{name}" for name in RAW_TABLES})
+    suites = {name: read_suite(REPO, f"raw_{name}") for name in RAW_TABLES}
 
     rows, count = rows_flow(landed, suites)
 
@@ -141,7 +141,7 @@ class Made:
     snapshot: FeatureSnapshot
 
     def suites(self) -> dict[str, Suite]:
-        return read_suites(REPO, {t.name: f"feature_{t.name}" for t in self.tables.tables})
+        return {t.name: read_suite(REPO, f"feature_{t.name}") for t in self.tables.tables}
 
     def validate(self, tables: FeatureTables) -> tuple[ValidationResult, ...]:
         return validate_tables(tables.tables, self.suites(), days(0, 10), self.store, "Nothing")

@@ -27,6 +27,7 @@ from tasks.features.snapshot import service_to_train_on
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.files import digest_of
 from tests.support.data.installation import Installation, Refreshed
+from tests.support.data.profiles import write_profiles
 from tests.support.data.repository import SmallRepository, days
 from tests.support.services.servers import postgres_server
 
@@ -231,7 +232,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_versions_are_kept_in_a_registry_on_postgresql(bench: Bench, postgres: str) -> None:
-    settings = bench.repo / "feature_store.yaml"
+    settings = write_profiles(bench.repo)
     address = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", postgres)
     changed = re.sub(r"path: sqlite:.*", f"path: {json.dumps(address)}", settings.read_text())
     settings.write_text(changed.replace("cache_ttl", "cache_mode: thread\n  cache_ttl"))

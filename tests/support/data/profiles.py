@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.features.access import profile
 from tests.support.services.servers import RedisServer, new_database, postgres_server, redis_server
 
 SPARK = {
@@ -20,6 +21,15 @@ SPARK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
 }
+
+
+def write_profiles(repo: Path, project: str = "flights") -> Path:
+    """Give a repository profiles of its own, like the built-in ones, to change; returns `local`."""
+    (repo / "profiles").mkdir(parents=True)
+    for file in Path(profile.__file__).with_name("profiles").glob("*.yaml"):
+        name = "feature_store.yaml" if file.stem == "local" else f"profiles/{file.name}"
+        (repo / name).write_text(file.read_text().replace("${FALAJ_PROJECT}", project))
+    return repo / "feature_store.yaml"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.kernel.settings import Settings
 from tests.support.data.feature_views import online_store
 from tests.support.data.installation import Installation
+from tests.support.data.profiles import write_profiles
 from tests.support.data.repository import MIDNIGHT, days
 from tests.support.services.servers import RedisServer, redis_server
 
@@ -79,7 +80,7 @@ def made(kind: str, folder: Path, stack: ExitStack) -> Serving:
 
 
 def use_redis(repo: Path, server: RedisServer) -> None:
-    file = repo / "feature_store.yaml"
+    file = write_profiles(repo)
     head, rest = file.read_text().split("online_store:\n")
     rest = rest[rest.index("batch_engine:") :]
     online = {"online_store": online_store("redis", server.connection_string)}

@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flows.feature_refresh import suites_of_tables
+from flows.config import suites_of
+from flows.feature_refresh import bounded_suites
 from tasks.contracts.data import FeatureTables
 from tasks.kernel.errors import DataContractError
 from tasks.validation.runner import validate_tables
@@ -29,7 +30,7 @@ def multiplied(factor: float, since: str, column: str = "amount") -> pd.DataFram
 def validated(shop: Shop, rows: pd.DataFrame) -> FeatureTables:
     shop.write("orders", rows)
     tables, config = shop.tables(), shop.config
-    suites = suites_of_tables(config)
+    suites = bounded_suites(suites_of(config, shop.repo).tables, config)
     validate_tables(tables.tables, suites, config.window, shop.store, "Nothing")
     return tables
 

@@ -10,11 +10,10 @@ from tasks.features.access.profile import profile_file, read_profile
 from tasks.features.access.store import open_store
 from tasks.features.config import recorded_config
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError
-from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.data.profiles import write_profiles
 from tests.support.data.repository import SmallRepository
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:feast")
-FLIGHTS = PROJECT_ROOT / "feature_repo" / "flights"
 REDIS = "127.0.0.1:6379"
 REGISTRY = "postgresql+psycopg://feast:secret@127.0.0.1/feast"
 ENVIRONMENT = {"FALAJ_REDIS": REDIS, "FALAJ_REGISTRY_URL": REGISTRY}
@@ -24,8 +23,7 @@ ENVIRONMENT = {"FALAJ_REDIS": REDIS, "FALAJ_REGISTRY_URL": REGISTRY}
 def repo(tmp_path: Path) -> Path:
     """The profiles of the project, in a folder to spoil."""
     folder = tmp_path / "feature_repo"
-    shutil.copytree(FLIGHTS / "profiles", folder / "profiles")
-    shutil.copy(FLIGHTS / "feature_store.yaml", folder)
+    write_profiles(folder)
     return folder
 
 
@@ -67,7 +65,7 @@ def test_an_unknown_profile_is_answered_with_those_there_are(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", "../server")
-    with pytest.raises(ConfigurationError, match=r"'\.\./server'.*local, cluster, server"):
+    with pytest.raises(ConfigurationError, match=r"'\.\./server'.*cluster, local, server"):
         profile_file(repo)
 
 
