@@ -18,6 +18,7 @@ from tasks.kernel.files import temporary_files
 
 COMMANDS = {
     "Loop": {
+        "init": ("onboarding.commands:init", "Begin a project from a file."),
         "check": ("onboarding.commands:check", "Find mistakes in a project without training."),
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
         "train": ("loop:train", "Train, judge and register a candidate."),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from falaj.context import AsJson, Here
 from falaj.loop import row
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from falaj.onboarding.findings import Finding
 
 NUM_LEADING = 3
+Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
 
 def check(*, as_json: AsJson = False, context: Here) -> int:
@@ -59,3 +61,49 @@ def _described(report: CheckReport, findings: list[Finding]) -> list[str]:
     seconds = sum(report.seconds.values())
     found = f"{errors} error(s), {len(findings) - errors} warning(s)" if findings else "no mistake"
     return [*lines, row("Checked", f"{report.name} in {seconds:.1f} s: {found}")]
+
+
+def init(
+    folder: Path,
+    /,
+    *,
+    data: Path | None = None,
+    label: str | None = None,
+    time: str | None = None,
+    key: str | None = None,
+    template: Template = "table",
+    label_known_after: str | None = None,
+    horizon: str | None = None,
+    time_zone: str | None = None,
+    yes: bool = False,
+) -> list[str]:
+    """Begin a project from a file: propose task, types, keys, features and windows.
+
+    Args:
+        folder: New folder of the project; its name is that of the use case.
+        data: A CSV, Parquet or JSON file, a folder of such, or a pattern in quotes.
+        label: Column to predict: yes or no, 0 or 1, true or false, or a number.
+        time: Column that says when a row happened (default: the only one with times).
+        key: Column that histories are of, such as the customer (default: a guess).
+        template: `table`: each row is a prediction. `events`: the same of a log, with windows of
+            hours. `timeseries`: the label some time ahead. `flights`, `traffic`: shipped examples.
+        label_known_after: So long after its row's time a label is known, such as 30d.
+        horizon: Of a time series: so far ahead the prediction is, such as 24h.
+        time_zone: Zone of times that are written without one (default: UTC).
+        yes: Ask nothing; what only you can know is assumed, and said.
+    """
+    from falaj.onboarding.project import Wishes, begin, copy_example
+
+    if template in ("flights", "traffic"):
+        return copy_example(template, folder)
+    wishes = Wishes(
+        label=label,
+        time=time,
+        key=key,
+        template=template,
+        label_known_after=label_known_after,
+        horizon=horizon,
+        time_zone=time_zone,
+        ask=None if yes or not sys.stdin.isatty() else input,
+    )
+    return begin(folder.resolve(), data, wishes)
