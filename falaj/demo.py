@@ -2,10 +2,11 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from falaj.context import Here
+from falaj.context import Here, Shown, row
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import USE_CASE_FILE
 
@@ -32,7 +33,7 @@ def demo(
     folder: Path = Path("falaj-demo"),
     example: Literal["flights", "traffic"] = "flights",
     context: Here,
-) -> list[str]:
+) -> Shown:
     """Copy an example project and run its whole loop; ends with the report's place.
 
     Horovod is built first where this environment has none. Call it again to resume.
@@ -40,8 +41,12 @@ def demo(
     Args:
         folder: The new project.
         example: `flights`: will a flight be late? `traffic`: how many vehicles will pass?
+
+    Examples:
+        falaj demo
+        falaj demo --example traffic --folder traffic
     """
-    from falaj.loop import row, run
+    from falaj.loop import run
     from falaj.setup import setup
     from tasks.kernel.extras import has_horovod, require_extras
 
@@ -57,5 +62,6 @@ def demo(
         setup()
     os.environ["FALAJ_FEATURE_REPO"] = str(folder)
     print("Now the loop: features, training, judging, conversion, promotion, drift, report")
-    lines = run(context=context)
-    return [*lines, row("Project", f"{folder}; in it, `falaj status` and all other commands work")]
+    ran = run(context=context)
+    project = row("Project", f"{folder}; in it, `falaj status` and all other commands work")
+    return replace(ran, lines=[*ran.lines, project])
