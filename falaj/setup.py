@@ -23,6 +23,9 @@ def setup(*, nccl: bool = False) -> None:
 
     Args:
         nccl: For GPUs too; needs a PyTorch built for CUDA and a CUDA toolkit.
+
+    Examples:
+        falaj setup
     """
     from infra.provision.machine import SetupError
     from infra.setup import set_up_horovod
@@ -64,6 +67,10 @@ def demo(
     Args:
         folder: The new project.
         example: `flights`: will a flight be late? `traffic`: how many vehicles will pass?
+
+    Examples:
+        falaj demo
+        falaj demo --example traffic --folder traffic
     """
     from falaj.loop import run
     from tasks.kernel.extras import has_horovod, require_extras

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from falaj.context import Here, Shown, row
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from falaj.onboarding.findings import Finding
 
 NUM_LEADING = 3
+Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
 
 def check(*, context: Here) -> Shown:
@@ -52,3 +55,54 @@ def _described(report: CheckReport, findings: list[Finding]) -> list[str]:
     seconds = sum(report.seconds.values())
     found = f"{errors} error(s), {len(findings) - errors} warning(s)" if findings else "no mistake"
     return [*lines, row("Checked", f"{report.name} in {seconds:.1f} s: {found}")]
+
+
+def init(
+    folder: Path,
+    /,
+    *,
+    data: Path | None = None,
+    label: str | None = None,
+    time: str | None = None,
+    key: str | None = None,
+    template: Template = "table",
+    label_known_after: str | None = None,
+    horizon: str | None = None,
+    time_zone: str | None = None,
+    context: Here,
+) -> list[str]:
+    """Begin a project from a file: propose task, types, keys, features and windows.
+
+    Args:
+        folder: New folder of the project; its name is that of the use case.
+        data: A CSV, Parquet or JSON file, a folder of such, or a pattern in quotes.
+        label: Column to predict: yes or no, 0 or 1, true or false, or a number.
+        time: Column that says when a row happened (default: the only one with times).
+        key: Column that histories are of, such as the customer (default: a guess).
+        template: `table`: each row is a prediction. `events`: the same of a log, with windows of
+            hours. `timeseries`: the label some time ahead. `flights`, `traffic`: shipped examples.
+        label_known_after: So long after its row's time a label is known, such as 30d.
+        horizon: Of a time series: so far ahead the prediction is, such as 24h.
+        time_zone: Zone of times that are written without one (default: UTC).
+
+    With --yes nothing is asked; what only you can know is assumed, and said.
+
+    Examples:
+        falaj init shop --data orders.parquet --label churned --time ordered_at --key customer
+        falaj init cases --template flights
+    """
+    from falaj.onboarding.project import Wishes, begin, copy_example
+
+    if template in ("flights", "traffic"):
+        return copy_example(template, folder)
+    wishes = Wishes(
+        label=label,
+        time=time,
+        key=key,
+        template=template,
+        label_known_after=label_known_after,
+        horizon=horizon,
+        time_zone=time_zone,
+        ask=None if context.assume_yes or not sys.stdin.isatty() else input,
+    )
+    return begin(folder.resolve(), data, wishes)
