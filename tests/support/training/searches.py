@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, read_pipeline_config
 from flows.training import run_trials
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import StudyRecord

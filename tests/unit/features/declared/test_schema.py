@@ -1,6 +1,6 @@
 """The JSON schema of a use case is that of the code, and what the project ships keeps to it.
 
-After a change that is meant: `python -m flows.schema > docs/reference/use-case.schema.json`.
+After a change that is meant: `python -m tests.support.suite.schema > flows/use-case.schema.json`.
 """
 
 import json
@@ -11,11 +11,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from flows.schema import use_case_schema
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.declared import USE_CASE
+from tests.support.suite.schema import use_case_schema
 
-WRITTEN = PROJECT_ROOT / "docs" / "reference" / "use-case.schema.json"
+WRITTEN = PROJECT_ROOT / "flows" / "use-case.schema.json"
 USE_CASES = [
     *sorted((PROJECT_ROOT / "feature_repo").glob("*/use_case.yaml")),
     *sorted((PROJECT_ROOT / "tests" / "support" / "data").glob("*/use_case.yaml")),
