@@ -1,6 +1,6 @@
 """JSON schema of `use_case.yaml`, by which editors complete and check it.
 
-`python -m flows.schema > docs/reference/use-case.schema.json` writes it; a test compares them.
+`python -m tests.support.suite.schema > flows/use-case.schema.json` writes it; a test compares them.
 """
 
 import json
