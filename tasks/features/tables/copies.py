@@ -43,6 +43,16 @@ def about(table: RawTable) -> Iterator[None]:
         yield
     except (ConfigurationError, DataContractError, TransientError) as exc:
         raise type(exc)(f"raw table {table.name}: {exc}. Nothing was landed") from exc
+    except FileNotFoundError as exc:
+        raise TransientError(
+            f"raw table {table.name}: {exc.filename} went away while it was read; run again. "
+            "Nothing was landed"
+        ) from exc
+    except PermissionError as exc:
+        raise ConfigurationError(
+            f"raw table {table.name}: {exc.filename} may not be read ({exc.strerror}); give this "
+            "user the right to read it. Nothing was landed"
+        ) from exc
 
 
 def digest_of_states(states: Sequence[tuple[str, str]]) -> str:

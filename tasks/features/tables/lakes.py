@@ -23,7 +23,9 @@ from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import ANSWER_S, CONNECT_S, s3_endpoint
 from tasks.kernel.errors import ConfigurationError, TransientError
 
-PASSING = re.compile(r"connect|timed? ?out|timeout|NETWORK|dns|50[0234]|slow ?down", re.IGNORECASE)
+PASSING = re.compile(
+    r"connect|timed? ?out|timeout|NETWORK|dns|\b50[0234]\b|slow ?down", re.IGNORECASE
+)
 
 
 def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
@@ -134,7 +136,8 @@ def _explained(table: RawTable, kind: str) -> Iterator[None]:
     except (ConfigurationError, TransientError):
         raise
     except Exception as exc:
-        reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+        plain = re.sub(r"\x1b\[\d+m", "", str(exc))
+        reason = f"{type(exc).__name__}: {' '.join(plain.split())}"[:300]
         if PASSING.search(reason):
             raise TransientError(
                 f"the storage of {table.uri!r} does not answer ({reason}); see that the network is "
