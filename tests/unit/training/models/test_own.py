@@ -53,14 +53,14 @@ def test_a_module_beside_the_use_case_is_found_built_and_exported(tmp_path: Path
 
 
 def test_a_name_that_leads_nowhere_is_refused_without_running_code(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no Python module 'nowhere'.*write nowhere.py"):
+    with pytest.raises(ConfigurationError, match=r"no Python module 'nowhere'.*write nowhere\.py"):
         check_source("nowhere:build", tmp_path)
     raising = written(tmp_path, "raising_one", "raise SystemExit(3)\ndef make(c, d): ...\n")
-    with pytest.raises(ConfigurationError, match="binds no such name; it has .*make"):
+    with pytest.raises(ConfigurationError, match=r"binds no such name; it has .*make"):
         check_source(raising, tmp_path)
     check_source("raising_one:make", tmp_path)
     broken = written(tmp_path, "broken_one", "def build(:\n")
-    with pytest.raises(ConfigurationError, match="broken_one.py, line 1: "):
+    with pytest.raises(ConfigurationError, match=r"broken_one\.py, line 1: "):
         check_source(broken, tmp_path)
 
 
