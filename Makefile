@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench image lint format lock clean
+.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -122,6 +122,7 @@ bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/compl
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 	@$(VENV_PYTHON) -m tests.support.suite.readme # which shows some of the figures
 
+.PHONY: image
 image: ## build the serving and the training image, without a daemon; as root (IMAGE_ARGS=serving)
 	@infra/images/build $(IMAGE_ARGS)
 
