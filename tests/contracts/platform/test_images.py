@@ -90,7 +90,12 @@ class Image:
             *("podman", "--runtime", "runc", "run", "--rm", "--network", "none", "--read-only"),
             *("--cap-drop", "all", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp"),
             *(f"--ulimit={name}={number}:{number}" for name, number in hard.items()),
-            *("--volume", f"{folder / 'state'}:/state", "--env", "FALAJ_FEATURE_REPO=/project"),
+            *(
+                "--volume",
+                f"{folder / 'state'}:/var/lib/falaj",
+                "--env",
+                "FALAJ_FEATURE_REPO=/project",
+            ),
             *("--volume", f"{folder / 'third'}:/project:ro"),
         ]
 
