@@ -86,7 +86,13 @@ def test_an_empty_shard_is_refused_with_the_fix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "cores", "local_size", "expected"),
-    [("cpu", 16, 1, 0), ("cuda", 16, 1, 4), ("cuda", 16, 8, 1), ("cuda", 1, 1, 1)],
+    [
+        ("cpu", 16, 1, 0),
+        ("cuda", 16, 1, 8),
+        ("cuda", 16, 4, 3),
+        ("cuda", 16, 8, 1),
+        ("cuda", 1, 1, 1),
+    ],
 )
 def test_a_gpus_rank_reads_ahead_on_the_cores_that_are_free(
     monkeypatch: pytest.MonkeyPatch, device: str, cores: int, local_size: int, expected: int
