@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -43,10 +43,10 @@ NEWEST = timedelta(days=30)
 class SplitDates(Contract):
     """Splits that follow on one another, by the days on which they begin."""
 
-    start: datetime | date = Field(description="Begin of the window and of training.")
-    validation: datetime | date = Field(description="Begin of validation, end of training.")
-    test: datetime | date = Field(description="Begin of the test, end of validation.")
-    end: datetime | date = Field(description="End of the test and of the window.")
+    start: datetime = Field(description="Begin of the window and of training.")
+    validation: datetime = Field(description="Begin of validation, end of training.")
+    test: datetime = Field(description="Begin of the test, end of validation.")
+    end: datetime = Field(description="End of the test and of the window.")
 
     def windows(self, zone: str) -> dict[str, Any]:
         """`window`, `splits` and `current` of a use case.
@@ -55,7 +55,7 @@ class SplitDates(Contract):
             zone: where a day begins that is written without a time.
         """
         moments = [
-            d if isinstance(d, datetime) else datetime.combine(d, time.min, ZoneInfo(zone))
+            d if d.tzinfo or d.time() != time.min else d.replace(tzinfo=ZoneInfo(zone))
             for d in (self.start, self.validation, self.test, self.end)
         ]
         train, validation, test = (TimeWindow(start=s, end=e) for s, e in pairwise(moments))

@@ -104,12 +104,10 @@ ColumnKind = Literal["text", "integer", "number", "boolean", "timestamp"]
 class TableShape(Contract):
     """What a table is like before any row is seen; rules are made of it where none are written."""
 
-    row: str = Field(description="What a row is, in words.")
     columns: dict[str, ColumnKind]
     key: tuple[str, ...] = Field(description="Columns that name one row.")
     present: tuple[str, ...] = Field(description="Columns that are never null.")
     time_column: str | None = Field(default=None, description="Places a row in a window.")
-    stays_in_window: bool = Field(default=False, description="It holds rows of one window alone.")
     label: str | None = None
     task: TaskKind = "classification"
 

@@ -276,6 +276,16 @@ class TrainingSet(FrozenConfig):
         return self.label if re.fullmatch(r"[a-z][a-z0-9_]*", self.label) else "label"
 
     @property
+    def label_words(self) -> set[str]:
+        """Names of the columns that the label is made of, among other words of its expression.
+
+        None where it looks at other rows, as `lead(price) OVER (...) > price` does: whoever knows
+        this row's price does not know that label.
+        """
+        words = words_of(self.label)
+        return set() if words & {"over", "select"} else words
+
+    @property
     def origin(self) -> str:
         """What the entity frame is made by, for people."""
         return self.sql or f"training_set (declared in {USE_CASE_FILE})"
@@ -437,7 +447,7 @@ class FeatureConfig(FrozenConfig):
         if table.source != spec.source:
             return timedelta(0)
         harmless = {*table.entity_keys, self.time_of(table.source)}
-        if not (words_of(spec.label) & words_of(feature.expression)) - harmless:
+        if not (spec.label_words & words_of(feature.expression)) - harmless:
             return timedelta(0)
         return max(span(spec.label_known_after or "0m"), timedelta(microseconds=1))
 

@@ -19,12 +19,14 @@ def base_suite(name: str, shape: TableShape) -> Suite:
     for column, kind in shape.columns.items():
         columns[kind] = (*columns.get(kind, ()), column)
     rules = [_unique(shape), _present(shape)]
-    if shape.stays_in_window and shape.time_column:
+    # A feature table holds more than the rows of one window.
+    has_history = {"created", "event_timestamp"} <= set(shape.present)
+    if shape.time_column and not has_history:
         time = quoted(shape.time_column)
         start, end = "getvariable('window_start')", "getvariable('window_end')"
         derived[OUTSIDE] = f"{time} < {start} OR {time} >= {end}"
         rules.append(_never(OUTSIDE, "every row lies inside the window"))
-    if {"created", "event_timestamp"} <= set(shape.present):
+    if has_history:
         derived[EARLY] = "created < event_timestamp"
         rules.append(_never(EARLY, "a row is in the store from its own moment on, not before"))
     if shape.label and shape.task == "regression":
@@ -34,7 +36,7 @@ def base_suite(name: str, shape: TableShape) -> Suite:
         rules.append(_among(shape.label, [0, 1], "a label is 0 or 1"))
     return Suite(
         suite=name,
-        subject=shape.row,
+        subject=f"a row with its {' and '.join(shape.key)}",
         columns=columns,
         profiling=Profiling(time_column=shape.time_column, skip=_names(shape)),
         derived=derived,

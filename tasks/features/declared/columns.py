@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -33,7 +33,14 @@ MOMENTS = ("event_timestamp", "created")
 NO_REASONS = "excluded"
 """Column of reasons that a query may leave out."""
 WIDE = ("HUGEINT", "UHUGEINT")
-TEXTS, TIMES = ("VARCHAR", "BOOLEAN"), ("TIMESTAMP", "DATE", "TIME")
+TIMES = ("TIMESTAMP", "DATE", "TIME")
+KINDS: dict[str, ColumnKind] = {
+    **dict.fromkeys(NUMBERS, "integer"),
+    **dict.fromkeys(("FLOAT", "DOUBLE", "DECIMAL"), "number"),
+    **dict.fromkeys(("TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE"), "timestamp"),
+    "VARCHAR": "text",
+    "BOOLEAN": "boolean",
+}
 ANY_WINDOW = TimeWindow(
     start=datetime(2000, 1, 1, tzinfo=UTC), end=datetime(2000, 1, 2, tzinfo=UTC)
 )
@@ -64,14 +71,9 @@ class DescribedView:
 class DescribedFeatures:
     """What Feast is told of a use case that holds no definitions of its own."""
 
-    use_case: str
     question: str
     service: str
     views: tuple[DescribedView, ...]
-
-    def content(self) -> dict[str, object]:
-        """All of it as plain data, for a digest."""
-        return asdict(self)
 
 
 def read_features(repo: Path) -> tuple[dict[str, object], FeatureConfig]:
@@ -106,7 +108,8 @@ def completed(config: FeatureConfig, use_case: str, repo: Path) -> FeatureConfig
         "label_definition": words,
     }
     if not {"row_id", "categorical", "numeric"} <= spec.model_fields_set:
-        found |= _inputs(config, frame_columns(config, repo))
+        with _empty_tables(config, repo) as con:
+            found |= _inputs(config, _frame(con, config, repo))
     missing = {name: value for name, value in found.items() if name not in spec.model_fields_set}
     return config.model_copy(update={"training_set": spec.model_copy(update=missing)})
 
@@ -121,28 +124,13 @@ def _inputs(config: FeatureConfig, columns: Types) -> dict[str, object]:
     first = "row_id" if "row_id" in columns else next(iter(columns))
     row_id = spec.row_id or (row_key(config) if spec.source else first)
     hidden = {row_id, spec.label_column, spec.exclusion, *MOMENTS, *config.entity_keys}
-    seen = {c: kind for c, kind in columns.items() if c not in hidden | set(spec.ignore)}
+    seen = {c: KINDS.get(_plain(kind)) for c, kind in columns.items()}
+    left = [c for c in seen if c not in hidden | set(spec.ignore)]
     return {
         "row_id": row_id,
-        "categorical": tuple(c for c, kind in seen.items() if kind in TEXTS),
-        "numeric": tuple(c for c, kind in seen.items() if is_number(kind)),
+        "categorical": tuple(c for c in left if seen[c] in ("text", "boolean")),
+        "numeric": tuple(c for c in left if seen[c] in ("integer", "number")),
     }
-
-
-def is_number(kind: str) -> bool:
-    """True for DuckDB's types of numbers."""
-    return kind in NUMBERS or kind.startswith("DECIMAL")
-
-
-def frame_columns(config: FeatureConfig, repo: Path) -> Types:
-    """Columns of the entity frame.
-
-    Raises:
-        ConfigurationError: a query is missing or wrong.
-    """
-    with _empty_tables(config, repo) as con:
-        spec = config.training_set
-        return described(con, plain_frame(con, frame_query(repo, config), spec), spec.origin)
 
 
 def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) -> str:
@@ -151,20 +139,24 @@ def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) ->
     A label that is true or false becomes 1 or 0, a category that is one a text, and a decimal
     number a binary one. A query without the column of reasons gets one without any.
     """
-    types, casts = described(con, text, spec.origin), {}
-    for column, kind in types.items():
-        if kind == "BOOLEAN":
-            is_number = column in (spec.label_column, *spec.numeric)
-            casts[column] = "TINYINT" if is_number else "VARCHAR"
-        elif kind.startswith("DECIMAL"):
-            casts[column] = "DOUBLE"
+    types = described(con, text, spec.origin)
+    numbers = {"BOOLEAN": "TINYINT", "DECIMAL": "DOUBLE"}
+    others = {**numbers, "BOOLEAN": "VARCHAR"}
+    wanted = dict.fromkeys((spec.label_column, *spec.numeric), numbers)
+    casts = {c: wanted.get(c, others).get(_plain(kind)) for c, kind in types.items()}
     is_there = spec.exclusion in types or spec.exclusion != NO_REASONS
-    if not casts and is_there:
+    replaced = ", ".join(f"{sql_name(c)}::{k} AS {sql_name(c)}" for c, k in casts.items() if k)
+    if not replaced and is_there:
         return text
-    replaced = ", ".join(f"{sql_name(c)}::{kind} AS {sql_name(c)}" for c, kind in casts.items())
     added = "" if is_there else f", NULL::VARCHAR AS {sql_name(spec.exclusion)}"
-    replacing = f" REPLACE ({replaced})" if casts else ""
+    replacing = f" REPLACE ({replaced})" if replaced else ""
     return f"SELECT *{replacing}{added} FROM (\n{text.strip().rstrip(';')}\n)"
+
+
+def _frame(con: duckdb.DuckDBPyConnection, config: FeatureConfig, repo: Path) -> Types:
+    """Columns of the entity frame."""
+    spec = config.training_set
+    return described(con, plain_frame(con, frame_query(repo, config), spec), spec.origin)
 
 
 def described(con: duckdb.DuckDBPyConnection, text: str, name: str) -> Types:
@@ -180,7 +172,7 @@ def described(con: duckdb.DuckDBPyConnection, text: str, name: str) -> Types:
 def _stored(kind: str) -> str:
     if kind in WIDE:
         return "DOUBLE"  # so DuckDB writes them into Parquet
-    return "VARCHAR" if kind.startswith("ENUM") else kind
+    return "VARCHAR" if _plain(kind) == "ENUM" else kind
 
 
 @contextmanager
@@ -209,7 +201,6 @@ def described_features(repo: Path) -> DescribedFeatures:
     with _empty_tables(config, repo) as con:
         views = tuple(_view(con, table, config, repo) for table in config.feature_tables)
     return DescribedFeatures(
-        use_case=str(use_case["name"]),
         question=str(use_case.get("question", "")),
         service=config.training_set.feature_service,
         views=views,
@@ -243,42 +234,32 @@ def table_shapes(config: FeatureConfig, repo: Path) -> dict[str, TableShape]:
     Raises:
         ConfigurationError: as `described_features`.
     """
-    spec = config.training_set
+    spec, shapes = config.training_set, {}
+    for raw in config.raw_tables:
+        columns, moment = _kinds(raw.columns, f"raw table {raw.name}"), raw.time_column
+        present = (*raw.key, moment) if moment else raw.key
+        shapes[f"raw_{raw.name}"] = TableShape(
+            columns=columns, key=raw.key, present=present, time_column=moment
+        )
     with _empty_tables(config, repo) as con:
-        views = {t.name: _view(con, t, config, repo) for t in config.feature_tables}
-        frame = described(con, plain_frame(con, frame_query(repo, config), spec), spec.origin)
-    frame.pop(spec.exclusion, None)
-    prefixed = {f"{v.name}__{c}": kind for v in views.values() for c, kind in v.features.items()}
-    shapes = {
-        f"raw_{table.name}": TableShape(
-            row=f"a row of {table.name}, as it came",
-            columns=_kinds(table.columns, f"raw table {table.name}"),
-            key=table.key,
-            present=(*table.key, *([table.time_column] if table.time_column else [])),
-            time_column=table.time_column,
-            stays_in_window=table.time_column is not None,
-        )
-        for table in config.raw_tables
-    }
-    shapes |= {
-        f"feature_{table.name}": TableShape(
-            row=f"{table.name} of one {' and '.join(table.entity_keys)} at one moment",
-            columns=_kinds(views[table.name].columns, table.origin),
-            key=(*table.entity_keys, MOMENTS[0]),
-            present=(*table.entity_keys, *MOMENTS),
-            time_column=None if table.static else MOMENTS[0],
-        )
-        for table in config.feature_tables
-    }
-    kinds = _kinds({**frame, **prefixed}, spec.origin)
+        seen = _frame(con, config, repo)
+        for table in config.feature_tables:
+            view = _view(con, table, config, repo)
+            seen |= {f"{table.name}__{column}": kind for column, kind in view.features.items()}
+            shapes[f"feature_{table.name}"] = TableShape(
+                columns=_kinds(view.columns, table.origin),
+                key=(*table.entity_keys, MOMENTS[0]),
+                present=(*table.entity_keys, *MOMENTS),
+                time_column=None if table.static else MOMENTS[0],
+            )
+    seen.pop(spec.exclusion, None)
+    kinds = _kinds(seen, spec.origin)
     shapes["training_set"] = TableShape(
-        row="one prediction, with what was known at its moment",
         # Retrieval may widen whole numbers, where some are missing.
         columns={c: "number" if kind == "integer" else kind for c, kind in kinds.items()},
         key=(spec.row_id,),
         present=(spec.row_id, MOMENTS[0], spec.label_column),
         time_column=MOMENTS[0],
-        stays_in_window=True,
         label=spec.label_column,
         task=spec.task,
     )
@@ -286,21 +267,15 @@ def table_shapes(config: FeatureConfig, repo: Path) -> dict[str, TableShape]:
 
 
 def _kinds(columns: Mapping[str, str], what: str) -> dict[str, ColumnKind]:
-    return {column: _kind(kind, column, what) for column, kind in columns.items()}
-
-
-def _kind(kind: str, column: str, what: str) -> ColumnKind:
-    if is_number(kind):
-        return "number" if kind in ("FLOAT", "DOUBLE") or "DECIMAL" in kind else "integer"
-    named: dict[str, ColumnKind] = {
-        "VARCHAR": "text",
-        "BOOLEAN": "boolean",
-        "TIMESTAMPTZ": "timestamp",
-        "TIMESTAMP WITH TIME ZONE": "timestamp",
-    }
-    if kind not in named:
+    if other := {c: kind for c, kind in columns.items() if _plain(kind) not in KINDS}:
         raise ConfigurationError(
-            f"{what} gives {column} as {kind}; expected a text, a number, true or false, or a "
-            f"moment with its time zone. Cast it there, such as {column}::VARCHAR"
+            f"{what} gives {', '.join(f'{c} as {kind}' for c, kind in other.items())}; expected a "
+            "text, a number, true or false, or a moment with its time zone. Cast it there, such as "
+            f"{next(iter(other))}::VARCHAR"
         )
-    return named[kind]
+    return {column: KINDS[_plain(kind)] for column, kind in columns.items()}
+
+
+def _plain(kind: str) -> str:
+    """A type without its precision or values."""
+    return kind.partition("(")[0]

@@ -10,18 +10,15 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import duckdb
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.features.config import FeatureConfig, FeatureTable
-from tasks.features.declared.aggregates import Aggregate, interval, span, words_of
+from tasks.features.declared.aggregates import Aggregate, interval, span
 from tasks.features.offline.duck import sql_name, sql_text
 from tasks.kernel.errors import ConfigurationError
-
-START, END = "getvariable('window_start')", "getvariable('window_end')"
-LABEL = "label_of_row"
-LONG_AGO = "TIMESTAMPTZ '1970-01-01 00:00:00+00'"
-"""From when on a row of a table without history counts as known."""
 
 WINDOWED = {
     "count": "count({value})",
@@ -38,6 +35,8 @@ WINDOWED = {
     "time_since_last": "max({time})",
 }
 OF_ITS_OWN_TYPE = ("min", "max", "first", "last")
+ADDED = ("label_of_row", "label_is_known")
+"""Columns that only a compiled query sees."""
 
 
 def table_query(repo: Path, table: FeatureTable, config: FeatureConfig) -> str:
@@ -48,9 +47,22 @@ def table_query(repo: Path, table: FeatureTable, config: FeatureConfig) -> str:
     """
     if table.sql:
         return read_query(repo, table.sql, table.parameters)
-    if table.static:
-        return _as_they_are(table, config)
-    return _aggregated(table, config) if table.aggregates else _at_each_event(table, config)
+    time = config.time_of(table.source)
+    of_label = _columns_of_label(config) if table.source == config.training_set.source else ()
+    windows: dict[str, str] = {}
+    kind = "static" if table.static else "aggregates" if table.aggregates else "events"
+    return _compiled(
+        kind,
+        source=table.source,
+        keys=table.entity_keys,
+        key=config.key_of(table.source),
+        time=_name(time or ""),
+        known_after=span(table.known_after),
+        longest=table.longest,
+        others=_others(table.source, config, (*table.entity_keys, time, *of_label)),
+        features={a.name: _value(a, table, config, windows) for a in table.declared},
+        windows=windows,
+    )
 
 
 def frame_query(repo: Path, config: FeatureConfig) -> str:
@@ -60,7 +72,23 @@ def frame_query(repo: Path, config: FeatureConfig) -> str:
         ConfigurationError: its file is missing or no text.
     """
     spec = config.training_set
-    return read_query(repo, spec.sql) if spec.sql else _predictions(config)
+    if spec.sql:
+        return read_query(repo, spec.sql)
+    row_id, time = row_key(config), config.time_of(spec.source)
+    hidden = (row_id, time, *_columns_of_label(config), *spec.ignore)
+    return _compiled(
+        "predictions",
+        source=spec.source,
+        time=_name(time or ""),
+        row_id=row_id,
+        parts=[row_id] if spec.row_id or row_id != "row_id" else config.key_of(spec.source),
+        others=_others(spec.source, config, hidden),
+        label=spec.label,
+        label_column=spec.label_column,
+        label_known_after=spec.label_known_after and span(spec.label_known_after),
+        predict_after=span(spec.predict_after),
+        exclusion=spec.exclusion,
+    )
 
 
 def read_query(repo: Path, name: str, parameters: Mapping[str, str] | None = None) -> str:
@@ -95,69 +123,12 @@ def row_key(config: FeatureConfig) -> str:
     return key[0] if len(key) == 1 and key[0] not in config.entity_keys else "row_id"
 
 
-def _as_they_are(table: FeatureTable, config: FeatureConfig) -> str:
-    return f"""\
--- Rows of {table.source}, which has no history: each counts as known since long ago.
-SELECT
-    {_list(table.entity_keys)},
-    {LONG_AGO} AS event_timestamp,
-    {LONG_AGO} AS created,
-    {_others(table.source, config, table.entity_keys)}
-FROM {_name(table.source)}
-WHERE {_has_keys(table)}
-"""
-
-
-def _at_each_event(table: FeatureTable, config: FeatureConfig) -> str:
-    time = str(config.time_of(table.source))
-    is_predicted = table.source == config.training_set.source
-    hidden = (*table.entity_keys, time, *(_columns_of_label(config) if is_predicted else ()))
-    key = config.key_of(table.source)
-    latest = f"QUALIFY {_one_of_a_moment(table, time, key)}\n" if key else ""
-    return f"""\
--- Rows of {table.source} as they are, each from its own moment on.
-SELECT
-    {_list(table.entity_keys)},
-    {_moments(table, time)}
-    {_others(table.source, config, hidden)}
-FROM {_name(table.source)}
-WHERE {_name(time)} >= {START}
-  AND {_name(time)} < {END}
-  AND {_has_keys(table)}
-{latest}"""
-
-
-def _aggregated(table: FeatureTable, config: FeatureConfig) -> str:
-    time = str(config.time_of(table.source))
-    windows: dict[str, str] = {}
-    features = [_feature(a, table, config, windows) for a in table.declared]
-    order = f"PARTITION BY {_list(table.entity_keys)} ORDER BY {_name(time)}"
-    named = [f"{name} AS ({order}\n        {frame})" for name, frame in windows.items()]
-    since = f" - {interval(table.longest)}" if table.longest else ""
-    return f"""\
--- What is known of each {" and ".join(table.entity_keys)} at each row of {table.source}, of this \
-row and those before.
-SELECT
-    {_list(table.entity_keys)},
-    {_moments(table, time)}
-    {_lines(features)},
-FROM {_name(table.source)}
-WHERE {_name(time)} >= {START}{since}
-  AND {_name(time)} < {END}
-  AND {_has_keys(table)}
-WINDOW
-    {_lines(named)}
-QUALIFY {_name(time)} >= {START}
-  AND {_one_of_a_moment(table, time, config.key_of(table.source))}
-"""
-
-
-def _feature(
+def _value(
     aggregate: Aggregate, table: FeatureTable, config: FeatureConfig, windows: dict[str, str]
 ) -> str:
     """SQL of one feature; the window that it is over is added to `windows`."""
-    time = _name(str(config.time_of(table.source)))
-    least, over = interval(timedelta(microseconds=1)), aggregate.over
+    time, over = _name(str(config.time_of(table.source))), aggregate.over
+    least = interval(timedelta(microseconds=1))
     if over is None:
         window, frame = "moment", "CURRENT ROW AND CURRENT ROW"
     elif aggregate.function == "time_since_last":
@@ -168,94 +139,50 @@ def _feature(
         window = f"{'known' if wait else 'last'}_{over}"
         until = f"{interval(wait)} PRECEDING" if wait else "CURRENT ROW"
         frame = f"{interval(span(over))} - {least} PRECEDING AND {until}"
-    windows[window] = f"RANGE BETWEEN {frame}"
+    windows[window] = frame
     function = WINDOWED[aggregate.function].format(value=aggregate.expression or "*", time=time)
     value = f"{function} OVER {window}"
     if aggregate.function == "time_since_last":
         value = f"epoch({time} - {value}) / 3600"
-    if aggregate.function not in OF_ITS_OWN_TYPE:
-        value = f"({value})::FLOAT"
-    return f"{value} AS {_name(aggregate.name)}"
+    return value if aggregate.function in OF_ITS_OWN_TYPE else f"({value})::FLOAT"
 
 
-def _predictions(config: FeatureConfig) -> str:
-    spec, key = config.training_set, row_key(config)
-    time = str(config.time_of(spec.source))
-    shown, after = _name(time), span(spec.predict_after)
-    moment = f"{shown} + {interval(after)}" if after else shown
-    parts = config.key_of(spec.source) if key == "row_id" and not spec.row_id else (key,)
-    texts = ", ".join(f"{_name(part)}::VARCHAR" for part in parts)
-    hidden = (key, time, *_columns_of_label(config), *spec.ignore)
-    label, reasons = LABEL, []
-    if spec.label_known_after:
-        waits = (
-            f"{shown} + {interval(span(spec.label_known_after))}\n"
-            f"            > greatest({END}, (SELECT max({shown}) FROM {_name(spec.source)}))"
-        )
-        label = f"CASE\n        WHEN NOT {waits}\n            THEN {LABEL}\n    END"
-        reasons = [f"        WHEN {waits}\n            THEN 'the label is not known yet'\n"]
-    reasons.append(f"        WHEN {LABEL} IS NULL THEN 'no label'\n")
-    return f"""\
--- Whom to predict for, and when: each row of {spec.source}.
-WITH labelled AS (
-    SELECT
-        *,
-        {spec.label} AS {LABEL},
-    FROM {_name(spec.source)}
-)
-
-SELECT
-    {texts if len(parts) == 1 else f"concat_ws('-', {texts})"} AS {_name(key)},
-    {moment} AS event_timestamp,
-    {_others(spec.source, config, hidden)}
-    {label} AS {_name(spec.label_column)},
-    CASE
-{"".join(reasons)}    END AS {_name(spec.exclusion)},
-FROM labelled
-WHERE {moment} >= {START}
-  AND {moment} < {END}
-"""
-
-
-def _moments(table: FeatureTable, time: str) -> str:
-    lag = span(table.known_after)
-    created = f"{_name(time)} + {interval(lag)}" if lag else _name(time)
-    return f"{_name(time)} AS event_timestamp,\n    {created} AS created,"
-
-
-def _others(source: str, config: FeatureConfig, hidden: Iterable[str]) -> str:
+def _others(source: str, config: FeatureConfig, hidden: Iterable[str | None]) -> list[str]:
     """The columns of a table that are not hidden; of a staging table only DuckDB knows them."""
-    known = config.columns_of(source)
+    left_out, known = {*filter(None, hidden), *ADDED}, config.columns_of(source)
     if known is None:
-        return f"COLUMNS(c -> c NOT IN ({', '.join(map(sql_text, (*hidden, LABEL)))})),"
-    return "".join(f"{_name(c)},\n    " for c in known if c not in hidden).rstrip()
+        return [f"COLUMNS(c -> c NOT IN ({', '.join(map(sql_text, sorted(left_out)))}))"]
+    return [_name(column) for column in known if column not in left_out]
 
 
 def _columns_of_label(config: FeatureConfig) -> tuple[str, ...]:
     """Columns that the label is made of: whoever knows them knows the label."""
-    spec, words = config.training_set, words_of(config.training_set.label)
-    known = config.columns_of(spec.source) or words
+    spec = config.training_set
     spared = {*config.entity_keys, config.time_of(spec.source)}
-    return tuple(sorted((set(known) & words) - spared))
+    known = config.columns_of(spec.source) or spec.label_words
+    return tuple(sorted((set(known) & spec.label_words) - spared))
 
 
-def _has_keys(table: FeatureTable) -> str:
-    return "\n  AND ".join(f"{_name(key)} IS NOT NULL" for key in table.entity_keys)
+def _compiled(template: str, **parts: Any) -> str:
+    return _templates().get_template(f"{template}.sql.j2").render(parts)
 
 
-def _one_of_a_moment(table: FeatureTable, time: str, key: Iterable[str]) -> str:
-    """Condition that holds for one row of an entity at a moment, the last by its key."""
-    parts = f"PARTITION BY {_list((*table.entity_keys, time))}"
-    order = ", ".join(f"{_name(part)} DESC" for part in key)
-    return f"row_number() OVER ({parts}{f' ORDER BY {order}' if order else ''}) = 1"
-
-
-def _lines(parts: Iterable[str]) -> str:
-    return ",\n    ".join(parts)
-
-
-def _list(columns: Iterable[str]) -> str:
-    return ", ".join(map(_name, columns))
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "name": _name,
+        "names": lambda columns: ", ".join(map(_name, columns)),
+        "present": lambda keys: "\n  AND ".join(f"{_name(key)} IS NOT NULL" for key in keys),
+        "later": lambda time: f" + {interval(time)}" if time else "",
+        "earlier": lambda time: f" - {interval(time)}" if time else "",
+    }
+    return made
 
 
 def _name(column: str) -> str:

@@ -12,6 +12,7 @@ import json
 import secrets
 import sqlite3
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,7 +67,7 @@ def definitions_digest(repo: Path) -> str:
     files = [*sorted(repo.glob("*.py")), profile_file(repo)]
     content: list[object] = [[file.name, digest_of(file)] for file in files]
     if not defining_files(repo):
-        content.append(described_features(repo).content())
+        content.append(asdict(described_features(repo)))
     if PERMISSIONS_FILE not in {file.name for file in files} or not defining_files(repo):
         content.append(DERIVATION)
     return content_key(content)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.tables.build import read_query
+from tasks.features.declared.queries import read_query
 from tasks.kernel.errors import DataContractError, WindowError
 from tests.support.data.installation import Installation, Refreshed
 from tests.support.data.repository import SmallRepository, days

@@ -1,4 +1,7 @@
-"""A small copy of the flights feature repository: real rows of a few days, in files to spoil."""
+"""A small copy of the flights feature repository: real rows of a few days, in files to spoil.
+
+Definitions and permissions, which the flights derive, are files here, to be changed.
+"""
 
 import importlib.util
 import shutil
@@ -9,7 +12,6 @@ from tempfile import mkdtemp
 from zipfile import ZipFile
 
 import pandas as pd
-import yaml
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import (
@@ -20,6 +22,7 @@ from tasks.contracts.data import (
     ValidationResult,
 )
 from tasks.features.config import FeatureConfig
+from tasks.features.declared.columns import read_features
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
@@ -65,6 +68,8 @@ class SmallRepository:
             self.path,
             ignore=shutil.ignore_patterns("__pycache__"),
         )
+        for file in Path(__file__).with_name("flights").glob("*.py"):
+            shutil.copy(file, self.path)
         (self.path / "raw").mkdir()
         for file in january().iterdir():
             rows = pd.read_csv(file, dtype=str, keep_default_na=False)
@@ -78,8 +83,7 @@ class SmallRepository:
     @property
     def config(self) -> FeatureConfig:
         """What `use_case.yaml` says about features."""
-        described = yaml.safe_load((self.path / "use_case.yaml").read_text())
-        return FeatureConfig(**described["features"])
+        return read_features(self.path)[1]
 
     def read(self, name: str) -> pd.DataFrame:
         """Raw rows of a table, all as text."""

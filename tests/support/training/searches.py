@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import flow
 
-from flows.config import PipelineConfig
+from flows.config import PipelineConfig, read_pipeline_config
 from flows.training import run_trials
 from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import StudyRecord
@@ -37,9 +36,8 @@ SEARCH = {
 
 def use_case(**search: Any) -> PipelineConfig:
     """The use case of the repository with the windows and the small training of the builders."""
-    use_case = PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml"
-    described = yaml.safe_load(use_case.read_text())
-    described |= {
+    repository = PROJECT_ROOT / "feature_repo" / "flights"
+    described = read_pipeline_config(repository).model_dump(mode="json") | {
         "window": YEAR.model_dump(mode="json"),
         "splits": splits().model_dump(mode="json"),
         "current": month(9).model_dump(mode="json"),

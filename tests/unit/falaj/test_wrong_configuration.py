@@ -51,7 +51,7 @@ def test_a_wrong_entry(repo: Path, capsys: pytest.CaptureFixture[str], words: li
         ("sql/weather.sql", None, None, "sql/weather.sql"),
         ("use_case.yaml", None, "# Z\xfcrich", "UTF-8"),
         ("sql/weather.sql", None, "# Z\xfcrich", "UTF-8"),
-        ("definitions.py", "", "import (\n", "definitions.py, line 1: "),
+        ("definitions.py", None, "import (\n", "definitions.py, line 1: "),
         ("definitions.py", None, 'x = "\0"\n', "definitions.py: source code string"),
         ("expectations/feature_weather.yaml", "_to_be_between", "_to_be_nice", "_to_be_nice"),
         ("expectations/feature_weather.yaml", "units:", "unit:", "feature_weather.yaml"),

@@ -5,12 +5,12 @@ from datetime import timedelta
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from tasks.contracts.data import DatasetSchema, FeatureTables, TableRef
 from tasks.contracts.evaluation import FeatureRanking
 from tasks.features.checks.single_features import rank_single_features
 from tasks.features.config import FeatureConfig
+from tasks.features.declared.columns import read_features
 from tasks.features.tables.build import EMPTY
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore, StagedFolder
@@ -21,8 +21,7 @@ FEATURE = "carrier_stats__landed"
 
 @pytest.fixture(scope="module")
 def config() -> FeatureConfig:
-    file = PROJECT_ROOT / "feature_repo" / "flights" / "use_case.yaml"
-    return FeatureConfig(**yaml.safe_load(file.read_text())["features"])
+    return read_features(PROJECT_ROOT / "feature_repo" / "flights")[1]
 
 
 def trusting(config: FeatureConfig, *columns: str) -> FeatureConfig:
