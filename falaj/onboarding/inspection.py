@@ -144,12 +144,12 @@ def row_key(rows: Rows, time: str, entity: str | None) -> tuple[str, ...]:
             return key
     shared = names(list(start))
     number, example = rows.one(
-        f"SELECT count(*), any_value(k) FROM (SELECT row({shared})::VARCHAR AS k FROM rows GROUP BY "
-        f"{shared} HAVING count(*) > 1)"
+        f"SELECT count(*), any_value(k) FROM (SELECT row({shared})::VARCHAR AS k FROM rows "
+        f"GROUP BY {shared} HAVING count(*) > 1)"
     )
     raise DataContractError(
-        f"no column, and no three with {time}, name one row: {number:,} values of {shared} stand in "
-        f"several rows, such as {example}. Remove the copies, or add a column that numbers the "
+        f"no column, and no three with {time}, name one row: {number:,} values of {shared} stand "
+        f"in several rows, such as {example}. Remove the copies, or add a column that numbers the "
         "rows. Nothing was written"
     )
 
