@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock clean
+.PHONY: help setup run docs serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock wheel clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -134,6 +134,11 @@ format: setup ## format the code
 lock: ## write infra/requirements.lock from pyproject.toml (LOCK_ARGS=--upgrade: newer versions)
 	@$(call with_python,--lock $(LOCK_ARGS))
 
+# From a clean folder: setuptools would take modules that are gone from an older `build`.
+wheel: setup ## build the distribution into dist/
+	@rm -rf build dist && $(VENV_PYTHON) -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
+		--wheel-dir dist . && rm -rf build && ls dist
+
 clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: without)
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
@@ -145,3 +150,7 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
 	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .falaj
+
+docs: setup ## build the documentation site into .site/, strictly: no broken link
+	@$(VENV_PYTHON) -m tests.support.suite.reference
+	@$(VENV_PYTHON) -m zensical build --clean --strict

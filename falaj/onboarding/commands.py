@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from falaj.context import AsJson, Here
-from falaj.loop import row
+from falaj.context import Here, Shown, row
 
 if TYPE_CHECKING:
     from falaj.onboarding.checks import CheckReport
@@ -18,33 +16,29 @@ NUM_LEADING = 3
 Template = Literal["table", "events", "timeseries", "flights", "traffic"]
 
 
-def check(*, as_json: AsJson = False, context: Here) -> int:
+def check(*, context: Here) -> Shown:
     """Find mistakes in a project without training; changes nothing.
 
     Looks at use_case.yaml, the raw files, every query on a sample, keys, splits, gates, and for
     leaks of the future. Exit code 0: no error, 2: the use case is wrong, 4: the data is.
 
-    Args:
-        as_json: Print the findings as JSON.
+    Examples:
+        falaj check
+        falaj check --project shop --json
     """
     from falaj.onboarding.checks import check_project
     from falaj.onboarding.findings import exit_code
 
     report = check_project(context.settings.feature_repo)
     findings = sorted(report.findings, key=lambda finding: finding.severity)
-    if as_json:
-        facts = {
-            "project": report.name,
-            "findings": [finding.facts() for finding in findings],
-            "splits": report.splits,
-            "leading": [{"input": name, "score": score} for name, score in report.leading],
-            "seconds": report.seconds,
-        }
-        lines = [json.dumps(facts, indent=1, default=str)]
-    else:
-        lines = _described(report, findings)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    return exit_code(findings)
+    facts = {
+        "project": report.name,
+        "findings": [finding.facts() for finding in findings],
+        "splits": report.splits,
+        "leading": [{"input": name, "score": score} for name, score in report.leading],
+        "seconds": report.seconds,
+    }
+    return Shown(facts, _described(report, findings), exit_code(findings))
 
 
 def _described(report: CheckReport, findings: list[Finding]) -> list[str]:
@@ -75,7 +69,7 @@ def init(
     label_known_after: str | None = None,
     horizon: str | None = None,
     time_zone: str | None = None,
-    yes: bool = False,
+    context: Here,
 ) -> list[str]:
     """Begin a project from a file: propose task, types, keys, features and windows.
 
@@ -90,7 +84,12 @@ def init(
         label_known_after: So long after its row's time a label is known, such as 30d.
         horizon: Of a time series: so far ahead the prediction is, such as 24h.
         time_zone: Zone of times that are written without one (default: UTC).
-        yes: Ask nothing; what only you can know is assumed, and said.
+
+    With --yes nothing is asked; what only you can know is assumed, and said.
+
+    Examples:
+        falaj init shop --data orders.parquet --label churned --time ordered_at --key customer
+        falaj init cases --template flights
     """
     from falaj.onboarding.project import Wishes, begin, copy_example
 
@@ -104,6 +103,6 @@ def init(
         label_known_after=label_known_after,
         horizon=horizon,
         time_zone=time_zone,
-        ask=None if yes or not sys.stdin.isatty() else input,
+        ask=None if context.assume_yes or not sys.stdin.isatty() else input,
     )
     return begin(folder.resolve(), data, wishes)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from zoneinfo import available_timezones
 
-from falaj.loop import row
+from falaj.context import row
 from falaj.onboarding.inspection import Rows, column_called, landed, time_column
 from falaj.onboarding.proposal import Proposal, Template, choose_entity, label_of, propose
 from falaj.onboarding.writing import files_of, write_project

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -65,6 +66,7 @@ class RegisteredVersion:
     source: str
     """Address of the model's folder."""
     tags: Mapping[str, str]
+    created: datetime | None = None
 
     def __str__(self) -> str:
         return f"{self.name} version {self.number}"
@@ -172,6 +174,11 @@ class Registry:
         with explained(self.location):
             found = self._client.search_model_versions(" and ".join(wanted))
             return sorted(map(_known, found), key=lambda version: version.number)
+
+    def names(self) -> list[str]:
+        """Registered models, by name."""
+        with explained(self.location):
+            return sorted(model.name for model in self._client.search_registered_models())
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version that an alias points at, None where there is no such alias or model."""
@@ -353,6 +360,7 @@ def _known(version: ModelVersion) -> RegisteredVersion:
         run_id=version.run_id or "",
         source=version.source or "",
         tags=dict(version.tags),
+        created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 from pathlib import Path
@@ -16,9 +17,10 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.tables.formats import folder_values, near, own_names, plain_type
+from tasks.features.tables.formats import folder_values, near, own_names, plain_type, unpacked
 from tasks.features.tables.raw_files import RawTable
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.files import digest_of
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,25 @@ class Source:
     what is brought cannot change."""
 
 
+@contextmanager
+def about(table: RawTable) -> Iterator[None]:
+    """Let errors say which raw table they are about, and that nothing was landed."""
+    try:
+        yield
+    except (ConfigurationError, DataContractError, TransientError) as exc:
+        raise type(exc)(f"raw table {table.name}: {exc}. Nothing was landed") from exc
+
+
 def digest_of_states(states: Sequence[tuple[str, str]]) -> str:
     """Digest over names and states of several files, whatever their order."""
     lines = "".join(f"{state}  {name}\n" for name, state in sorted(states))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def copied(table: RawTable, file: Path) -> Source:
+    """A file that was copied here whole, and that nobody else changes."""
+    seen = SourceFile(uri=table.uri, sha256=digest_of(file), num_bytes=file.stat().st_size)
+    return Source(seen, lambda: [unpacked(file, file.parent / "unpacked")])
 
 
 def library(name: str, extra: str, table: RawTable) -> Any:
@@ -50,8 +67,8 @@ def library(name: str, extra: str, table: RawTable) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
         raise ConfigurationError(
-            f"raw table {table.name}: {table.uri!r} needs the package {exc.name}, which is not "
-            f"installed; run `pip install 'falaj[{extra}]'`. Nothing was landed"
+            f"{table.uri!r} needs the package {exc.name}, which is not installed; run `pip install "
+            f"'falaj[{extra}]'`"
         ) from exc
 
 
@@ -89,15 +106,13 @@ def write_rows(reader: pa.RecordBatchReader, target: Path) -> Path:
 
 def _inside(schema: pa.Schema, column: str, window: TimeWindow) -> ds.Expression | None:
     """Condition for a time column; where times are coarser than the window's, a little more."""
-    kind = plain_type(schema, column)
-    bounds = near(window, kind) if kind else None
+    bounds = near(window, plain_type(schema, column))
     if bounds is None:
         return None
-    field, unit = ds.field(column), schema.field(column).type
+    field, kind = ds.field(column), schema.field(column).type
+    zone = getattr(kind, "tz", None) and "UTC"
     since, until = (
-        pa.scalar(moment.astimezone(UTC).replace(tzinfo=None), pa.timestamp("us"))
-        .cast(pa.timestamp("us", getattr(unit, "tz", None) and "UTC"))
-        .cast(unit, safe=False)
+        pa.scalar(moment.astimezone(UTC), pa.timestamp("us", zone)).cast(kind, safe=False)
         for moment in (bounds.start, bounds.end + timedelta(seconds=1))
     )
     return ((field >= since) & (field < until)) | field.is_null()

@@ -13,14 +13,12 @@ from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import SourceFile
 from tasks.features.access.profile import postgres_refusal
 from tasks.features.offline.duck import names, sql_name, sql_text
-from tasks.features.tables.copies import Source, library, write_rows
+from tasks.features.tables.copies import Source, copied, library, write_rows
 from tasks.features.tables.formats import check_present, near, own_names
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.files import digest_of
 
 CONNECT_S = 10
 PLAIN = {
@@ -59,9 +57,7 @@ def postgres_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pa
         check_present(table, schema.names, own_names(table).values(), "it")
         cursor.execute(_query(table, rows, schema, window))
         write_rows(cursor.fetch_record_batch(), target)
-    size = target.stat().st_size
-    seen = SourceFile(uri=table.uri, sha256=digest_of(target), num_bytes=size)
-    return Source(seen, lambda: [target])
+    return copied(table, target)
 
 
 def _address_and_rows(
@@ -78,8 +74,8 @@ def _address_and_rows(
     query = options.pop("query", "")
     if bool(name) == bool(query):
         raise ConfigurationError(
-            f"raw table {table.name}: {table.uri!r} names {'both' if name else 'neither'} a table "
-            "and a query; expected postgres://user@host/database/schema.table, or "
+            f"{table.uri!r} names {'both' if name else 'neither'} a table and a query; expected "
+            "postgres://user@host/database/schema.table, or "
             "postgres://user@host/database?query=source.sql with a file of the feature repository"
         )
     variable = f"FALAJ_{table.name.upper()}_URL"
@@ -95,7 +91,7 @@ def _address_and_rows(
     for host in hosts:
         checked = urlencode({**options, "host": host})
         for refusal in postgres_refusal(f"postgresql:///?{checked}", said):
-            raise ConfigurationError(f"{refusal}. Nothing was landed")
+            raise ConfigurationError(f"{refusal}")
     options.setdefault("connect_timeout", str(CONNECT_S))
     encoded = urlencode(options, quote_via=quote)
     address = urlunsplit(("postgresql", parts.netloc, f"/{quote(database)}", encoded, ""))
@@ -104,8 +100,8 @@ def _address_and_rows(
     file = repo / query
     if not file.is_file():
         raise ConfigurationError(
-            f"raw table {table.name}: the feature repository has no file {query!r} with the query "
-            "of its rows; write it, or name a table. Nothing was landed"
+            f"the feature repository has no file {query!r} with the query of its rows; write it, "
+            "or name a table"
         )
     return address, f"({file.read_text(encoding='utf-8').strip().rstrip(';')}\n) AS rows"
 
@@ -155,11 +151,10 @@ def _explained(table: RawTable, driver: Any, address: str) -> Iterator[None]:
         passing = state.startswith(PASSING) if state else not any(w in reason for w in WRONG)
         if passing or any(words in reason for words in NOT_YET):
             raise TransientError(
-                f"raw table {table.name}: PostgreSQL does not answer ({reason}); see that it runs "
-                f"and that {table.uri!r} names its host, then run again. Nothing was landed"
+                f"PostgreSQL does not answer ({reason}); see that it runs and that {table.uri!r} "
+                "names its host, then run again"
             ) from None
         raise ConfigurationError(
-            f"raw table {table.name}: PostgreSQL refused ({reason}); correct {table.uri!r}, or the "
-            f"user's rights and password (PGPASSWORD or FALAJ_{table.name.upper()}_URL). Nothing "
-            "was landed"
+            f"PostgreSQL refused ({reason}); correct {table.uri!r}, or the user's rights and "
+            f"password (PGPASSWORD or FALAJ_{table.name.upper()}_URL)"
         ) from None

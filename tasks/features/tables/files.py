@@ -13,7 +13,8 @@ from pyarrow import ArrowInvalid
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.tables.formats import ENDINGS, PACKINGS, format_of, near, plain_type
+from tasks.features.tables.formats import ENDINGS, PACKINGS, format_of, near, own_names, plain_type
+from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 NUM_THREADS = 16
@@ -21,7 +22,20 @@ UNFINISHED = (".tmp", ".crc")
 """Endings of files that a writer has beside its own."""
 
 
-def named_files(system: FileSystem, path: str, uri: str) -> list[FileInfo]:
+def files_of(table: RawTable, system: FileSystem, path: str, window: TimeWindow) -> list[FileInfo]:
+    """Those of a raw table's files that may hold rows of a window.
+
+    Raises:
+        ConfigurationError: there is no file.
+        DataContractError: one is no whole Parquet file.
+    """
+    found = named_files(system, path)
+    if table.time_column is None:
+        return found
+    return _with_rows_of(system, found, own_names(table)[table.time_column], window)
+
+
+def named_files(system: FileSystem, path: str) -> list[FileInfo]:
     """The file itself, those below a folder, or those that fit a pattern; sorted by their paths.
 
     In a pattern `*` and `?` stand for letters of one name, `**` for folders. Names that begin with
@@ -30,7 +44,6 @@ def named_files(system: FileSystem, path: str, uri: str) -> list[FileInfo]:
     Args:
         system: where they are.
         path: of the system.
-        uri: the same as it was declared, for messages.
 
     Raises:
         ConfigurationError: there is none, or a folder holds something else.
@@ -50,8 +63,8 @@ def named_files(system: FileSystem, path: str, uri: str) -> list[FileInfo]:
     for kind, log in lakes.items():
         if not rest and any(re.fullmatch(log, name) for name in below):
             raise ConfigurationError(
-                f"{uri!r} is a table of {kind}: its folder also holds rows that were deleted. Name "
-                f"it {kind.lower()}+file:// or {kind.lower()}+s3://. Nothing was landed"
+                f"{path} is a table of {kind}: its folder also holds rows that were deleted. Name "
+                f"it {kind.lower()}+file:// or {kind.lower()}+s3://"
             )
     found = [
         info
@@ -59,11 +72,11 @@ def named_files(system: FileSystem, path: str, uri: str) -> list[FileInfo]:
         if info.type == FileType.File and fits(name) and not _is_aside(name)
     ]
     if not rest:
-        _check_endings(found, uri)
+        _check_endings(found, path)
     if not found:
         raise ConfigurationError(
-            f"{uri!r} names no file ({path}); expected a file, a folder with files, or a pattern "
-            "that files fit, such as data/*.parquet. Nothing was landed"
+            f"the uri names no file ({path}); expected a file, a folder with files, or a pattern "
+            "that files fit, such as data/*.parquet"
         )
     return found
 
@@ -80,18 +93,18 @@ def _is_aside(name: str) -> bool:
     return hidden or name.endswith(UNFINISHED)
 
 
-def _check_endings(found: Sequence[FileInfo], uri: str) -> None:
+def _check_endings(found: Sequence[FileInfo], folder: str) -> None:
     for info in found:
         path = PurePosixPath(info.path.lower())
         ending = PurePosixPath(path.stem).suffix if path.suffix in PACKINGS else path.suffix
         if ending not in ENDINGS and path.suffix != ".zip":
             raise ConfigurationError(
-                f"{uri!r} holds {info.base_name}, which is no Parquet, CSV or JSON file; name the "
-                f"others with a pattern, such as {uri.rstrip('/')}/*.parquet. Nothing was landed"
+                f"{folder} holds {info.base_name}, which is no Parquet, CSV or JSON file; name the "
+                f"others with a pattern, such as {folder.rstrip('/')}/*.parquet"
             )
 
 
-def with_rows_of(
+def _with_rows_of(
     system: FileSystem, files: Sequence[FileInfo], column: str, window: TimeWindow
 ) -> list[FileInfo]:
     """Those files that may hold rows of a window, by the statistics that Parquet files carry.
@@ -121,7 +134,7 @@ def with_rows_of(
         except ArrowInvalid as exc:
             raise DataContractError(
                 f"{info.path} cannot be read as a table ({str(exc)[:200]}); expected a whole "
-                "Parquet file. Write it aside and rename it when it is whole. Nothing was landed"
+                "Parquet file. Write it aside and rename it when it is whole"
             ) from exc
 
     if len(files) == 1:
@@ -132,8 +145,7 @@ def with_rows_of(
 
 
 def _may_hold(metadata: pq.FileMetaData, column: str, window: TimeWindow) -> bool:
-    kind = plain_type(metadata.schema.to_arrow_schema(), column)
-    bounds = near(window, kind) if kind else None
+    bounds = near(window, plain_type(metadata.schema.to_arrow_schema(), column))
     if bounds is None:
         return True
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]

@@ -68,13 +68,12 @@ def format_of(name: str) -> Format:
     return ENDINGS.get(Path(path.stem).suffix if path.suffix in PACKINGS else path.suffix, "CSV")
 
 
-def unpacked(source: Path, folder: Path, what: str) -> Path:
+def unpacked(source: Path, folder: Path) -> Path:
     """A zip's only member, or what is gzipped, under `folder`; any other file as it is.
 
     Args:
         source: the file.
         folder: made where something is unpacked.
-        what: the table, for the message.
 
     Raises:
         DataContractError: the file is damaged or locked, or a zip holds another number of files.
@@ -92,7 +91,7 @@ def unpacked(source: Path, folder: Path, what: str) -> Path:
             if len(members) != 1:
                 raise DataContractError(
                     f"{source.name} holds {len(members)} files, expected one CSV; unpack it and "
-                    "name the file itself. Nothing was landed"
+                    "name the file itself"
                 )
             with archive.open(members[0]) as packed:
                 return _written(packed, folder, Path(members[0].filename).suffix)
@@ -105,8 +104,8 @@ def unpacked(source: Path, folder: Path, what: str) -> Path:
         NotImplementedError,
     ) as exc:
         raise DataContractError(
-            f"{what}: {source.name} cannot be unpacked ({exc}); expected a whole "
-            "zip of one CSV, without a password, or a whole .gz. Nothing was landed"
+            f"{source.name} cannot be unpacked ({exc}); expected a whole zip of one CSV, "
+            "without a password, or a whole .gz"
         ) from exc
 
 
@@ -133,10 +132,9 @@ def reading_explained(table: RawTable) -> Iterator[None]:
         file = re.search(r"^  file = (.*)$", str(exc), re.MULTILINE)
         name = f" {Path(file[1]).name}" if file else ""
         raise DataContractError(
-            f"raw table {table.name}: the file{name} cannot be read as a table "
-            f"({reason[:LONGEST_REASON]}); expected a whole Parquet file, JSON records, or a CSV "
-            "in UTF-8 whose lines have as many values as the first, with the columns "
-            f"{', '.join(table.columns)}. Nothing was landed"
+            f"the file{name} cannot be read as a table ({reason[:LONGEST_REASON]}); expected a "
+            "whole Parquet file, JSON records, or a CSV in UTF-8 whose lines have as many values "
+            f"as the first, with the columns {', '.join(table.columns)}"
         ) from exc
 
 
@@ -191,9 +189,8 @@ def check_present(
     """
     if missing := [name for name in own if name not in present]:
         raise DataContractError(
-            f"raw table {table.name}: column(s) {', '.join(missing)} are missing; {where} has "
-            f"{', '.join(present)}. Send it with all declared columns, or declare what they are "
-            "called there with rename. Nothing was landed"
+            f"column(s) {', '.join(missing)} are missing; {where} has {', '.join(present)}. Send "
+            "it with all declared columns, or declare what they are called there with rename"
         )
 
 
@@ -202,15 +199,15 @@ def folder_values(file: Path) -> dict[str, str]:
     return dict(part.split("=", 1) for part in file.parts[:-1] if "=" in part)
 
 
-def near(window: TimeWindow, kind: pa.DataType) -> TimeWindow | None:
+def near(window: TimeWindow, kind: pa.DataType | None) -> TimeWindow | None:
     """Window that holds all of `window`, as times of an Arrow type tell it; None where they cannot.
 
     Times without a zone are local somewhere: at most a day from UTC.
     """
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return window
-    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+    if kind is None or not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return None
+    if getattr(kind, "tz", None):
+        return window
     return TimeWindow(start=window.start - timedelta(days=1), end=window.end + timedelta(days=1))
 
 
@@ -299,16 +296,15 @@ def _parquet(
             there, here = plain_type(first, written), plain_type(schemas[file], written)
             if there and here and there != here and not pa.types.is_null(here):
                 raise DataContractError(
-                    f"raw table {table.name}: column {written} is {there} in {ordered[0].name} "
-                    f"and {here} in {file.name}; expected one type in all files. Write one of them "
-                    "again with the type of the other. Nothing was landed"
+                    f"column {written} is {there} in {ordered[0].name} and {here} in {file.name}; "
+                    "expected one type in all files. Write one of them again with the type of the "
+                    "other"
                 )
         columns = tuple((name, sql_name(name)) for name in schemas[file].names)
         form = Form("read_parquet", ", hive_partitioning = false", columns)
         found.setdefault(form, []).append(file)
     time = own.get(table.time_column or "", "")
-    kind = plain_type(first, time)
-    bounds = near(window, kind) if window and kind else None
+    bounds = near(window, plain_type(first, time)) if window else None
     if bounds is None:
         return found, ""
     since, until = (  # a text takes the column's own type
@@ -324,8 +320,8 @@ def _one_format(table: RawTable, files: Sequence[Path]) -> Format:
     if len(kinds) > 1:
         told = " and ".join(f"{name} is {kind}" for kind, name in sorted(kinds.items()))
         raise DataContractError(
-            f"raw table {table.name}: {told}; expected files of one format. Name those of one with "
-            "a pattern, such as data/*.parquet. Nothing was landed"
+            f"{told}; expected files of one format. Name those of one with a pattern, such as "
+            "data/*.parquet"
         )
     return next(iter(kinds))
 
@@ -339,16 +335,14 @@ def _check_columns(
         present = [name for name, _ in form.columns]
         if not present:
             raise DataContractError(
-                f"raw table {table.name}: {files[0].name if several else 'the file'} has no line "
-                f"with the names of its columns, expected {', '.join(table.columns)}; send it with "
-                "them. Nothing was landed"
+                f"{files[0].name if several else 'the file'} has no line with the names of its "
+                f"columns, expected {', '.join(table.columns)}; send it with them"
             )
         spelled = [name.casefold() for name in present]
         if twice := sorted({n for n in own.values() if spelled.count(n.casefold()) > 1}):
             raise DataContractError(
-                f"raw table {table.name}: column name(s) {', '.join(twice)} stand more than once "
-                "in the file (upper and lower case are one); give each column a name of its own "
-                "there. Nothing was landed"
+                f"column name(s) {', '.join(twice)} stand more than once in the file (upper and "
+                "lower case are one); give each column a name of its own there"
             )
         for file in files:
             where = f"{whole and f'{whole} has them, but '}{file.name}" if several else "the file"

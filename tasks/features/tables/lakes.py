@@ -35,7 +35,7 @@ def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path)
     """
     delta = library("deltalake", "lake", table)
     where, version = _where_and_version(table, repo, "delta+")
-    endpoint = s3_endpoint(f"raw table {table.name}") if where.startswith("s3://") else None
+    endpoint = s3_endpoint() if where.startswith("s3://") else None
     options = {"timeout": f"{ANSWER_S:.0f}s", "connect_timeout": f"{CONNECT_S:.0f}s"}
     if endpoint:
         options |= {"aws_endpoint": endpoint, "allow_http": "true"}  # http passed on loopback alone
@@ -67,7 +67,7 @@ def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pat
         for name in ("catalog", "utils.config", "expressions", "table")
     )
     where, snapshot = _where_and_version(table, repo, "iceberg+")
-    endpoint = s3_endpoint(f"raw table {table.name}")
+    endpoint = s3_endpoint()
     storage = {"s3.endpoint": endpoint} if endpoint else {}
     with _explained(table, "Iceberg"):
         if where.startswith("catalog://"):
@@ -79,18 +79,17 @@ def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pat
         pinned = found.snapshot_by_id(snapshot) if snapshot else found.current_snapshot()
         if pinned is None:
             raise ConfigurationError(
-                f"raw table {table.name}: {table.uri!r} has no snapshot {snapshot or ''}; write "
-                "rows into it, or name one of its snapshots. Nothing was landed"
+                f"{table.uri!r} has no snapshot {snapshot or ''}; write rows into it, or name one "
+                "of its snapshots"
             )
         schema = found.scan(snapshot_id=pinned.snapshot_id).projection().as_arrow()
         own = own_names(table)
         check_present(table, schema.names, own.values(), "it")
         time = own.get(table.time_column or "", "")
-        kind = plain_type(schema, time)
-        bounds = near(window, kind) if kind else None
+        bounds = near(window, plain_type(schema, time))
         rows = conditions.AlwaysTrue()
-        if bounds and kind:
-            zone = "" if kind.tz is None else "+00:00"
+        if bounds:
+            zone = "+00:00" if bounds == window else ""
             since, until = (
                 f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}{zone}"
                 for moment in (bounds.start, bounds.end)
@@ -135,11 +134,11 @@ def _explained(table: RawTable, kind: str) -> Iterator[None]:
         reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
         if PASSING.search(reason):
             raise TransientError(
-                f"raw table {table.name}: the storage of {table.uri!r} does not answer ({reason}); "
-                "see that the network is right, then run again. Nothing was landed"
+                f"the storage of {table.uri!r} does not answer ({reason}); see that the network is "
+                "right, then run again"
             ) from exc
         raise ConfigurationError(
-            f"raw table {table.name}: {table.uri!r} cannot be read as a table of {kind} ({reason})"
-            "; expected one that is there, in a version that is there, with the credentials of its "
-            "storage in the environment. Nothing was landed"
+            f"{table.uri!r} cannot be read as a table of {kind} ({reason}); expected one that is "
+            "there, in a version that is there, with the credentials of its storage in the "
+            "environment"
         ) from exc

@@ -17,7 +17,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows, TableRef
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import duckdb_session, inside, names, sql_name, sql_text
-from tasks.features.tables.copies import Source
+from tasks.features.tables.copies import Source, about
 from tasks.features.tables.formats import ZONE_AFTER_CLOCK, as_declared, reading_explained
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.sources import open_source
@@ -61,10 +61,10 @@ def land_raw_rows(
     window.check_not_in_future(datetime.now(UTC))
     _check_length(window)
     with scratch_folder("falaj-sources", make_folder(store.root)) as scratch:
-        sources = {
-            table.name: open_source(table, repo, window, scratch / table.name)
-            for table in config.raw_tables
-        }
+        sources = {}
+        for table in config.raw_tables:
+            with about(table):
+                sources[table.name] = open_source(table, repo, window, scratch / table.name)
         seen = [source.seen for source in sources.values()]
         key = content_key(code_digest(__file__), window, config.raw_tables, seen)
 
@@ -72,7 +72,7 @@ def land_raw_rows(
             with duckdb_session(folder.path.parent) as con:
                 tables = []
                 for table in config.raw_tables:
-                    with reading_explained(table):
+                    with about(table), reading_explained(table):
                         tables.append(_land_table(con, table, sources[table.name], window, folder))
             return LandedRows(window=window, tables=tuple(tables))
 
@@ -113,8 +113,8 @@ def _land_table(
     num_rows = pq.read_metadata(target).num_rows
     if not num_rows:
         raise DataContractError(
-            f"raw table {table.name}: {source.seen.uri} holds no rows in window {window}; expected "
-            "at least one. Choose a window that the data covers. Nothing was landed"
+            f"{source.seen.uri} holds no rows in window {window}; expected at least one. Choose a "
+            "window that the data covers"
         )
     logger.info("landed %s rows of %s", f"{num_rows:,}", table.name)
     return TableRef(
@@ -139,9 +139,8 @@ def _check_unchanged(table: RawTable, source: Source) -> None:
         is_same = False
     if not is_same:
         raise TransientError(
-            f"raw table {table.name}: {source.seen.uri} was changed while it was read; expected it "
-            "to stay as it was. Write files aside and rename them when they are whole. Nothing was "
-            "landed; it is read again"
+            f"{source.seen.uri} was changed while it was read; expected it to stay as it was. "
+            "Write files aside and rename them when they are whole; then run again"
         )
 
 
@@ -163,9 +162,9 @@ def _check_types(
             faults.append(f"{column} has {number} value(s) that are no {wanted}, such as {shown}")
     if faults:
         raise DataContractError(
-            f"raw table {table.name}: {'; '.join(faults)}. Mend the file or its declaration: "
-            f"null_text (now {table.null_text!r}) names what stands for a missing value, time_zone "
-            f"(now {table.time_zone}) the zone of times without one. Nothing was landed"
+            f"{'; '.join(faults)}. Mend the file or its declaration: null_text (now "
+            f"{table.null_text!r}) names what stands for a missing value, time_zone (now "
+            f"{table.time_zone}) the zone of times without one"
         )
 
 

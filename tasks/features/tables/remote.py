@@ -23,12 +23,11 @@ from pyarrow.fs import (
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
 from tasks.features.access.profile import is_loopback
-from tasks.features.tables.copies import Source, copy_window, digest_of_states
-from tasks.features.tables.files import NUM_THREADS, named_files, with_rows_of
-from tasks.features.tables.formats import format_of, own_names, unpacked
+from tasks.features.tables.copies import Source, copied, copy_window, digest_of_states
+from tasks.features.tables.files import NUM_THREADS, files_of
+from tasks.features.tables.formats import unpacked
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.files import digest_of
 
 CONNECT_S, ANSWER_S = 10.0, 60.0
 NUM_ATTEMPTS = 3
@@ -37,7 +36,7 @@ PASSING = ("NETWORK_CONNECTION", "SLOW_DOWN", "THROTTLING", "TIMEOUT", "UNAVAILA
 """Words in what S3 says about a fault that goes by."""
 
 
-def s3_endpoint(what: str) -> str | None:
+def s3_endpoint() -> str | None:
     """Address of another S3 than Amazon's, from the environment; None for Amazon's.
 
     Raises:
@@ -45,17 +44,16 @@ def s3_endpoint(what: str) -> str | None:
     """
     address = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if address:
-        _check_encrypted(address, f"{what}: AWS_ENDPOINT_URL")
+        _check_encrypted(address)
     return address or None
 
 
-def _check_encrypted(url: str, what: str) -> None:
+def _check_encrypted(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise ConfigurationError(
-            f"{what} names {parts.scheme or 'no scheme'}://{parts.hostname or ''}; expected "
-            "https://, because anybody on the way could read or change rows that are not "
-            "encrypted. Only loopback may go without. Nothing was landed"
+            f"rows would come from {parts.scheme}://{parts.hostname}, where anybody on the way "
+            "could read or change them; expected https://. Only loopback may go without"
         )
 
 
@@ -68,7 +66,7 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
     path = table.uri.removeprefix("s3://")
     bucket = path.partition("/")[0]
     with _s3_explained(table):
-        endpoint = s3_endpoint(f"raw table {table.name}")
+        endpoint = s3_endpoint()
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         system = S3FileSystem(
             endpoint_override=endpoint,
@@ -79,27 +77,23 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
         )
         if system.get_file_info(bucket).type == FileType.NotFound:
             raise ConfigurationError(
-                f"raw table {table.name}: there is no bucket {bucket!r}; correct {table.uri!r} or "
-                "AWS_ENDPOINT_URL. Nothing was landed"
+                f"there is no bucket {bucket!r}; correct {table.uri!r} or AWS_ENDPOINT_URL"
             )
-        found = named_files(system, path, f"raw table {table.name}: {table.uri}")
-        if table.time_column:
-            found = with_rows_of(system, found, own_names(table)[table.time_column], window)
+        found = files_of(table, system, path, window)
 
     def state(info: FileInfo) -> tuple[str, str]:
         with system.open_input_file(info.path) as stream:
-            told = stream.metadata()
-        return info.path, f"{told['ETag'].decode()} {told['Content-Length'].decode()}"
+            return info.path, stream.metadata()["ETag"].decode()
 
     def copy(info: FileInfo) -> Path:
         target = scratch / info.path
-        if format_of(info.path) == "Parquet" and info.extension in ("parquet", "pq"):
-            rows = ds.dataset(info.path, filesystem=system, format="parquet", partitioning=None)
+        if info.extension in ("parquet", "pq"):
+            rows = ds.dataset(info.path, filesystem=system, format="parquet")
             return copy_window(rows, table, window, target, Path(info.path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        with system.open_input_stream(info.path) as stream, target.open("wb") as copied:
-            shutil.copyfileobj(stream, copied, 1 << 20)
-        return unpacked(target, target.parent / f"{target.name}.d", f"raw table {table.name}")
+        with system.open_input_stream(info.path) as stream, target.open("wb") as copy:
+            shutil.copyfileobj(stream, copy, 1 << 20)
+        return unpacked(target, target.parent / f"{target.name}-unpacked")
 
     def digest() -> str:
         with _s3_explained(table), ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -110,8 +104,7 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
             return list(pool.map(copy, found))
 
     num_bytes = sum(info.size for info in found)
-    seen = SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes)
-    return Source(seen, bring, digest)
+    return Source(SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes), bring, digest)
 
 
 @contextmanager
@@ -122,13 +115,13 @@ def _s3_explained(table: RawTable) -> Iterator[None]:
         reason = str(exc).split("; Details")[0]
         if isinstance(exc, FileNotFoundError) or any(word in reason for word in PASSING):
             raise TransientError(
-                f"raw table {table.name}: S3 did not give {table.uri!r} ({reason}); see that the "
-                "network and AWS_ENDPOINT_URL are right, then run again. Nothing was landed"
+                f"S3 did not give {table.uri!r} ({reason}); see that the network and "
+                "AWS_ENDPOINT_URL are right, then run again"
             ) from exc
         raise ConfigurationError(
-            f"raw table {table.name}: S3 refused {table.uri!r} ({reason}); see that "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong to somebody who may list and read "
-            "the bucket, and that AWS_REGION is its region. Nothing was landed"
+            f"S3 refused {table.uri!r} ({reason}); see that AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY belong to somebody who may list and read the bucket, and that "
+            "AWS_REGION is its region"
         ) from exc
 
 
@@ -139,43 +132,38 @@ def http_source(table: RawTable, scratch: Path) -> Source:
         ConfigurationError: it is refused or absent, too large, or would come unencrypted.
         TransientError: the server does not answer, or not to the end.
     """
-    what = f"raw table {table.name}"
-    target = scratch / (Path(urlsplit(table.uri).path).name or "data.csv")
     scratch.mkdir(parents=True, exist_ok=True)
+    target = scratch / (Path(urlsplit(table.uri).path).name or "data.csv")
     client = httpx.Client(
         timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
         follow_redirects=True,
         headers={"Accept-Encoding": "identity"},
-        event_hooks={"request": [lambda request: _check_encrypted(str(request.url), what)]},
+        event_hooks={"request": [lambda request: _check_encrypted(str(request.url))]},
     )
     try:
-        with client, client.stream("GET", table.uri) as reply, target.open("wb") as copied:
-            _check_status(what, reply)
+        with client, client.stream("GET", table.uri) as reply, target.open("wb") as copy:
+            _check_status(reply)
             for chunk in reply.iter_raw():
-                copied.write(chunk)
+                copy.write(chunk)
                 if reply.num_bytes_downloaded > LARGEST_DOWNLOAD_BYTES:
                     raise ConfigurationError(
-                        f"{what}: {table.uri} gives more than {LARGEST_DOWNLOAD_BYTES / 1e9:.0f} "
-                        "GB; bring it as files of Parquet in a folder or a bucket, of which a "
-                        "window reads its own. Nothing was landed"
+                        f"{table.uri} gives more than {LARGEST_DOWNLOAD_BYTES / 1e9:.0f} GB; bring "
+                        "it as Parquet in a folder or a bucket, of which a window reads its files"
                     )
     except httpx.HTTPError as exc:
         raise TransientError(
-            f"{what}: {table.uri} did not answer to the end ({type(exc).__name__}: {exc}); see "
-            "that the network and the address are right, then run again. Nothing was landed"
+            f"{table.uri} did not answer to the end ({type(exc).__name__}: {exc}); see that the "
+            "network and the address are right, then run again"
         ) from exc
-    size = target.stat().st_size
-    seen = SourceFile(uri=table.uri, sha256=digest_of(target), num_bytes=size)
-    return Source(seen, lambda: [unpacked(target, scratch / "unpacked", what)])
+    return copied(table, target)
 
 
-def _check_status(what: str, reply: httpx.Response) -> None:
+def _check_status(reply: httpx.Response) -> None:
     if reply.is_success:
         return
-    told = f"{what}: {reply.url} answers {reply.status_code} {reply.reason_phrase}"
+    answer = f"{reply.url} answers {reply.status_code} {reply.reason_phrase}, expected 200"
     if reply.status_code == 429 or reply.is_server_error:
-        raise TransientError(f"{told}; run again later. Nothing was landed")
+        raise TransientError(f"{answer}; run again later")
     raise ConfigurationError(
-        f"{told}, expected 200; correct the uri, or bring the file here if it needs a log-in. "
-        "Nothing was landed"
+        f"{answer}; correct the uri, or bring the file here if it needs a log-in"
     )

@@ -11,8 +11,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
 from tasks.features.tables.copies import Source, digest_of_states
 from tasks.features.tables.databases import postgres_source
-from tasks.features.tables.files import named_files, with_rows_of
-from tasks.features.tables.formats import own_names, unpacked
+from tasks.features.tables.files import files_of
+from tasks.features.tables.formats import unpacked
 from tasks.features.tables.lakes import delta_source, iceberg_source
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import http_source, s3_source
@@ -33,7 +33,7 @@ def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) 
         ConfigurationError: there is no such package, file, bucket, database or table.
         TransientError: the source does not answer.
     """
-    scheme, _, rest = table.uri.rpartition("://") if "://" in table.uri else ("", "", table.uri)
+    scheme, _, rest = table.uri.rpartition("://")
     match scheme:
         case "" | "file":
             return local_source(table, repo / rest, window, scratch)
@@ -50,9 +50,9 @@ def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) 
         case "iceberg+catalog" | "iceberg+file" | "iceberg+s3":
             return iceberg_source(table, repo, window, scratch)
     raise ConfigurationError(
-        f"raw table {table.name}: cannot read {table.uri!r}; expected a path, or one of "
-        "package://, s3://, https://, postgres://, delta+file://, delta+s3://, iceberg+catalog://, "
-        "iceberg+file:// and iceberg+s3://. Nothing was landed"
+        f"cannot read {table.uri!r}; expected a path, or one of package://, s3://, https://, "
+        "postgres://, delta+file://, delta+s3://, iceberg+catalog://, iceberg+file:// and "
+        "iceberg+s3://"
     )
 
 
@@ -61,18 +61,15 @@ def _package_path(table: RawTable, rest: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
-            f"raw table {table.name}: package {name!r} is not installed; install it or "
-            f"change the uri {table.uri!r} in the feature repository"
+            f"package {name!r} is not installed; install it or change the uri {table.uri!r} in "
+            "the feature repository"
         )
     return Path(spec.submodule_search_locations[0]) / path
 
 
 def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path) -> Source:
     """Files of this machine: one, those of a folder, or those that fit a pattern."""
-    system = LocalFileSystem()
-    found = named_files(system, str(path), f"raw table {table.name}: {table.uri}")
-    if table.time_column:
-        found = with_rows_of(system, found, own_names(table)[table.time_column], window)
+    found = files_of(table, LocalFileSystem(), str(path), window)
     files = [Path(info.path) for info in found]
 
     def digest() -> str:
@@ -82,10 +79,8 @@ def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path)
 
     def bring() -> list[Path]:
         # Folders' names may be columns, so a copy keeps them.
-        what = f"raw table {table.name}"
         folders = [scratch / str(n) / f.parent.relative_to("/") for n, f in enumerate(files)]
-        return [unpacked(*pair, what) for pair in zip(files, folders, strict=True)]
+        return [unpacked(*pair) for pair in zip(files, folders, strict=True)]
 
     num_bytes = sum(info.size for info in found)
-    seen = SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes)
-    return Source(seen, bring, digest)
+    return Source(SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes), bring, digest)

@@ -217,7 +217,7 @@ def test_a_file_of_a_web_server_is_read_whole_or_not_at_all(
             shop.read(f"{address}/busy.csv")
         with pytest.raises(TransientError, match="did not answer to the end"):
             shop.read(f"{address}/half.csv")
-        with pytest.raises(ConfigurationError, match=r"http://elsewhere\.example; expected https"):
+        with pytest.raises(ConfigurationError, match=r"http://elsewhere\.example, where"):
             shop.read(f"{address}/moved.csv")
         monkeypatch.setattr("tasks.features.tables.remote.LARGEST_DOWNLOAD_BYTES", 1000)
         with pytest.raises(ConfigurationError, match="more than"):

@@ -8,6 +8,7 @@ import pytest
 
 from falaj import session
 from falaj.__main__ import COMMANDS, main
+from falaj.context import EXIT_DATA
 from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
 from tasks.features.checks.report import ParityReport, ViewParity
@@ -128,5 +129,5 @@ def test_a_trail_that_was_removed_is_refused(
     assert "0 lines" in capsys.readouterr().out
     (tmp_path / "feast").mkdir()
     (tmp_path / "feast" / "applied.json").write_text("{}")
-    assert main(arguments) == 2
+    assert main(arguments) == EXIT_DATA
     assert f"the audit trail in {tmp_path / 'audit'} is gone" in capsys.readouterr().err
