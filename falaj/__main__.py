@@ -38,12 +38,8 @@ from tasks.kernel.errors import (
 )
 
 COMMANDS = {
-    "Start": {
-        "init": ("onboarding.commands:init", "Begin a project with a look at the data."),
-        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
-        "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
-    },
     "Every day": {
+        "init": ("onboarding.commands:init", "Begin a project with a look at the data."),
         "check": ("onboarding.commands:check", "Find mistakes in a project without training."),
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
         "status": ("status:status", "Show how the models are, and what runs."),
@@ -51,6 +47,10 @@ COMMANDS = {
             "status:open_address",
             "Open the report, the UI or the docs, or print where they are.",
         ),
+    },
+    "Start": {
+        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
+        "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
     },
     "Loop": {
         "train": ("loop:train", "Train, judge and register a candidate."),
@@ -85,9 +85,9 @@ COMMANDS = {
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
         "deploy": ("platform:deploy", "Write pools, deployments and automations to Prefect."),
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
-        "gateway": ("gateway:app", "Run the gateway and set shares of traffic."),
-        "keys": ("gateway:keys", "Create, list and revoke API keys."),
-        "certificates": ("gateway:certificates", "Issue a certificate of a private authority."),
+        "gateway": ("platform:gateway", "Run the gateway and set shares of traffic."),
+        "keys": ("platform:keys", "Create, list and revoke API keys."),
+        "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },
     "This command line": {
         "config": ("status:config", "Show the effective settings and use case."),

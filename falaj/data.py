@@ -122,7 +122,7 @@ def approve_baseline(
                 f"{written}"
             )
     review = "Review the files, then note in `reviewed` when and how."
-    return Shown(made, [*lines, "Nothing was changed" if dry_run else review])
+    return Shown(made, [*lines, "No baseline was written" if dry_run else review])
 
 
 def _cut(

@@ -41,6 +41,10 @@ def demo(
     Args:
         folder: The new project.
         example: `flights`: will a flight be late? `traffic`: how many vehicles will pass?
+
+    Examples:
+        falaj demo
+        falaj demo --example traffic --folder traffic
     """
     from falaj.loop import run
     from falaj.setup import setup
@@ -58,6 +62,6 @@ def demo(
         setup()
     os.environ["FALAJ_FEATURE_REPO"] = str(folder)
     print("Now the loop: features, training, judging, conversion, promotion, drift, report")
-    shown = run(context=context)
-    where = row("Project", f"{folder}; in it, `falaj status` and all other commands work")
-    return replace(shown, lines=[*shown.lines, where])
+    ran = run(context=context)
+    project = row("Project", f"{folder}; in it, `falaj status` and all other commands work")
+    return replace(ran, lines=[*ran.lines, project])

@@ -35,15 +35,14 @@ def open_registry(settings: Settings) -> Registry | None:
 def version_facts(version: RegisteredVersion, registry: Registry) -> dict[str, Any]:
     """What the registry knows of a version, and how it was judged."""
     from tasks.registry.approval import known_approval
-    from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
     from tasks.registry.model_folder import read_evaluation
 
     report = read_evaluation(version)
-    named = {alias: registry.by_alias(version.name, alias) for alias in (CHAMPION, CANDIDATE)}
+    aliases = registry.aliases(version.name).items()
     return {
         "model": version.name,
         "version": version.number,
-        "aliases": [alias for alias, at in named.items() if at and at.number == version.number],
+        "aliases": sorted(alias for alias, number in aliases if number == version.number),
         "created": version.created,
         "metric": report.overall.primary_name if report else None,
         "quality": report.overall.primary if report else None,

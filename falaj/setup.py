@@ -15,6 +15,9 @@ def setup(*, nccl: bool = False) -> None:
 
     Args:
         nccl: For GPUs too; needs a PyTorch built for CUDA and a CUDA toolkit.
+
+    Examples:
+        falaj setup
     """
     from infra.provision.machine import SetupError
     from infra.setup import set_up_horovod

@@ -182,9 +182,13 @@ class Registry:
 
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version that an alias points at, None where there is no such alias or model."""
+        number = self.aliases(name).get(alias)
+        return None if number is None else self.version(name, number)
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """All aliases of a model with the versions that they point at."""
         model = self._model(name)
-        number = model.aliases.get(alias) if model else None
-        return None if number is None else self.version(name, int(number))
+        return {a: int(number) for a, number in model.aliases.items()} if model else {}
 
     def owner(self, name: str) -> str | None:
         """Use case that a model name belongs to, None where nobody claimed it."""

@@ -17,7 +17,19 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import run_python
 
 NAMES = [name for commands in COMMANDS.values() for name in commands if name != "serve"]
-HEAVY = ("prefect", "feast", "torch", "mlflow", "pandas", "sqlalchemy", "great_expectations")
+HEAVY = (
+    *(
+        "prefect",
+        "feast",
+        "torch",
+        "mlflow",
+        "pandas",
+        "sqlalchemy",
+        "great_expectations",
+        "duckdb",
+    ),
+    *("pydantic", "numpy", "pyarrow", "polars", "fastapi"),
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
