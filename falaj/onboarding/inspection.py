@@ -17,7 +17,7 @@ from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name
 from tasks.features.tables.landing import land_raw_rows
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.sniffing import SniffedColumn, SniffedTable
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.settings import ArtifactStore
 
@@ -129,7 +129,7 @@ def row_key(rows: Rows, time: str, entity: str | None) -> tuple[str, ...]:
     """Columns that name one row: one by itself, or the fewest with the time.
 
     Raises:
-        ConfigurationError: even all columns do not, so rows stand in the data twice.
+        DataContractError: none do, so rows stand in the data twice.
     """
     columns = rows.sniffed.columns
     alone = [c for c in columns if c.type in ("BIGINT", "VARCHAR") and not c.num_missing]
@@ -142,9 +142,15 @@ def row_key(rows: Rows, time: str, entity: str | None) -> tuple[str, ...]:
     for key in dict.fromkeys(tried):
         if rows.one(f"SELECT count(DISTINCT ({names(list(key))})) = count(*) FROM rows")[0]:
             return key
-    raise ConfigurationError(
-        f"no column, and no three with {time}, name one row: rows stand in the data twice. "
-        "Remove the copies, or add a column that numbers the rows. Nothing was written"
+    shared = names(list(start))
+    number, example = rows.one(
+        f"SELECT count(*), any_value(k) FROM (SELECT row({shared})::VARCHAR AS k FROM rows "
+        f"GROUP BY {shared} HAVING count(*) > 1)"
+    )
+    raise DataContractError(
+        f"no column, and no three with {time}, name one row: {number:,} values of {shared} stand "
+        f"in several rows, such as {example}. Remove the copies, or add a column that numbers the "
+        "rows. Nothing was written"
     )
 
 

@@ -22,8 +22,8 @@ from tasks.contracts.data import DatasetSchema
 from tasks.features.checks.before_publish import PROBED, check_same_rows, probes
 from tasks.features.checks.single_features import MIN_ROWS, TELLS_THE_LABEL, SingleScores
 from tasks.features.config import FeatureTable
+from tasks.features.entities import EVENT_TIME
 from tasks.features.offline.duck import parquet, sql_name, sql_text
-from tasks.features.tables.entities import EVENT_TIME
 from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import USE_CASE_FILE
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from zoneinfo import available_timezones
 
 from falaj.context import row
 from falaj.onboarding.inspection import Rows, column_called, landed, time_column
@@ -66,6 +67,10 @@ def begin(folder: Path, data: Path | None, wishes: Wishes) -> list[str]:
     zone = wishes.time_zone or ZONE
     if not time.has_zone and wishes.time_zone is None:
         zone = _asked(wishes, f"zone of the times in {time.written}", ZONE, "--time-zone", assumed)
+    if zone not in available_timezones():
+        raise ConfigurationError(
+            f"{zone!r} is no time zone; expected such as UTC or Asia/Muscat. Nothing was written"
+        )
     with landed(path, sniffed, time, zone) as rows:
         proposal = _proposal(name, rows, label, time, zone, wishes, assumed)
         propose(rows, label, proposal)

@@ -18,9 +18,9 @@ from tasks.contracts.data import FeatureTables, LandedRows
 from tasks.features.config import FeatureTable
 from tasks.features.declared.columns import plain_frame
 from tasks.features.declared.queries import frame_query, table_query
+from tasks.features.entities import write_entities
 from tasks.features.offline.duck import parquet, set_window, sql_name, sql_text
 from tasks.features.tables.build import check_computed, register_raw, run_query
-from tasks.features.tables.entities import write_entities
 from tasks.kernel.errors import DataContractError, FalajError
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
 

@@ -10,8 +10,8 @@ from functools import partial
 from falaj.onboarding.findings import Finding
 from falaj.onboarding.queries import Sample
 from tasks.evaluation.config import MONTH
+from tasks.features.entities import EVENT_TIME
 from tasks.features.offline.duck import inside, sql_name
-from tasks.features.tables.entities import EVENT_TIME
 from tasks.kernel.settings import USE_CASE_FILE
 
 CHECK = "splits"

@@ -23,9 +23,9 @@ from tasks.features.access.store import (
 from tasks.features.access.versions import ServiceVersion, newest_version
 from tasks.features.config import FeatureConfig, TrainingSet
 from tasks.features.declared.definitions import Definition
+from tasks.features.entities import EVENT_TIME, write_entities
 from tasks.features.offline.duck import sql_text
 from tasks.features.tables.build import features_folder
-from tasks.features.tables.entities import EVENT_TIME, write_entities
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
