@@ -151,7 +151,7 @@ def _others(source: str, config: FeatureConfig, hidden: Iterable[str | None]) ->
     """The columns of a table that are not hidden; of a staging table only DuckDB knows them."""
     left_out, known = {*filter(None, hidden), *ADDED}, config.columns_of(source)
     if known is None:
-        return [f"COLUMNS(c -> c NOT IN ({', '.join(map(sql_text, sorted(left_out)))}))"]
+        return [f"COLUMNS(lambda c: c NOT IN ({', '.join(map(sql_text, sorted(left_out)))}))"]
     return [_name(column) for column in known if column not in left_out]
 
 

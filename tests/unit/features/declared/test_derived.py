@@ -106,6 +106,37 @@ def test_what_decides_derived_definitions_decides_their_digest(tmp_path: Path) -
     assert len(set(seen)) == 3
 
 
+def test_features_may_be_from_a_staging_table_and_columns_may_be_called_as_sql_words(
+    tmp_path: Path,
+) -> None:
+    def query(amount: str) -> None:
+        (tmp_path / "web.sql").write_text(
+            f'SELECT order_id, customer AS "end", ordered, channel, {amount} AS amount, gift, '
+            "returned, FROM orders WHERE channel = 'web'"
+        )
+
+    staging = {"name": "web", "sql": "web.sql", "time_column": "ordered", "key": ["order_id"]}
+    seen = {"name": "seen", "from": "web", "entity_keys": ["end"], "ttl_hours": 5}
+    summed = {**seen, "name": "summed", "aggregates": ["sum(amount) over 7d"]}
+    parts = {
+        **{"raw_tables": FEATURES["raw_tables"], "staging": [staging]},
+        **{"feature_tables": [seen, summed], "training_set": {**TRAINING_SET, "from": "web"}},
+    }
+    query("amount::DECIMAL(9, 2)")
+    with pytest.raises(ConfigurationError, match="amount of feature table seen is DECIMAL"):
+        load_definitions(write_use_case(tmp_path, features=parts))
+    query("amount::FLOAT")
+    views = of_kind(load_definitions(tmp_path), FeatureView)
+    fields = {name: [f"{f.name}: {f.dtype}" for f in v.features] for name, v in views.items()}
+    assert fields == {
+        "seen": ["order_id: Int64", "channel: String", "amount: Float32", "gift: Bool"],
+        "summed": ["amount_sum_7d: Float32"],
+    }
+    spec = read_features(tmp_path)[1].training_set
+    assert (spec.row_id, spec.categorical) == ("order_id", ("channel", "gift"))
+    assert spec.numeric == ("amount",)
+
+
 @dataclass(frozen=True)
 class Run:
     """The use case after its feature tables were built and its training set retrieved."""
