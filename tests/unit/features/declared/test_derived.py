@@ -111,7 +111,7 @@ def test_features_may_be_from_a_staging_table_and_columns_may_be_called_as_sql_w
 ) -> None:
     def query(amount: str) -> None:
         (tmp_path / "web.sql").write_text(
-            f'SELECT order_id, customer AS "end", ordered, channel, {amount} AS amount, gift, '
+            f'SELECT order_id, customer AS "end", ordered, channel, {amount} AS amount, '
             "returned, FROM orders WHERE channel = 'web'"
         )
 
@@ -122,18 +122,20 @@ def test_features_may_be_from_a_staging_table_and_columns_may_be_called_as_sql_w
         **{"raw_tables": FEATURES["raw_tables"], "staging": [staging]},
         **{"feature_tables": [seen, summed], "training_set": {**TRAINING_SET, "from": "web"}},
     }
-    query("amount::DECIMAL(9, 2)")
-    with pytest.raises(ConfigurationError, match="amount of feature table seen is DECIMAL"):
-        load_definitions(write_use_case(tmp_path, features=parts))
+    write_use_case(tmp_path, features=parts)
+    for amount, told in (("amount::DECIMAL(9, 2)", "DECIMAL"), ("amount > 2", "BOOLEAN")):
+        query(amount)
+        with pytest.raises(ConfigurationError, match=f"amount of feature table seen is {told}"):
+            load_definitions(tmp_path)
     query("amount::FLOAT")
     views = of_kind(load_definitions(tmp_path), FeatureView)
     fields = {name: [f"{f.name}: {f.dtype}" for f in v.features] for name, v in views.items()}
     assert fields == {
-        "seen": ["order_id: Int64", "channel: String", "amount: Float32", "gift: Bool"],
+        "seen": ["order_id: Int64", "channel: String", "amount: Float32"],
         "summed": ["amount_sum_7d: Float32"],
     }
     spec = read_features(tmp_path)[1].training_set
-    assert (spec.row_id, spec.categorical) == ("order_id", ("channel", "gift"))
+    assert (spec.row_id, spec.categorical) == ("order_id", ("channel",))
     assert spec.numeric == ("amount",)
 
 
@@ -173,7 +175,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_one_file_gives_rows_with_what_was_known_at_their_moment(run: Run) -> None:
     assert run.snapshot.columns.categorical == (
-        *("channel", "gift", "habits__channel_last", "customers__town"),
+        *("channel", "gift", "habits__channel_last", "habits__gift_last", "customers__town"),
     )
     assert run.snapshot.columns.numeric == (
         *("amount", "habits__count_7d", "habits__count_4w", "habits__amount_mean_7d"),
