@@ -14,7 +14,9 @@ from flows.config import PipelineConfig, Suites, read_pipeline_config, suites_of
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.features.access.store import load_definitions
 from tasks.features.access.versions import view_definition
+from tasks.features.checks.verification import verify_snapshot
 from tasks.features.declared.columns import read_features, table_shapes
+from tasks.features.declared.queries import frame_query
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
@@ -192,6 +194,15 @@ def test_one_file_gives_rows_with_what_was_known_at_their_moment(run: Run) -> No
     assert row["habits__amount_mean_7d"] == pytest.approx(run.orders["amount"][week].mean())
     assert row["customers__town"] in ("Nizwa", "Sur", "Ibri")
     assert set(run.rows["gift"]) == {"true", "false"}
+
+
+def test_a_snapshot_is_made_again_from_the_sql_that_its_declaration_was_compiled_to(
+    run: Run,
+) -> None:
+    assert run.snapshot.pins is not None
+    kept = run.settings.store.path(run.snapshot.pins.evidence) / "sql" / "training_set.sql"
+    assert kept.read_text() == frame_query(run.repo, run.config.features)
+    assert verify_snapshot(run.snapshot, run.settings).differences == ()
 
 
 @pytest.mark.parametrize(
