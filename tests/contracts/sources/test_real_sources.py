@@ -170,9 +170,11 @@ def test_a_password_comes_from_the_environment_and_is_never_told(
     monkeypatch.delenv("FALAJ_ORDERS_URL")
     with pytest.raises(ConfigurationError, match=r"elsewhere with sslmode\s+unset"):
         shop.read()
-    monkeypatch.setenv("PGHOST", "elsewhere")
-    with pytest.raises(ConfigurationError, match="elsewhere with sslmode"):
+    with pytest.raises(ConfigurationError, match="names no host"):
         shop.read("postgres:///db/orders")
+    monkeypatch.setenv("PGHOSTADDR", "10.0.0.1")
+    with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1 with sslmode"):
+        shop.read("postgres://localhost/db/orders")
 
 
 class Site(BaseHTTPRequestHandler):
@@ -251,8 +253,9 @@ def test_a_table_of_delta_lake_is_read_in_one_version(
     with pytest.raises(ConfigurationError, match="in a version that is there"):
         shop.read(f"{uri}@99")
     if storage == "file":
-        with pytest.raises(ConfigurationError, match="is a table of Delta"):
-            shop.read("raw/orders/")
+        for uri in ("raw/orders/", "raw/orders/*.parquet"):
+            with pytest.raises(ConfigurationError, match="is a table of Delta"):
+                shop.read(uri)
 
 
 def test_a_table_of_iceberg_is_read_in_one_snapshot(
