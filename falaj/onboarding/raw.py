@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import duckdb
+import yaml
 
 from falaj.onboarding.findings import Finding, Severity, YamlPlaces, finding_of, nearest
 from flows.config import PipelineConfig
@@ -30,39 +31,7 @@ CHECK = "rows"
 SAMPLE_ROWS = 30_000
 """So many rows of a table are looked at further: all of a key, or none, by a hash of it."""
 FEW_VALUES = 1000
-DATE = r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?"
-ADVICE = (
-    (rf"{DATE}", "TIMESTAMPTZ", "add `time_zone: UTC` to the table, or the zone of its clock"),
-    (
-        r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}.*",
-        "TIMESTAMPTZ",
-        "write times as 2024-01-31 15:00, year first; which of the two is the day, nobody can know",
-    ),
-    (
-        r"-?[\d.' ]*\d,\d+",
-        "DOUBLE FLOAT BIGINT INTEGER",
-        "write decimals with a point and nothing between thousands; or declare the column VARCHAR "
-        "and convert it in SQL: replace(..., ',', '.')::DOUBLE",
-    ),
-    (r"-?\d+\.\d*", "BIGINT INTEGER", "declare the column DOUBLE"),
-    (
-        r"-?\d{10,}",
-        "BIGINT INTEGER",
-        "declare the column VARCHAR where it is a name, DOUBLE where it is a quantity",
-    ),
-    (
-        r"(?i)yes|no|y|n|true|false|t|f|ja|nein",
-        "BIGINT INTEGER DOUBLE FLOAT BOOLEAN",
-        "declare the column VARCHAR, and write a condition where a number is needed, such as "
-        "label: (churned = 'yes')",
-    ),
-    (
-        r"(?i)|-+|\?|n/?a|nan|null|none|nil|unknown|\.",
-        "BIGINT INTEGER DOUBLE FLOAT BOOLEAN TIMESTAMPTZ",
-        'add it to `null_text` of the table, such as null_text: ["", {value}]',
-    ),
-)
-"""A value that is not of a type, the types, and what to do."""
+ADVICE = "advice.yaml"
 
 
 @dataclass(frozen=True)
@@ -184,7 +153,8 @@ def _misfit(
 ) -> Finding:
     value = values[0]
     types = table.columns[column]
-    fits = (a for p, kinds, a in ADVICE if types in kinds.split() and re.fullmatch(p, value))
+    known = yaml.safe_load(Path(__file__).with_name(ADVICE).read_text(encoding="utf-8"))
+    fits = (a["do"] for a in known if types in a["types"] and re.fullmatch(a["value"], value))
     advice = next(fits, f"mend the value, or declare another type than {types}")
     line, seen = _line_of(repo / table.uri, table, column, values)
     return Finding(
