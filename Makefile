@@ -69,7 +69,8 @@ test: setup ## run the tests, but for the slow ones, on two workers (PYTEST_ARGS
 # seconds of a quiet host, doubled for the bench's tests, which run one after the other.
 SLOW := -m "(slow or hypothesis) and not drill" --hypothesis-profile thorough --resume
 PARTS := --splits 7 --durations-path tests/durations.json
-PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium # with their Debian packages
+PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium buildah:buildah mmdebstrap:mmdebstrap \
+	podman:podman runc:runc # with their Debian packages
 TOOLS := .venv-triton/complete .venv-serving-clients/complete
 
 test-slow: setup tools ## run the slow tests, or one part of seven (PART=3); resumes what was interrupted
@@ -120,6 +121,10 @@ test-serving-clients: setup .venv-serving-clients/complete ## ask the server by 
 bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 	@$(VENV_PYTHON) -m tests.support.suite.readme # which shows some of the figures
+
+.PHONY: image
+image: ## build the serving and the training image, without a daemon; as root (IMAGE_ARGS=serving)
+	@infra/images/build $(IMAGE_ARGS)
 
 lint: setup ## check style, format, types, directions of imports, and what the code costs its reader
 	$(VENV_PYTHON) -m ruff check .

@@ -49,7 +49,7 @@ COMMANDS = {
         ),
     },
     "Start": {
-        "demo": ("demo:demo", "Run the whole loop on an example, in a new folder."),
+        "demo": ("setup:demo", "Run the whole loop on an example, in a new folder."),
         "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
     },
     "Loop": {

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from tasks.kernel.settings import PROJECT_ROOT
 
-EXTRAS = ("train", "convert", "serve")
+EXTRAS = ("train", "build", "convert", "serve")
 PAGE = PROJECT_ROOT / "docs" / "reference" / "licences.md"
 FORBIDDEN = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause|proprietary", re.IGNORECASE)
 CHOSEN = {"text-unidecode": "Artistic License"}
@@ -25,8 +25,7 @@ CHOSEN = {"text-unidecode": "Artistic License"}
 HEAD = """# Licences
 
 {number} packages are required by Falaj with its extras `train`, `convert` and `serve`, {base} of
-them without any extra.
-Written by `python -m infra.licences` from the metadata of what is installed.
+them without any extra. Written by `python -m infra.licences` from what is installed.
 
 | package | version | licence |
 |---|---|---|
@@ -42,7 +41,7 @@ def required(extras: Sequence[str] = EXTRAS) -> list[Distribution]:
     seen: dict[str, set[str]] = {}
     optional = project["project"]["optional-dependencies"]
     lists = [project["project"]["dependencies"], *(optional[extra] for extra in extras)]
-    todo = [Requirement(line) for lines in lists for line in lines]
+    todo = [Requirement(line) for lines in lists for line in lines if line[:6] != "falaj["]
     while todo:
         wanted = todo.pop()
         name = canonicalize_name(wanted.name)

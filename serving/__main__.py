@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +61,9 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
         }
         sys.stdout.write(json.dumps(schemas, indent=1) + "\n")
         return 0
-    settings = Settings.from_environment()
-    if asked.home is not None:
-        settings = replace(settings, home=asked.home.expanduser().resolve())
+    named = {} if asked.home is None else {"FALAJ_HOME": str(asked.home)}
     try:
+        settings = Settings.from_environment(os.environ | named)
         if asked.command in ("status", "stop"):
             return _look_or_stop(asked, settings.home)
         return _serve(_config(asked, settings), settings.home, components_of(settings))

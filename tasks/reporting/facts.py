@@ -418,7 +418,7 @@ def origins(record: RunRecord) -> dict[str, list[Origin]]:
     views = snapshot.pins.views if snapshot.pins else {}
     found = {
         "raw files": [
-            Origin(t.source.uri.rsplit("/", 1)[-1], t.source.sha256, t.source.uri)
+            Origin(t.source.uri.rstrip("/").rsplit("/", 1)[-1], t.source.sha256, t.source.uri)
             for t in landed
             if t.source is not None
         ],

@@ -43,6 +43,16 @@ def about(table: RawTable) -> Iterator[None]:
         yield
     except (ConfigurationError, DataContractError, TransientError) as exc:
         raise type(exc)(f"raw table {table.name}: {exc}. Nothing was landed") from exc
+    except FileNotFoundError as exc:
+        raise TransientError(
+            f"raw table {table.name}: {exc.filename} went away while it was read; run again. "
+            "Nothing was landed"
+        ) from exc
+    except PermissionError as exc:
+        raise ConfigurationError(
+            f"raw table {table.name}: {exc.filename} may not be read ({exc.strerror}); give this "
+            "user the right to read it. Nothing was landed"
+        ) from exc
 
 
 def digest_of_states(states: Sequence[tuple[str, str]]) -> str:
@@ -90,9 +100,8 @@ def copy_window(
     lacking = set(own.values()) - present - folder_values(origin).keys()
     # With a column missing all are taken: the message tells what there is.
     columns = None if lacking else sorted(present.intersection(own.values()))
-    time = own.get(table.time_column or "", "")
-    scanner = rows.scanner(columns=columns, filter=_inside(rows.schema, time, window))
-    return write_rows(scanner.to_reader(), target)
+    condition = inside_window(rows.schema, table, window)
+    return write_rows(rows.scanner(columns=columns, filter=condition).to_reader(), target)
 
 
 def write_rows(reader: pa.RecordBatchReader, target: Path) -> Path:
@@ -104,8 +113,9 @@ def write_rows(reader: pa.RecordBatchReader, target: Path) -> Path:
     return target
 
 
-def _inside(schema: pa.Schema, column: str, window: TimeWindow) -> ds.Expression | None:
-    """Condition for a time column; where times are coarser than the window's, a little more."""
+def inside_window(schema: pa.Schema, table: RawTable, window: TimeWindow) -> ds.Expression | None:
+    """Condition for the time column, if it tells; of coarser times a bit more."""
+    column = own_names(table).get(table.time_column or "", "")
     bounds = near(window, plain_type(schema, column))
     if bounds is None:
         return None

@@ -283,6 +283,12 @@ def json_form(con: duckdb.DuckDBPyConnection, path: Path) -> Form:
     )
 
 
+def parquet_form(schema: pa.Schema) -> Form:
+    """Form of Parquet files, with the types that they have."""
+    columns = tuple((name, sql_name(name)) for name in schema.names)
+    return Form("read_parquet", ", hive_partitioning = false", columns)
+
+
 def _parquet(
     table: RawTable, files: Sequence[Path], own: Mapping[str, str], window: TimeWindow | None
 ) -> tuple[dict[Form, list[Path]], str]:
@@ -300,9 +306,7 @@ def _parquet(
                     "expected one type in all files. Write one of them again with the type of the "
                     "other"
                 )
-        columns = tuple((name, sql_name(name)) for name in schemas[file].names)
-        form = Form("read_parquet", ", hive_partitioning = false", columns)
-        found.setdefault(form, []).append(file)
+        found.setdefault(parquet_form(schemas[file]), []).append(file)
     time = own.get(table.time_column or "", "")
     bounds = near(window, plain_type(first, time)) if window else None
     if bounds is None:

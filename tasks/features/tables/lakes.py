@@ -17,13 +17,15 @@ import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.tables.copies import Source, copy_window, library, write_rows
+from tasks.features.tables.copies import Source, copy_window, inside_window, library, write_rows
 from tasks.features.tables.formats import check_present, near, own_names, plain_type
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import ANSWER_S, CONNECT_S, s3_endpoint
 from tasks.kernel.errors import ConfigurationError, TransientError
 
-PASSING = re.compile(r"connect|timed? ?out|timeout|NETWORK|dns|50[0234]|slow ?down", re.IGNORECASE)
+PASSING = re.compile(
+    r"connect|timed? ?out|timeout|NETWORK|dns|\b50[0234]\b|slow ?down", re.IGNORECASE
+)
 
 
 def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
@@ -47,7 +49,10 @@ def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path)
         with _explained(table, "Delta Lake"):
             return [copy_window(rows, table, window, scratch / "rows.parquet")]
 
-    num_bytes = sum(pa.table(found.get_add_actions(flatten=True))["size_bytes"].to_pylist())
+    held = rows.get_fragments(inside_window(rows.schema, table, window))
+    files = pa.table(found.get_add_actions(flatten=True)).to_pydict()
+    sizes = dict(zip(files["path"], files["size_bytes"], strict=True))
+    num_bytes = sum(sizes[fragment.path] for fragment in held)
     return Source(_pinned(table, found.metadata().id, found.version(), num_bytes), bring)
 
 
@@ -131,7 +136,8 @@ def _explained(table: RawTable, kind: str) -> Iterator[None]:
     except (ConfigurationError, TransientError):
         raise
     except Exception as exc:
-        reason = f"{type(exc).__name__}: {' '.join(str(exc).split())}"[:300]
+        plain = re.sub(r"\x1b\[\d+m", "", str(exc))
+        reason = f"{type(exc).__name__}: {' '.join(plain.split())}"[:300]
         if PASSING.search(reason):
             raise TransientError(
                 f"the storage of {table.uri!r} does not answer ({reason}); see that the network is "

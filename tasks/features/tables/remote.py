@@ -87,7 +87,7 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
 
     def copy(info: FileInfo) -> Path:
         target = scratch / info.path
-        if info.extension in ("parquet", "pq"):
+        if info.extension.lower() in ("parquet", "pq"):
             rows = ds.dataset(info.path, filesystem=system, format="parquet")
             return copy_window(rows, table, window, target, Path(info.path))
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
-from tasks.features.offline.duck import duckdb_session, sql_name, sql_text
+from tasks.features.offline.duck import duckdb_session, sql_text
 from tasks.features.tables.files import named_files
 from tasks.features.tables.formats import (
     ZONE_AFTER_CLOCK,
+    Form,
     Format,
     csv_form,
     format_of,
     json_form,
+    parquet_form,
     unpacked,
 )
 from tasks.features.tables.raw_files import ColumnType, column_name
@@ -31,7 +34,27 @@ NULL_TEXTS = (
 )
 """Texts that stand for a missing value where all others of the column are numbers or times."""
 LARGEST_SAMPLE = 1_000_000
-NUM_EXAMPLES = 3
+NOTHING = "\x00"
+"""A text that no CSV has, so that its empty cells stay texts."""
+FITS: dict[ColumnType, str] = {
+    "BOOLEAN": "{0} SIMILAR TO '(?i:true|false|yes|no|t|f|y|n)' "
+    "AND TRY_CAST({0} AS BOOLEAN) IS NOT NULL",
+    # 007 names something: as a number it would lose its zeros.
+    "BIGINT": "{0} SIMILAR TO '[+-]?(0|[1-9][0-9]*)' AND TRY_CAST({0} AS BIGINT) IS NOT NULL",
+    "DOUBLE": "NOT {0} SIMILAR TO '[+-]?0[0-9].*' AND TRY_CAST({0} AS DOUBLE) IS NOT NULL",
+    "TIMESTAMPTZ": "{0} SIMILAR TO '[0-9]+-.*' AND TRY_CAST({0} AS TIMESTAMP) IS NOT NULL",
+}
+"""Types in the order in which a text is tried."""
+STORED: dict[str, ColumnType] = {
+    "TIMESTAMP": "TIMESTAMPTZ",
+    "DATE": "TIMESTAMPTZ",
+    "INT": "BIGINT",
+    "DOUBLE": "DOUBLE",
+    "FLOAT": "DOUBLE",
+    "DECIMAL": "DOUBLE",
+    "BOOLEAN": "BOOLEAN",
+}
+"""Words of the types in which Parquet has its columns; others are looked at as texts."""
 
 
 @dataclass(frozen=True)
@@ -104,119 +127,72 @@ def sniff(path: Path | str) -> SniffedTable:
 
 
 def _sniffed(con: duckdb.DuckDBPyConnection, file: Path, num_files: int) -> SniffedTable:
-    kind, delimiter = format_of(file.name), None
-    if kind == "Parquet":
-        schema = pq.read_schema(file)
-        written = list(schema.names)
-        relation = f"read_parquet({sql_text(file)}, hive_partitioning = false)"
-        values = [f"{sql_name(name)}::VARCHAR" for name in written]
-    else:
-        form = csv_form(con, file, (), (NOTHING,)) if kind == "CSV" else json_form(con, file)
-        written = [name for name, _ in form.columns]
-        relation, values = form.relation([file]), [column for _, column in form.columns]
-        delimiter = form.delimiter
-    if not written:
+    kind = format_of(file.name)
+    form = FORMS[kind](con, file)
+    if not form.columns:
         raise DataContractError(
             f"{file.name} holds no columns; expected a line with their names, and rows below it"
         )
-    listed = ", ".join(f"{value} AS v{number}" for number, value in enumerate(values))
-    con.execute(f"CREATE TABLE seen AS SELECT {listed} FROM {relation} LIMIT {LARGEST_SAMPLE + 1}")
-    num_rows = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
-    names = _proposed(written)
-    columns = []
-    for number, name in enumerate(written):
-        known = _arrow_type(schema.field(number).type) if kind == "Parquet" else None
-        columns.append(_column(con, f"v{number}", names[number], name, known))
-    return SniffedTable(
-        kind, delimiter, num_files, num_rows, num_rows > LARGEST_SAMPLE, tuple(columns)
+    values = ", ".join(f"{value} AS v{number}" for number, (_, value) in enumerate(form.columns))
+    con.execute(
+        f"CREATE TABLE seen AS SELECT {values} FROM {form.relation([file])} "
+        f"LIMIT {LARGEST_SAMPLE + 1}"
     )
-
-
-NOTHING = "\x00"
-"""A text that no CSV has, so that its empty cells stay texts."""
-
-
-def _proposed(written: Sequence[str]) -> list[str]:
+    types = [row[1] for row in con.execute("DESCRIBE seen").fetchall()]
+    num_rows = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
     names: list[str] = []
-    for text in written:
-        base, name, number = column_name(text), column_name(text), 1
-        while name in names:
-            number += 1
-            name = f"{base[:56]}_{number}"
-        names.append(name)
-    return names
+    columns = []
+    for number, (written, _) in enumerate(form.columns):
+        proposed = column_name(written)
+        others = (f"{proposed[:56]}_{n}" for n in itertools.count(2))
+        names.append(next(n for n in itertools.chain([proposed], others) if n not in names))
+        columns.append(_column(con, f"v{number}", names[-1], written, types[number]))
+    is_sample = num_rows > LARGEST_SAMPLE
+    return SniffedTable(kind, form.delimiter, num_files, num_rows, is_sample, tuple(columns))
 
 
-def _arrow_type(kind: pa.DataType) -> tuple[ColumnType, bool]:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return "TIMESTAMPTZ", getattr(kind, "tz", None) is not None
-    if pa.types.is_boolean(kind):
-        return "BOOLEAN", True
-    if pa.types.is_integer(kind):
-        return "BIGINT", True
-    is_number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return ("DOUBLE" if is_number else "VARCHAR"), True
+FORMS: dict[Format, Callable[[duckdb.DuckDBPyConnection, Path], Form]] = {
+    "Parquet": lambda con, file: parquet_form(pq.read_schema(file)),
+    "CSV": lambda con, file: csv_form(con, file, (), (NOTHING,)),
+    "JSON": json_form,
+}
+TEXTS = ", ".join(map(sql_text, ("", *NULL_TEXTS)))
 
 
 def _column(
-    con: duckdb.DuckDBPyConnection,
-    value: str,
-    name: str,
-    written: str,
-    known: tuple[ColumnType, bool] | None,
+    con: duckdb.DuckDBPyConnection, value: str, name: str, written: str, stored: str
 ) -> SniffedColumn:
-    texts = ", ".join(map(sql_text, ("", *NULL_TEXTS)))
-    counts: dict[ColumnType, str] = {
-        "BOOLEAN": f"{value} SIMILAR TO '(?i:true|false|yes|no|t|f|y|n)' "
-        f"AND TRY_CAST({value} AS BOOLEAN) IS NOT NULL",
-        # 007 names something: as a number it would lose its zeros.
-        "BIGINT": f"{value} SIMILAR TO '[+-]?(0|[1-9][0-9]*)' "
-        f"AND TRY_CAST({value} AS BIGINT) IS NOT NULL",
-        "DOUBLE": f"NOT {value} SIMILAR TO '[+-]?0[0-9].*' "
-        f"AND TRY_CAST({value} AS DOUBLE) IS NOT NULL",
-        "TIMESTAMPTZ": f"{value} SIMILAR TO '[0-9]+-.*' "
-        f"AND TRY_CAST({value} AS TIMESTAMP) IS NOT NULL",
-    }
-    told = f"{value} NOT IN ({texts})"
-    zoned = f"regexp_matches({value}, {sql_text(ZONE_AFTER_CLOCK)})"
-    total, num_told, num_zoned, *fits = con.execute(
-        f"SELECT count(*), count(*) FILTER ({told}), count(*) FILTER ({told} AND {zoned}), "
-        + ", ".join(f"count(*) FILTER ({told} AND {fit})" for fit in counts.values())
-        + " FROM seen"
-    ).fetchall()[0]
-    kind: ColumnType = "VARCHAR"
+    is_nested = stored.startswith(("STRUCT", "MAP", "INTERVAL")) or stored.endswith("]")
+    known = None if is_nested else next((k for word, k in STORED.items() if word in stored), None)
+    text = f"{value}::VARCHAR"
+    nothing: list[str] = []
     if known:
-        kind, has_zone = known
-        nothing: list[str] = []
+        has_zone = known != "TIMESTAMPTZ" or "ZONE" in stored or "TZ" in stored
+        kind: ColumnType = known
     else:
-        if num_told:
-            kind = next((k for k, fit in zip(counts, fits, strict=True) if fit == num_told), kind)
-        has_zone = kind != "TIMESTAMPTZ" or num_zoned == num_told
+        meant = f"{text} NOT IN ({TEXTS})"
+        zoned = f"regexp_matches({text}, {sql_text(ZONE_AFTER_CLOCK)})"
+        counts = [f"count(*) FILTER ({meant} AND {fit.format(text)})" for fit in FITS.values()]
+        num_meant, num_zoned, *fitting = con.execute(
+            f"SELECT count(*) FILTER ({meant}), count(*) FILTER ({meant} AND {zoned}), "
+            f"{', '.join(counts)} FROM seen"
+        ).fetchall()[0]
+        fitted = (k for k, n in zip(FITS, fitting, strict=True) if n == num_meant > 0)
+        kind = next(fitted, "VARCHAR")
+        has_zone = kind != "TIMESTAMPTZ" or num_zoned == num_meant
         # In a text NA may be Namibia, and `unknown` an answer; where nothing else is, it is none.
-        asked = texts if kind != "VARCHAR" or not num_told else "''"
-        nothing = [
-            row[0]
-            for row in con.execute(
-                f"SELECT DISTINCT {value} FROM seen WHERE {value} IN ({asked}) ORDER BY 1"
-            ).fetchall()
-        ]
-    missing = ", ".join(map(sql_text, nothing)) or sql_text(NOTHING)
-    present = f"{value} IS NOT NULL AND {value} NOT IN ({missing})"
-    num_present, num_distinct = con.execute(
-        f"SELECT count(*), count(DISTINCT {value}) FROM seen WHERE {present}"
+        asked = TEXTS if kind != "VARCHAR" or not num_meant else "''"
+        query = f"SELECT DISTINCT {text} FROM seen WHERE {text} IN ({asked}) ORDER BY 1"
+        nothing = [row[0] for row in con.execute(query).fetchall()]
+    missing = ", ".join(map(sql_text, [NOTHING, *nothing]))
+    present = f"FROM seen WHERE {text} NOT IN ({missing})"
+    num_missing, num_distinct = con.execute(
+        f"SELECT (SELECT count(*) FROM seen) - count(*), count(DISTINCT {value}) {present}"
     ).fetchall()[0]
     examples = con.execute(
-        f"SELECT {value} FROM (SELECT {value}, min(rowid) AS place FROM seen WHERE {present} "
-        f"AND rowid < 1000 GROUP BY 1) ORDER BY place LIMIT {NUM_EXAMPLES}"
+        f"SELECT {text}, min(rowid) {present} AND rowid < 1000 GROUP BY 1 ORDER BY 2 LIMIT 3"
     ).fetchall()
+    shown = tuple(row[0] for row in examples)
     return SniffedColumn(
-        name=name,
-        written=written,
-        type=kind,
-        null_texts=tuple(nothing),
-        num_missing=total - num_present,
-        num_distinct=num_distinct,
-        examples=tuple(row[0] for row in examples),
-        has_zone=has_zone,
+        name, written, kind, tuple(nothing), num_missing, num_distinct, shown, has_zone
     )

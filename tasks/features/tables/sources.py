@@ -33,9 +33,11 @@ def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) 
         ConfigurationError: there is no such package, file, bucket, database or table.
         TransientError: the source does not answer.
     """
-    scheme, _, rest = table.uri.rpartition("://")
+    scheme, mark, rest = table.uri.partition("://")
+    if not mark:
+        return local_source(table, repo / table.uri, window, scratch)
     match scheme:
-        case "" | "file":
+        case "file":
             return local_source(table, repo / rest, window, scratch)
         case "package":
             return local_source(table, _package_path(table, rest), window, scratch)
@@ -79,7 +81,7 @@ def local_source(table: RawTable, path: Path, window: TimeWindow, scratch: Path)
 
     def bring() -> list[Path]:
         # Folders' names may be columns, so a copy keeps them.
-        folders = [scratch / str(n) / f.parent.relative_to("/") for n, f in enumerate(files)]
+        folders = [Path(scratch, str(n), *f.parent.parts[1:]) for n, f in enumerate(files)]
         return [unpacked(*pair) for pair in zip(files, folders, strict=True)]
 
     num_bytes = sum(info.size for info in found)

@@ -25,7 +25,7 @@ SPARK = {
 
 def write_profiles(repo: Path, project: str = "flights") -> Path:
     """Give a repository profiles of its own, like the built-in ones, to change; returns `local`."""
-    (repo / "profiles").mkdir(parents=True)
+    (repo / "profiles").mkdir(parents=True, exist_ok=True)
     for file in Path(profile.__file__).with_name("profiles").glob("*.yaml"):
         name = "feature_store.yaml" if file.stem == "local" else f"profiles/{file.name}"
         (repo / name).write_text(file.read_text().replace("${FALAJ_PROJECT}", project))

@@ -1,15 +1,14 @@
 """What an installation needs: its extras, names that stand once, a folder for an example."""
 
 import os
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from falaj import doubles
+import falaj
 from falaj.__main__ import main
-from falaj.demo import EXAMPLES, copy_example
+from falaj.setup import EXAMPLES, copy_example
 from flows.config import check_repository, read_pipeline_config
 from tasks.kernel import extras
 from tasks.kernel.errors import ConfigurationError
@@ -30,16 +29,16 @@ def test_a_second_package_of_a_name_is_refused_and_both_places_are_named(
 ) -> None:
     (tmp_path / other).parent.mkdir(exist_ok=True)
     (tmp_path / other).touch()
-    home = str(Path(doubles.__file__).parents[1])
-    assert doubles.find_double([home, str(tmp_path / "nowhere"), home]) is None
+    home = str(Path(falaj.__file__).parents[1])
+    assert falaj.find_double([home, str(tmp_path / "nowhere"), home]) is None
     for path in ([home, str(tmp_path)], [str(tmp_path), home]):
-        found = doubles.find_double(path)
+        found = falaj.find_double(path)
         assert found is not None
         name = other.removesuffix(".py").partition("/")[0]
         assert found == (name, f"{home}/{name}/__init__.py", str(tmp_path / other))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="two packages are named"):
-        doubles.refuse_doubles()
+        falaj.refuse_doubles()
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{home}"}
     done = run_python("-m", "falaj", "--help", env=environment, capture_output=True, cwd=tmp_path)
     assert done.returncode == 2
@@ -92,4 +91,4 @@ def test_a_copied_example_is_a_whole_project_and_what_is_there_is_left_alone(
     assert not [p for p in (tmp_path / name).rglob("*") if p.is_symlink() or "pycache" in p.name]
     with pytest.raises(ConfigurationError, match=r"not empty.*--folder"):
         copy_example(name, tmp_path / name)
-    assert EXAMPLES.parent == Path(sys.modules["falaj"].__file__ or "").parent
+    assert EXAMPLES.parent == Path(falaj.__file__).parent

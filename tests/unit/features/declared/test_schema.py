@@ -11,6 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from flows.config import read_pipeline_config, suites_of
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.data.declared import USE_CASE
 from tests.support.suite.schema import use_case_schema
@@ -35,6 +36,16 @@ def test_the_written_schema_is_that_of_the_code() -> None:
 @pytest.mark.parametrize("file", USE_CASES, ids=lambda file: file.parent.name)
 def test_each_use_case_of_the_project_keeps_to_it(file: Path) -> None:
     assert faults(yaml.safe_load(file.read_text())) == []
+
+
+def test_the_example_of_the_docs_is_a_whole_use_case(tmp_path: Path) -> None:
+    page = (PROJECT_ROOT / "docs" / "explanation" / "use-cases.md").read_text()
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+    assert faults(yaml.safe_load(text)) == []
+    (tmp_path / "use_case.yaml").write_text(text)
+    config = read_pipeline_config(tmp_path)
+    assert set(suites_of(config, tmp_path).tables) == {"habits", "customers"}
+    assert config.features.training_set.numeric == ("amount",)
 
 
 def test_an_editor_marks_what_is_wrong_and_takes_the_short_forms() -> None:

@@ -53,7 +53,7 @@ def test_a_module_beside_the_use_case_is_found_built_and_exported(tmp_path: Path
 
 
 def test_a_name_that_leads_nowhere_is_refused_without_running_code(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no Python module 'nowhere'.*write nowhere.py"):
+    with pytest.raises(ConfigurationError, match=r"no Python module 'nowhere'.*write nowhere\.py"):
         check_source("nowhere:build", tmp_path)
     raising = written(tmp_path, "raising_one", "raise SystemExit(3)\ndef make(c, d): ...\n")
     with pytest.raises(ConfigurationError, match=r"binds no such name; it has .*make"):

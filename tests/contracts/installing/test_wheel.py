@@ -116,7 +116,7 @@ def test_outside_a_project_commands_say_what_to_do_and_change_nothing(
 
 def test_a_project_of_its_own_keeps_its_state_beside_it(installed: Path, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
-    line = "from falaj.demo import copy_example; from pathlib import Path; "
+    line = "from falaj.setup import copy_example; from pathlib import Path; "
     line += "copy_example('traffic', Path('shop'))"
     subprocess.run([installed / "python", "-c", line], cwd=tmp_path, check=True)
     found = falaj(installed, shop / "sql", "status")

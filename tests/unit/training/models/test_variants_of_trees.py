@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
+from tasks.contracts.evaluation import Calibrator
+from tasks.conversion.calibrator import check_mapped, write_mapped
 from tasks.conversion.kinds.tabular import TABULAR, edge_rows, magnitude_rows, read_rows
 from tasks.conversion.targets.interface import ConversionJob, Runtime, load_files
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
@@ -29,7 +31,7 @@ def test_every_format_of_boosted_trees_answers_as_the_program_does(
     built = build_one(name, trees)
     assert built.files is not None, built.failure
     signature, store = trees.program.signature, trees.store
-    rows = trees.rows.dataset  # type: ignore[union-attr]
+    rows = trees.rows.dataset
     typical = read_rows(rows, COLUMNS, splits().test, store, limit=500).inputs
     with torch_threads_restored():
         program = load_pytorch(store.path(trees.program.program), signature, Runtime())
@@ -54,3 +56,19 @@ def test_onnx_walks_down_the_trees_and_what_is_made_of_it_multiplies(trees: Conv
     half = graph("onnx-fp16")
     assert "MatMul" in [node.op_type for node in half.graph.node]
     assert DOMAIN not in {entry.domain for entry in half.opset_import}
+
+
+def test_trees_whose_scores_are_mapped_anew_stay_trees(
+    trees: ConversionJob, tmp_path: Path
+) -> None:
+    store, after = trees.store, tmp_path / "mapped.pt2"
+    before = store.path(trees.program.program)
+    rows = trees.rows.dataset
+    steep = Calibrator(slope=1.7, intercept=-0.4)
+    assert write_mapped(before, after, COLUMNS, steep) == steep
+    inputs = read_rows(rows, COLUMNS, splits().test, store, limit=500).inputs
+    check_mapped(before, after, COLUMNS, steep, inputs)
+    built = build_one("onnx-fp32", tabular_job(store, after.read_bytes()))
+    assert built.files is not None, built.failure
+    operators = [n.op_type for n in onnx.load(store.path(built.files) / "model.onnx").graph.node]
+    assert "TreeEnsembleRegressor" in operators

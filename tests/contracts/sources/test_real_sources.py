@@ -242,6 +242,7 @@ def test_a_table_of_delta_lake_is_read_in_one_version(
     whole = shop.read(uri)
     pd.testing.assert_frame_equal(shop.rows(whole), usual)
     assert seen(whole).uri == f"{uri}@5"
+    assert seen(shop.read(window=month(2))).num_bytes < seen(whole).num_bytes / 4
     deltalake.DeltaTable(where, storage_options=options).delete("order_id > 9")
     assert seen(shop.read()).uri == f"{uri}@6"
     assert shop.read().tables[0].num_rows == 10
