@@ -211,8 +211,8 @@ def read_use_cases(
     repos = list(repos) or [r for r in environment.get(REPOS_VARIABLE, "").split(":") if r]
     found = tuple(_use_case(r, own, place == 0) for place, r in enumerate(repos or [str(own)]))
     names = [use_case.name for use_case in found]
-    names += [str(use_case.config["registry"]["model_name"]) for use_case in found]
-    if twice := more_than_once(names):
+    models = [str(use_case.config["registry"]["model_name"]) for use_case in found]
+    if twice := more_than_once(names) or more_than_once(models):
         raise ConfigurationError(
             f"{twice} is the name of two use cases, or of the models of two, so one would replace "
             "the other's champion; give one another `name` and `registry.model_name` in its "

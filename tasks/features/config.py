@@ -20,7 +20,7 @@ from pydantic import (
 
 from tasks.contracts.data import TaskKind
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
-from tasks.features.tables.raw_files import FrozenConfig, Identifier, RawTable
+from tasks.features.tables.raw_files import ColumnType, FrozenConfig, Identifier, RawTable
 from tasks.kernel.settings import USE_CASE_FILE
 
 CLOCK_SKEW = timedelta(minutes=5)
@@ -53,8 +53,8 @@ class StagingQuery(FrozenConfig):
     )
 
 
-_FROM = AliasChoices("from", "source")
-"""`from` cannot be the name of a field in Python."""
+_FROM = AliasChoices("source", "from")
+"""People write `from`, which cannot be the name of a field in Python."""
 
 
 class FeatureTable(FrozenConfig):
@@ -428,9 +428,9 @@ class FeatureConfig(FrozenConfig):
         found = {table.name: table.key for table in self.raw_tables}
         return {**found, **{query.name: query.key for query in self.staging}}[source]
 
-    def columns_of(self, source: str) -> tuple[str, ...] | None:
-        """Columns of a raw table; None of a staging table, which its query gives."""
-        known = {t.name: tuple(t.columns) for t in self.raw_tables}
+    def columns_of(self, source: str) -> dict[str, ColumnType] | None:
+        """Columns of a raw table with their types; None of a staging table."""
+        known = {table.name: table.columns for table in self.raw_tables}
         return None if any(q.name == source for q in self.staging) else known[source]
 
     @property

@@ -10,7 +10,10 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
+PARSING = Lock()
+"""Two threads that parse at once are a SystemError of Python 3.11 where a collection falls in."""
 ROOMS = "tasks"
 SHARED = (f"{ROOMS}.contracts", f"{ROOMS}.stats")
 
@@ -59,7 +62,8 @@ def _read(path: Path, _modified_ns: int, _num_bytes: int) -> tuple[str, tuple[st
 
     Kept as long as the file bears the same time and size: a process asks for it many times.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    with PARSING:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
     named = tuple(sorted(set(_named_modules(tree))))
     statements = ast.unparse(_WithoutWords().visit(tree))
     return hashlib.sha256(statements.encode()).hexdigest(), named

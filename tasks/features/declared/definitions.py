@@ -12,7 +12,7 @@ from feast.permissions.action import AuthzedAction
 from feast.permissions.permission import Permission
 from feast.permissions.policy import RoleBasedPolicy
 from feast.project import Project
-from feast.types import Bool, Float32, Float64, Int32, Int64, PrimitiveFeastType, String
+from feast.types import Float32, Float64, Int32, Int64, PrimitiveFeastType, String
 
 from tasks.features.declared.columns import DescribedView, described_features
 from tasks.kernel.errors import ConfigurationError
@@ -22,7 +22,6 @@ Definition: TypeAlias = Entity | DataSource | FeatureView | FeatureService | Per
 VALUES = [FeatureView, FeatureService]
 TYPES: dict[str, PrimitiveFeastType] = {
     "VARCHAR": String,
-    "BOOLEAN": Bool,
     "FLOAT": Float32,
     "DOUBLE": Float64,
     "BIGINT": Int64,
@@ -81,7 +80,7 @@ def _feast_type(column: str, kind: str, what: str) -> PrimitiveFeastType:
     if kind not in TYPES:
         raise ConfigurationError(
             f"column {column} of {what} is {kind}, expected one of {', '.join(TYPES)}; cast it in "
-            f"the query, such as {column}::DOUBLE. Nothing was applied"
+            f"the query, such as {column}::DOUBLE or {column}::VARCHAR. Nothing was applied"
         )
     return TYPES[kind]
 

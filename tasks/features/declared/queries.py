@@ -144,15 +144,25 @@ def _value(
     value = f"{function} OVER {window}"
     if aggregate.function == "time_since_last":
         value = f"epoch({time} - {value}) / 3600"
-    return value if aggregate.function in OF_ITS_OWN_TYPE else f"({value})::FLOAT"
+    if aggregate.function not in OF_ITS_OWN_TYPE:
+        return f"({value})::FLOAT"
+    is_yes_or_no = (config.columns_of(table.source) or {}).get(aggregate.expression) == "BOOLEAN"
+    return f"({value})::VARCHAR" if is_yes_or_no else value
 
 
 def _others(source: str, config: FeatureConfig, hidden: Iterable[str | None]) -> list[str]:
-    """The columns of a table that are not hidden; of a staging table only DuckDB knows them."""
+    """The columns of a table that are not hidden; of a staging table only DuckDB knows them.
+
+    What is true or false is a category to a model, and so a text.
+    """
     left_out, known = {*filter(None, hidden), *ADDED}, config.columns_of(source)
     if known is None:
         return [f"COLUMNS(lambda c: c NOT IN ({', '.join(map(sql_text, sorted(left_out)))}))"]
-    return [_name(column) for column in known if column not in left_out]
+    return [
+        f"{_name(column)}::VARCHAR AS {_name(column)}" if kind == "BOOLEAN" else _name(column)
+        for column, kind in known.items()
+        if column not in left_out
+    ]
 
 
 def _columns_of_label(config: FeatureConfig) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ HABITS: dict[str, Any] = {
     "from": "orders",
     "entity_keys": ["customer"],
     "known_after": "15m",
-    "aggregates": ["count() over 7d, 4w", "mean(amount) over 7d", "last(channel)"],
+    "aggregates": ["count() over 7d, 4w", "mean(amount) over 7d", "last(channel)", "last(gift)"],
 }
 TRAINING_SET: dict[str, Any] = {
     "from": "orders",

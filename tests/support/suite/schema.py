@@ -31,6 +31,9 @@ def use_case_schema() -> dict[str, Any]:
         {"$ref": "#/$defs/SplitDates"},
         {"$ref": schema["properties"]["splits"].pop("$ref")},
     ]
+    for name in ("FeatureTable", "TrainingSet"):
+        properties = parts[name]["properties"]
+        properties["from"] = {**properties.pop("source"), "title": "From"}
     for name, fields in DERIVED.items():
         for field in fields:
             parts[name]["properties"][field].pop("default", None)

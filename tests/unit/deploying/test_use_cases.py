@@ -22,7 +22,7 @@ REPO = PROJECT_ROOT / DEFAULT_FEATURE_REPO
 DIGEST = f"registry.example.org:5000/ml/falaj@sha256:{'0' * 64}"
 
 
-def other_repo(folder: Path, name: str = "other", model: str = "model-of-other") -> Path:
+def other_repo(folder: Path, name: str = "other", model: str = "other") -> Path:
     repo = folder / "other"
     shutil.copytree(REPO, repo)
     described = yaml.safe_load((repo / "use_case.yaml").read_text()) | {"name": name}

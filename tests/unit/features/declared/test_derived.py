@@ -14,7 +14,9 @@ from flows.config import PipelineConfig, Suites, read_pipeline_config, suites_of
 from tasks.contracts.data import FeatureSnapshot, FeatureTables
 from tasks.features.access.store import load_definitions
 from tasks.features.access.versions import view_definition
+from tasks.features.checks.verification import verify_snapshot
 from tasks.features.declared.columns import read_features, table_shapes
+from tasks.features.declared.queries import frame_query
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
@@ -106,6 +108,39 @@ def test_what_decides_derived_definitions_decides_their_digest(tmp_path: Path) -
     assert len(set(seen)) == 3
 
 
+def test_features_may_be_from_a_staging_table_and_columns_may_be_called_as_sql_words(
+    tmp_path: Path,
+) -> None:
+    def query(amount: str) -> None:
+        (tmp_path / "web.sql").write_text(
+            f'SELECT order_id, customer AS "end", ordered, channel, {amount} AS amount, '
+            "returned, FROM orders WHERE channel = 'web'"
+        )
+
+    staging = {"name": "web", "sql": "web.sql", "time_column": "ordered", "key": ["order_id"]}
+    seen = {"name": "seen", "from": "web", "entity_keys": ["end"], "ttl_hours": 5}
+    summed = {**seen, "name": "summed", "aggregates": ["sum(amount) over 7d"]}
+    parts = {
+        **{"raw_tables": FEATURES["raw_tables"], "staging": [staging]},
+        **{"feature_tables": [seen, summed], "training_set": {**TRAINING_SET, "from": "web"}},
+    }
+    write_use_case(tmp_path, features=parts)
+    for amount, told in (("amount::DECIMAL(9, 2)", "DECIMAL"), ("amount > 2", "BOOLEAN")):
+        query(amount)
+        with pytest.raises(ConfigurationError, match=f"amount of feature table seen is {told}"):
+            load_definitions(tmp_path)
+    query("amount::FLOAT")
+    views = of_kind(load_definitions(tmp_path), FeatureView)
+    fields = {name: [f"{f.name}: {f.dtype}" for f in v.features] for name, v in views.items()}
+    assert fields == {
+        "seen": ["order_id: Int64", "channel: String", "amount: Float32"],
+        "summed": ["amount_sum_7d: Float32"],
+    }
+    spec = read_features(tmp_path)[1].training_set
+    assert (spec.row_id, spec.categorical) == ("order_id", ("channel",))
+    assert spec.numeric == ("amount",)
+
+
 @dataclass(frozen=True)
 class Run:
     """The use case after its feature tables were built and its training set retrieved."""
@@ -142,7 +177,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_one_file_gives_rows_with_what_was_known_at_their_moment(run: Run) -> None:
     assert run.snapshot.columns.categorical == (
-        *("channel", "gift", "habits__channel_last", "customers__town"),
+        *("channel", "gift", "habits__channel_last", "habits__gift_last", "customers__town"),
     )
     assert run.snapshot.columns.numeric == (
         *("amount", "habits__count_7d", "habits__count_4w", "habits__amount_mean_7d"),
@@ -159,6 +194,15 @@ def test_one_file_gives_rows_with_what_was_known_at_their_moment(run: Run) -> No
     assert row["habits__amount_mean_7d"] == pytest.approx(run.orders["amount"][week].mean())
     assert row["customers__town"] in ("Nizwa", "Sur", "Ibri")
     assert set(run.rows["gift"]) == {"true", "false"}
+
+
+def test_a_snapshot_is_made_again_from_the_sql_that_its_declaration_was_compiled_to(
+    run: Run,
+) -> None:
+    assert run.snapshot.pins is not None
+    kept = run.settings.store.path(run.snapshot.pins.evidence) / "sql" / "training_set.sql"
+    assert kept.read_text() == frame_query(run.repo, run.config.features)
+    assert verify_snapshot(run.snapshot, run.settings).differences == ()
 
 
 @pytest.mark.parametrize(
