@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from falaj.onboarding import leaks, raw, windows
-from falaj.onboarding.findings import Finding, YamlPlaces, nearest
+from falaj.onboarding.findings import Finding, YamlPlaces, found, nearest
 from falaj.onboarding.queries import Sample, query_finding, query_findings
 from falaj.onboarding.schema import schema_findings
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
@@ -82,21 +82,14 @@ def _missing_queries(config: PipelineConfig, repo: Path, places: YamlPlaces) -> 
         ),
         (features.training_set.sql, "training_set", "sql"),
     ]
-    found = []
+    findings = []
     for name, *path in named:
         if name and not (repo / name).is_file():
             near = nearest(name, (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
-            found.append(
-                Finding(
-                    check="files",
-                    kind="configuration",
-                    file=USE_CASE_FILE,
-                    line=places.line("features", *path),
-                    seen=f"there is no file {name}",
-                    action=f"did you mean {near}?" if near else "write it, or mend the name",
-                )
-            )
-    return found
+            advice = f"did you mean {near}?" if near else "write it, or mend the name"
+            line = places.line("features", *path)
+            findings.append(found("no-file", USE_CASE_FILE, line, name=name, advice=advice))
+    return findings
 
 
 def _check_rows(
@@ -127,6 +120,6 @@ def _check_rows(
         started = report.timed("windows", started)
         report.findings += leaks.future_findings(sample)
         started = report.timed("future", started)
-        found, report.leading = leaks.single_findings(sample)
-        report.findings += found
+        leaking, report.leading = leaks.single_findings(sample)
+        report.findings += leaking
         report.timed("single inputs", started)

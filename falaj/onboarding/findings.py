@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ class Finding:
     """One mistake, or one thing to look at.
 
     Attributes:
-        check: what was looked at, such as `schema`, `rows`, `queries` or `leaks`.
+        check: name of the mistake, or what was looked at: `schema`, `rows`, `queries`.
         kind: who is to act: whoever writes the use case, or whoever sends the data.
         severity: a warning changes no exit code.
         file: file that it is in, as the use case names it.
@@ -57,6 +58,38 @@ class Finding:
     def facts(self) -> dict[str, Any]:
         """As a program reads it."""
         return {**asdict(self), "place": self.place}
+
+
+def found(
+    mistake: str,
+    file: str,
+    line: int | None = None,
+    column: str | None = None,
+    *,
+    severity: Severity | None = None,
+    **values: object,
+) -> Finding:
+    """The finding that is described under a name in `findings.yaml`, with these values."""
+    said = _described()[mistake]
+    kind, _, grave = said["is"].partition(" ")
+    values |= {"column": column}
+    return Finding(
+        mistake,
+        kind,  # type: ignore[arg-type]
+        file,
+        seen=said["seen"].format(**values),
+        action=said["do"].format(**values),
+        expected=said.get("expected", "").format(**values),
+        line=line,
+        column=column,
+        severity=severity or ("warning" if grave else "error"),
+    )
+
+
+@cache
+def _described() -> dict[str, dict[str, str]]:
+    text = Path(__file__).with_name("findings.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]
 
 
 def finding_of(

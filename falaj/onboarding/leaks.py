@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from falaj.onboarding.findings import Finding
+from falaj.onboarding.findings import Finding, found
 from falaj.onboarding.queries import Sample, line_naming
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
@@ -27,22 +27,20 @@ from tasks.features.offline.duck import parquet, sql_name, sql_text
 from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import USE_CASE_FILE
 
-CHECK = "leaks"
-TRUSTED = "where it is known in time, as a timetable is, name it among `trusted` of training_set"
 CATEGORIES = ("VARCHAR", "BOOLEAN")
 
 
 def future_findings(sample: Sample) -> list[Finding]:
     """Features and inputs that change when later raw rows are hidden."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for number, table in enumerate(sample.config.features.feature_tables):
         if folder := sample.features.get(table.name):
             line = sample.places.line("features", "feature_tables", number)
-            found += _table_changes(sample, table, folder, line)
+            findings += _table_changes(sample, table, folder, line)
     if sample.frame:
-        found += _frame_changes(sample, sample.frame)
+        findings += _frame_changes(sample, sample.frame)
     sample.read_raw()
-    return found
+    return findings
 
 
 def _table_changes(
@@ -58,15 +56,10 @@ def _table_changes(
             check_same_rows(sample.con, table, folder, probe)
         except FalajError as exc:
             changed = re.findall(r"(\w+) differs in", str(exc))
-            yield Finding(
-                check=CHECK,
-                kind="configuration",
-                file=file,
-                line=line_naming(sample.repo / file, changed[0]) if changed and table.sql else line,
-                column=changed[0] if changed else None,
-                seen=str(exc).partition(": ")[2].partition(f". {probe.cure}")[0],
-                action=_as_one(probe.cure),
-            )
+            column = changed[0] if changed else None
+            at = line_naming(sample.repo / file, changed[0]) if changed and table.sql else line
+            seen = str(exc).partition(": ")[2].partition(f". {probe.cure}")[0]
+            yield found("future-feature", file, at, column, seen=seen, advice=_as_one(probe.cure))
 
 
 def _as_one(cure: str) -> str:
@@ -98,24 +91,11 @@ def _frame_changes(sample: Sample, frame: Path) -> Iterator[Finding]:
     ).fetchall()[0]
     for column, number in zip(inputs, changed, strict=True):
         if number:
-            yield Finding(
-                check=CHECK,
-                kind="configuration",
-                file=spec.sql or USE_CASE_FILE,
-                line=_line_of_input(sample, column),
-                column=column,
-                seen=f"{number:,} of {total:,} values before {before.end:%Y-%m-%dT%H:%MZ} are "
-                "others without the raw rows after it",
-                expected="an input that is known at its row's event_timestamp",
-                action=f"bound it by the row's own moment; {TRUSTED}",
-            )
-
-
-def _line_of_input(sample: Sample, column: str) -> int | None:
-    sql = sample.config.features.training_set.sql
-    if sql:
-        return line_naming(sample.repo / sql, column)
-    return sample.places.line("features", "training_set")
+            at = sample.places.line("features", "training_set")
+            file = spec.sql or USE_CASE_FILE
+            at = (spec.sql and line_naming(sample.repo / file, column)) or at
+            values = {"number": number, "total": total, "until": before.end}
+            yield found("future-input", file, at, column, **values)
 
 
 def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, float]]]:
@@ -138,14 +118,16 @@ def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, floa
         ((name, rows.score(name)) for name in (*categorical, *numeric)), key=lambda s: -s[1]
     )
     limit = promotion.max_plausible_r2 if rows.is_number else promotion.max_plausible_auc
-    found = []
+    findings = []
     if spec.label_column in (*categorical, *numeric):
-        found.append(_too_good(sample, spec.label_column, "certainty", "is the label", limit))
+        findings.append(
+            _too_good(sample, spec.label_column, "certainty", ": it is the label", limit)
+        )
     for name, score in scores if rows.num_test >= MIN_ROWS else ():
         if score > limit and name not in (*spec.trusted, spec.label_column):
-            is_label = "is the label, or made from it" if score >= TELLS_THE_LABEL else "tells too"
-            found.append(_too_good(sample, name, f"{rows.measure} {score:.4f}", is_label, limit))
-    return found, scores
+            is_label = ": it is the label, or made from it" if score >= TELLS_THE_LABEL else ""
+            findings.append(_too_good(sample, name, f"{rows.measure} {score:.4f}", is_label, limit))
+    return findings, scores
 
 
 def _too_good(sample: Sample, name: str, score: str, verdict: str, limit: float) -> Finding:
@@ -156,16 +138,14 @@ def _too_good(sample: Sample, name: str, score: str, verdict: str, limit: float)
     if not file:
         part = ("feature_tables",) if feature else ("training_set",)
         line = sample.places.line("features", *part)
-    more = " much" if verdict.endswith("too") else ""
-    return Finding(
-        check=CHECK,
-        kind="configuration",
-        file=file or USE_CASE_FILE,
-        line=line,
-        column=name,
-        seen=f"by itself it predicts the label with {score}: it {verdict}{more}",
-        expected=f"at most {limit}, what `promotion` takes for plausible",
-        action=f"take it out where it becomes known with the label; {TRUSTED}",
+    return found(
+        "tells-too-much",
+        file or USE_CASE_FILE,
+        line,
+        name,
+        score=score,
+        verdict=verdict,
+        limit=limit,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import duckdb
 
-from falaj.onboarding.findings import Finding, YamlPlaces, finding_of
+from falaj.onboarding.findings import Finding, YamlPlaces, finding_of, found
 from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows
@@ -67,16 +67,17 @@ class Sample:
 def query_findings(sample: Sample) -> list[Finding]:
     """Run every query on the sample; what it gives stays for the checks that follow."""
     features = sample.config.features
-    if found := _attempt(sample.read_raw, USE_CASE_FILE, sample.places.line("features", "staging")):
-        return found
+    line = sample.places.line("features", "staging")
+    if findings := _attempt(sample.read_raw, USE_CASE_FILE, line):
+        return findings
     for number, table in enumerate(features.feature_tables):
         line = sample.places.line("features", "feature_tables", number)
-        found += _attempt(partial(_fill, sample, table), table.sql or USE_CASE_FILE, line)
+        findings += _attempt(partial(_fill, sample, table), table.sql or USE_CASE_FILE, line)
         if table.name in sample.features:
-            found += _empty_columns(sample, table, line)
+            findings += _empty_columns(sample, table, line)
     line = sample.places.line("features", "training_set")
     spec = features.training_set
-    return found + _attempt(partial(_fill_frame, sample), spec.sql or USE_CASE_FILE, line)
+    return findings + _attempt(partial(_fill_frame, sample), spec.sql or USE_CASE_FILE, line)
 
 
 def _fill(sample: Sample, table: FeatureTable) -> None:
@@ -123,15 +124,11 @@ def query_finding(exc: FalajError, file: str, line: int, *, check: str = CHECK) 
         line = int(at[1]) if (at := re.search(r"LINE (\d+):", text)) else 1
     reason, _, near = re.sub(r" ?LINE \d+:.*", "", wrong[2]).partition(" Candidate bindings: ")
     reason, _, meant = reason.partition(" Did you mean ")
-    guess = near.split(",")[0] or meant.rstrip("?")
-    return Finding(
-        check=check,
-        kind="data" if isinstance(exc, DataContractError) else "configuration",
-        file=file,
-        line=line,
-        seen=reason,
-        action=f"did you mean {guess}? mend the query there" if guess else "mend the query there",
-    )
+    near = near.split(",")[0] or meant.rstrip("?")
+    guess = f"did you mean {near}? " if near else ""
+    if isinstance(exc, DataContractError):
+        return found("wrong-value", file, line, reason=reason)
+    return found("wrong-query", file, line, reason=reason, guess=guess)
 
 
 def _empty_columns(sample: Sample, table: FeatureTable, line: int) -> Iterator[Finding]:
@@ -140,22 +137,11 @@ def _empty_columns(sample: Sample, table: FeatureTable, line: int) -> Iterator[F
     counts = ", ".join(f"count({sql_name(column)})" for column in columns)
     total, *known = sample.con.execute(f"SELECT count(*), {counts} FROM {rows}").fetchall()[0]
     file = table.sql or USE_CASE_FILE
-    empty: list[str | None] = (
-        [None] if not total else [c for c, n in zip(columns, known, strict=True) if not n]
-    )
-    for column in empty:
-        yield Finding(
-            check=CHECK,
-            kind="configuration",
-            file=file,
-            line=line_naming(sample.repo / file, column) if column and table.sql else line,
-            column=column,
-            seen=f"feature table {table.name} has no "
-            f"{'value in this column' if column else f'rows in {sample.config.window}'}",
-            expected="some",
-            action="mend what it is made from, or take it out",
-            severity="warning" if column else "error",
-        )
+    if not total:
+        yield found("no-rows", file, line, table=table.name, window=sample.config.window)
+    for column in (c for c, n in zip(columns, known, strict=True) if total and not n):
+        at = line_naming(sample.repo / file, column) if table.sql else line
+        yield found("no-feature-value", file, at, column, table=table.name)
 
 
 def line_naming(file: Path, column: str) -> int | None:

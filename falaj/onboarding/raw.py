@@ -11,13 +11,13 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 import duckdb
+import yaml
 
-from falaj.onboarding.findings import Finding, Severity, YamlPlaces, finding_of, nearest
+from falaj.onboarding.findings import Finding, Severity, YamlPlaces, finding_of, found, nearest
 from flows.config import PipelineConfig
 from tasks.contracts.data import LandedRows, TableRef
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name, sql_text
@@ -30,39 +30,7 @@ CHECK = "rows"
 SAMPLE_ROWS = 30_000
 """So many rows of a table are looked at further: all of a key, or none, by a hash of it."""
 FEW_VALUES = 1000
-DATE = r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?)?"
-ADVICE = (
-    (rf"{DATE}", "TIMESTAMPTZ", "add `time_zone: UTC` to the table, or the zone of its clock"),
-    (
-        r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}.*",
-        "TIMESTAMPTZ",
-        "write times as 2024-01-31 15:00, year first; which of the two is the day, nobody can know",
-    ),
-    (
-        r"-?[\d.' ]*\d,\d+",
-        "DOUBLE FLOAT BIGINT INTEGER",
-        "write decimals with a point and nothing between thousands; or declare the column VARCHAR "
-        "and convert it in SQL: replace(..., ',', '.')::DOUBLE",
-    ),
-    (r"-?\d+\.\d*", "BIGINT INTEGER", "declare the column DOUBLE"),
-    (
-        r"-?\d{10,}",
-        "BIGINT INTEGER",
-        "declare the column VARCHAR where it is a name, DOUBLE where it is a quantity",
-    ),
-    (
-        r"(?i)yes|no|y|n|true|false|t|f|ja|nein",
-        "BIGINT INTEGER DOUBLE FLOAT BOOLEAN",
-        "declare the column VARCHAR, and write a condition where a number is needed, such as "
-        "label: (churned = 'yes')",
-    ),
-    (
-        r"(?i)|-+|\?|n/?a|nan|null|none|nil|unknown|\.",
-        "BIGINT INTEGER DOUBLE FLOAT BOOLEAN TIMESTAMPTZ",
-        'add it to `null_text` of the table, such as null_text: ["", {value}]',
-    ),
-)
-"""A value that is not of a type, the types, and what to do."""
+ADVICE = "advice.yaml"
 
 
 @dataclass(frozen=True)
@@ -121,10 +89,10 @@ def _refused(
         lines = [places.line(*at, "columns", name) for name in absent]
         return [_missing(table, c, present, n) for c, n in zip(absent, lines, strict=True)]
     pattern = r"(\w+) has (\d+) value\(s\) that are no (.+?), such as (.+?)(?=; \w+ has |\. Mend)"
-    if found := re.findall(pattern, text):
+    if misfits := re.findall(pattern, text):
         return [
             _misfit(table, repo, column, int(count), kind, ast.literal_eval(f"[{shown}]"), declared)
-            for column, count, kind, shown in found
+            for column, count, kind, shown in misfits
         ]
     line = re.search(r"[Ll]ine:? (\d+)", text)
     action = ""
@@ -147,14 +115,9 @@ def _missing(table: RawTable, name: str, present: list[str], line: int) -> Findi
         action = f"did you mean {near}? {change} in {USE_CASE_FILE}:{line}"
     else:
         action = f"send the file with it, or take it out of `columns` in {USE_CASE_FILE}:{line}"
-    return Finding(
-        check=CHECK,
-        kind="data",
-        file=table.uri,
-        line=1,
-        column=name,
-        seen=f"raw table {table.name} has no column {name}; it has {', '.join(present)}",
-        action=action,
+    shown = ", ".join(present)
+    return found(
+        "no-column", table.uri, 1, name, table=table.name, name=name, present=shown, advice=action
     )
 
 
@@ -162,14 +125,9 @@ def _nameless(table: RawTable, present: list[str]) -> Finding:
     action = "write the names of its columns into the first line, or declare those that it has"
     if len(present) == 1:
         action = "separate the columns by a comma, semicolon, tab or |: it reads as one column"
-    return Finding(
-        check=CHECK,
-        kind="data",
-        file=table.uri,
-        line=1,
-        seen=f"the file of raw table {table.name} has no column of it, but {', '.join(present)}",
-        expected=", ".join(table.columns),
-        action=action,
+    shown, columns = ", ".join(present), ", ".join(table.columns)
+    return found(
+        "no-names", table.uri, 1, table=table.name, advice=action, present=shown, columns=columns
     )
 
 
@@ -184,18 +142,21 @@ def _misfit(
 ) -> Finding:
     value = values[0]
     types = table.columns[column]
-    fits = (a for p, kinds, a in ADVICE if types in kinds.split() and re.fullmatch(p, value))
+    known = yaml.safe_load(Path(__file__).with_name(ADVICE).read_text(encoding="utf-8"))
+    fits = (a["do"] for a in known if types in a["types"] and re.fullmatch(a["value"], value))
     advice = next(fits, f"mend the value, or declare another type than {types}")
     line, seen = _line_of(repo / table.uri, table, column, values)
-    return Finding(
-        check=CHECK,
-        kind="data",
-        file=table.uri,
-        line=line,
-        column=column,
-        seen=f"{(seen or value)!r} ({count:,} such value(s))",
-        expected=f"a {kind}, as {USE_CASE_FILE} declares it ({types})",
-        action=f"{advice.replace('{value}', repr(value))} ({USE_CASE_FILE}:{declared})",
+    return found(
+        "wrong-type",
+        table.uri,
+        line,
+        column,
+        value=seen or value,
+        number=count,
+        kind=kind,
+        type=types,
+        advice=advice.replace("{value}", repr(value)),
+        declared=declared,
     )
 
 
@@ -274,52 +235,26 @@ def _demands_unique_keys(repo: Path, table: RawTable) -> bool:
 def _row_findings(
     con: duckdb.DuckDBPyConnection, table: RawTable, rows: str, doubled_keys: Severity
 ) -> Iterator[Finding]:
-    found = partial(Finding, check=CHECK, kind="data", file=table.uri)
-    key = names(list(table.key))
+    file, name, key = table.uri, table.name, names(list(table.key))
     doubled, example = con.execute(
         f"SELECT count(*), any_value(k) FROM (SELECT row({key})::VARCHAR AS k FROM {rows} "
         f"GROUP BY {key} HAVING count(*) > 1)"
     ).fetchall()[0]
     if doubled:
-        yield found(
-            column="+".join(table.key),
-            seen=f"{doubled:,} key(s) stand in several rows, such as {example}",
-            expected="one row a key",
-            action=f"remove the copies, or name more columns in `key` of raw table {table.name}",
-            severity=doubled_keys,
-        )
+        values = {"number": doubled, "example": example, "table": name}
+        yield found("key-twice", file, column="+".join(table.key), severity=doubled_keys, **values)
     counts = ", ".join(f"count({sql_name(column)})" for column in table.columns)
     total, *known = con.execute(f"SELECT count(*), {counts} FROM {rows}").fetchall()[0]
     for column, number in zip(table.columns, known, strict=True):
         if column in table.key and number < total:
-            yield found(
-                column=column,
-                seen=f"{total - number:,} of {total:,} row(s) have no value in the key",
-                expected="a value in each row",
-                action=f"fill it, or name another `key` of raw table {table.name}",
-            )
+            missing = total - number
+            yield found("key-missing", file, None, column, number=missing, total=total, table=name)
         elif not number:
-            yield found(
-                column=column,
-                seen="no row has a value",
-                action=f"take it out of `columns` of raw table {table.name}, or mend `null_text`",
-                severity="warning",
-            )
+            yield found("no-value", file, column=column, table=name)
         elif table.columns[column] == "VARCHAR" and (twice := _spelled_twice(con, rows, column)):
-            yield found(
-                column=column,
-                seen=f"values that differ in case or blanks only: {twice}",
-                action=f"write them alike: lower(trim({column})) in a staging query",
-                severity="warning",
-            )
+            yield found("spelled-twice", file, column=column, examples=twice)
     if table.time_column and _is_a_date(con, rows, table.time_column, table.time_zone or "UTC"):
-        yield found(
-            column=table.time_column,
-            seen="all times are midnights, so these are dates: rows count as known when days begin",
-            action="where they are known in the evening, say so: known_after: 1d of feature "
-            "tables, predict_after: 1d of the training set",
-            severity="warning",
-        )
+        yield found("dates", file, column=table.time_column)
 
 
 def _is_a_date(con: duckdb.DuckDBPyConnection, rows: str, moment: str, zone: str) -> bool:
@@ -331,9 +266,9 @@ def _is_a_date(con: duckdb.DuckDBPyConnection, rows: str, moment: str, zone: str
 def _spelled_twice(con: duckdb.DuckDBPyConnection, rows: str, column: str) -> str:
     """Some values of a column with few values that are spelled in several ways."""
     name = sql_name(column)
-    found = con.execute(
+    spelled = con.execute(
         f"SELECT list(v ORDER BY v) FROM (SELECT DISTINCT {name} AS v FROM {rows} "
         f"WHERE {name} IS NOT NULL LIMIT {FEW_VALUES}) GROUP BY lower(trim(v)) "
         "HAVING count(*) > 1 ORDER BY 1 LIMIT 3"
     ).fetchall()
-    return "; ".join(" and ".join(map(repr, row[0])) for row in found)
+    return "; ".join(" and ".join(map(repr, row[0])) for row in spelled)

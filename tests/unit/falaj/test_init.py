@@ -96,7 +96,7 @@ def test_what_is_proposed_has_no_mistake(
     assert [f.lines() for f in report.findings if f.severity == "error"] == []
     texts = [path for path in (tmp_path / "shop").rglob("*") if path.is_file()]
     assert len(texts) <= 3
-    assert len((tmp_path / "shop" / "use_case.yaml").read_text().splitlines()) <= 42
+    assert len((tmp_path / "shop" / "use_case.yaml").read_text().splitlines()) <= 40
     assert any(line.startswith("Next") for line in told)
 
 

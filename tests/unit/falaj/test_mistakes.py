@@ -10,9 +10,11 @@ import yaml
 from falaj.onboarding.checks import check_project
 from falaj.onboarding.findings import exit_code
 from tests.support.data.shop import Shop
+from tests.support.host.processes import run_python
 
 MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
 FEW_ROWS = "evaluation: {min_slice_rows: 20, min_slice_positives: 5}\n"
+HEAVY = {"prefect", "feast", "torch", "mlflow", "sklearn", "great_expectations"}
 EXIT_CODES = {"configuration error": 2, "data error": 4}
 
 
@@ -49,6 +51,11 @@ def make(mistake: dict[str, Any], file: Path) -> None:
     else:
         text += mistake["put"] + "\n"
     file.write_bytes(text.encode("latin-1"))
+
+
+def test_a_check_imports_no_library_of_the_loop() -> None:
+    program = f"import falaj.onboarding.checks, sys; print(sorted({HEAVY!r} & set(sys.modules)))"
+    assert run_python("-c", program).stdout.strip() == "[]"
 
 
 def test_there_are_forty_mistakes_at_least() -> None:
