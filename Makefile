@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # of `make -j run test` the second must find what the first has set up
-.PHONY: help setup run serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock clean
+.PHONY: help setup run docs serve gateway up down status doctor test test-slow tools drills mutants test-cluster test-triton test-serving-clients bench lint format lock wheel clean
 
 # A caller's settings for Python must not change what runs here.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSAFEPATH VIRTUAL_ENV
@@ -69,7 +69,8 @@ test: setup ## run the tests, but for the slow ones, on two workers (PYTEST_ARGS
 # seconds of a quiet host, doubled for the bench's tests, which run one after the other.
 SLOW := -m "(slow or hypothesis) and not drill" --hypothesis-profile thorough --resume
 PARTS := --splits 7 --durations-path tests/durations.json
-PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium # with their Debian packages
+PROGRAMS := sshd:openssh-server ip:iproute2 chromium:chromium buildah:buildah mmdebstrap:mmdebstrap \
+	podman:podman runc:runc # with their Debian packages
 TOOLS := .venv-triton/complete .venv-serving-clients/complete
 
 test-slow: setup tools ## run the slow tests, or one part of seven (PART=3); resumes what was interrupted
@@ -121,6 +122,10 @@ bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/compl
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 	@$(VENV_PYTHON) -m tests.support.suite.readme # which shows some of the figures
 
+.PHONY: image
+image: ## build the serving and the training image, without a daemon; as root (IMAGE_ARGS=serving)
+	@infra/images/build $(IMAGE_ARGS)
+
 lint: setup ## check style, format, types, directions of imports, and what the code costs its reader
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
@@ -134,6 +139,11 @@ format: setup ## format the code
 lock: ## write infra/requirements.lock from pyproject.toml (LOCK_ARGS=--upgrade: newer versions)
 	@$(call with_python,--lock $(LOCK_ARGS))
 
+# From a clean folder: setuptools would take modules that are gone from an older `build`.
+wheel: setup ## build the distribution into dist/
+	@rm -rf build dist && $(VENV_PYTHON) -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
+		--wheel-dir dist . && rm -rf build && ls dist
+
 clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: without)
 	@echo "This removes, and nothing else:"; \
 	echo "  $(CURDIR)/.venv   the environment; make setup makes it again"; \
@@ -145,3 +155,7 @@ clean: ## remove .venv, those of make test-* and .falaj, after asking (YES=1: wi
 		if [ "$$answer" != yes ]; then echo "Nothing was removed."; exit 1; fi; \
 	fi; \
 	rm -rf -- .venv .venv-cluster .venv-triton .venv-serving-clients .venv-mutation .venv-mlserver .venv-kserve .venv-evidently .falaj
+
+docs: setup ## build the documentation site into .site/, strictly: no broken link
+	@$(VENV_PYTHON) -m tests.support.suite.reference
+	@$(VENV_PYTHON) -m zensical build --clean --strict

@@ -1,42 +1,77 @@
 """Falaj's command line: `python -m falaj COMMAND`; `python -m falaj --help` lists the commands.
 
-Exit codes: 0 done, 1 failed or not all well, 2 wrong usage, configuration or data, 3 no platform
-runs, 130 interrupted. A command's module is imported when it is chosen.
+Exit codes: 0 done; 1 failed, or not all well; 2 wrong usage or configuration; 3 not running; 4 data
+refused; 5 a gate refused; 6 drift found (5 of `run` and 6 with `--exit-code`); 130 interrupted.
+A command's module is imported when it is chosen.
 """
 
+import inspect
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from falaj.context import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_INPUT, read_context
-from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError
-from tasks.kernel.files import temporary_files
+from falaj.context import (
+    EXIT_DATA,
+    EXIT_FAILED,
+    EXIT_GATE,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_RUNNING,
+    EXIT_WRONG_INPUT,
+    OPTIONS,
+    Context,
+    set_environment,
+    show,
+)
+from tasks.kernel.errors import (
+    ConfigurationError,
+    DataContractError,
+    FalajError,
+    NotRunningError,
+    PromotionRefusedError,
+)
 
 COMMANDS = {
-    "Loop": {
+    "Every day": {
+        "init": ("onboarding.commands:init", "Begin a project with a look at the data."),
+        "check": ("onboarding.commands:check", "Find mistakes in a project without training."),
         "run": ("loop:run", "Run the whole loop once; it ends with a report."),
+        "status": ("status:status", "Show how the models are, and what runs."),
+        "open": (
+            "status:open_address",
+            "Open the report, the UI or the docs, or print where they are.",
+        ),
+    },
+    "Start": {
+        "demo": ("setup:demo", "Run the whole loop on an example, in a new folder."),
+        "setup": ("setup:setup", "Build Horovod for the installed PyTorch."),
+    },
+    "Loop": {
         "train": ("loop:train", "Train, judge and register a candidate."),
         "search": ("loop:search", "Search for better training settings."),
         "compress": ("loop:compress", "Prune a version's network, or distil it to a small one."),
         "recalibrate": ("loop:recalibrate", "Fit the champion's calibrator on newer labels."),
-        "drift": ("loop:drift", "Compare one window with the training reference."),
         "import": ("loop:import_model", "Register and convert a model trained elsewhere."),
+        "convert": ("loop:convert", "Convert a registered version again."),
+        "promote": ("loop:promote", "Take a registered version through all gates."),
+        "drift": ("loop:drift", "Compare one window with the training reference."),
         "retry": ("loop:retry", "Resume a failed or killed loop at the stage that failed."),
-        "ui": ("loop:ui", "Serve the Prefect UI of the state folder until interrupted."),
     },
     "Data": {
         "features": ("features:app", "Refresh, compare, serve and repair features."),
         "baseline": ("data:approve_baseline", "Approve a clean window as the suites' baseline."),
         "docs": ("data:docs", "Bring the data docs of all validations up to date."),
         "trace": ("data:trace", "Show what something was made from, to the raw files."),
-        "predictions": ("predictions:app", "Count, export, label and erase logged predictions."),
+        "predictions": ("data:predictions", "Count, export, label and erase logged predictions."),
     },
     "Control": {
-        "models": ("models:app", "Approve, reject or withdraw a model version."),
+        "models": ("models:app", "List, show, verify, approve and withdraw model versions."),
         "release": ("release:app", "Show and steer the release of a version."),
         "decisions": ("release:decisions", "List the decisions about drift, newest first."),
         "audit": ("features:audit", "Show who changed features and models."),
@@ -44,85 +79,134 @@ COMMANDS = {
     "Services": {
         "up": ("platform:up", "Start the platform and deploy; harmless where it runs."),
         "down": ("platform:down", "Let runs end, then stop the platform."),
-        "status": ("platform:status", "Show what runs."),
         "doctor": ("platform:doctor", "Find what is wrong with the platform, and what to do."),
         "logs": ("platform:logs", "Show the last lines of a service's log."),
+        "ui": ("loop:ui", "Serve the Prefect UI of the state folder until interrupted."),
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
         "deploy": ("platform:deploy", "Write pools, deployments and automations to Prefect."),
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
-        "gateway": ("gateway:app", "Run the gateway and set shares of traffic."),
-        "keys": ("keys:app", "Create, list and revoke API keys."),
-        "certificates": ("keys:certificates", "Issue a certificate of a private authority."),
+        "gateway": ("platform:gateway", "Run the gateway and set shares of traffic."),
+        "keys": ("platform:keys", "Create, list and revoke API keys."),
+        "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
+    },
+    "This command line": {
+        "config": ("status:config", "Show the effective settings and use case."),
+        "completion": ("status:completion", "Print the completion of a shell."),
     },
 }
 app = App(
     name="falaj",
     help="Keep a machine-learning model good.",
     help_format="plaintext",
-    version_flags=[],
+    version=lambda: version("falaj"),
+    version_flags=["--version"],
     default_parameter=Parameter(negative=""),
     result_action="return_value",
 )
+app["--help"].group = app["--version"].group = Group("Help", sort_key=98)
 app.meta.suppress_keyboard_interrupt = False
-app.meta.group_parameters = Group("Options of all commands", sort_key=0)
+app.meta.group_parameters = Group("Options of all commands", sort_key=99)
 for _order, (_title, _commands) in enumerate(COMMANDS.items()):
     _group = Group(_title, sort_key=_order)
     for _name, (_path, _help) in _commands.items():
         app.command(f"falaj.{_path}", name=_name, help=_help, group=_group)
 
 
+def _flag(*names: str) -> Parameter:
+    return Parameter(name=names, show_default=False)
+
+
 @app.meta.default
 def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     home: Path | None = None,
-    repo: list[str] | None = None,
-    on_platform: bool = False,
+    project: Annotated[list[str] | None, Parameter(name=["--project", "--repo"])] = None,
+    on_platform: Annotated[bool, _flag("--on-platform")] = False,
+    as_json: Annotated[bool, _flag("--json")] = False,
+    quiet: Annotated[bool, _flag("--quiet", "-q")] = False,
+    verbose: Annotated[bool, _flag("--verbose", "-v")] = False,
+    yes: Annotated[bool, _flag("--yes", "-y")] = False,
 ) -> int:
-    """Read the common options, run the command, print its lines.
+    """Read the common options, run the command, show what it returns.
 
     Args:
         tokens: the command and its arguments.
         home: State folder (default: .falaj, or FALAJ_HOME).
-        repo: Feature repository of the use case (default: feature_repo/flights, or
-            FALAJ_FEATURE_REPO). `deploy` takes several, each PATH or PATH=PATH_ON_WORKERS.
+        project: Folder of use_case.yaml (default: found upward, or FALAJ_FEATURE_REPO).
         on_platform: Run flows on the platform of the state folder.
+        as_json: Print one JSON document.
+        quiet: Log warnings and errors only.
+        verbose: Log details, and where an error comes from.
+        yes: Answer yes to every question.
     """
+    if quiet and verbose:
+        raise ConfigurationError("--quiet and --verbose exclude each other")
     command, bound, ignored = app.parse_args(tokens, exit_on_error=False)
-    context = {"context": read_context(home, repo or [], on_platform)}
-    found: Any = command(*bound.args, **bound.kwargs, **{n: context[n] for n in ignored})
-    if not isinstance(found, list):
-        return found or 0
-    sys.stdout.write("".join(f"{line}\n" for line in found))
-    sys.stdout.flush()
-    return 0
+    set_environment(home, project or [], "WARNING" if quiet else "DEBUG" if verbose else None)
+    if not ignored:
+        return show(command(*bound.args, **bound.kwargs), as_json=as_json)
+    from tasks.kernel.files import temporary_files
+
+    context = Context(None, tuple(project or ()), on_platform, as_json, yes)
+    # The document alone is on standard output, whatever a command or a library prints.
+    printed = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with temporary_files(), printed:
+        found: Any = command(*bound.args, **bound.kwargs, **dict.fromkeys(ignored, context))
+    return show(found, as_json=as_json)
+
+
+def _show_examples(words: Sequence[str]) -> None:
+    """Let the help of a command have its own options apart, and end with docstring's examples."""
+    chosen = app
+    for word in words:
+        chosen = chosen[word] if word in chosen and not word.startswith("-") else chosen
+    if chosen.default_command is not None:
+        text = inspect.getdoc(chosen.default_command) or ""
+        _, title, shown = text.partition("\nExamples:\n")
+        chosen.group_parameters, chosen.help_epilogue = OPTIONS, (title + shown).strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        with temporary_files():
-            code: int = app.meta(arguments, exit_on_error=False, result_action="return_value")
-            return code or 0
+        if {"--help", "-h"} & {*words}:
+            _show_examples(words)
+        return app.meta(words, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:  # printed already
         return EXIT_WRONG_INPUT
-    except (ConfigurationError, DataContractError) as exc:
-        return _failed(exc, f"refused: {exc}", EXIT_WRONG_INPUT)
     except FalajError as exc:
-        return _failed(exc, f"failed: {type(exc).__name__}: {exc}", EXIT_FAILED)
+        code = next((code for kind, code in CODES.items() if isinstance(exc, kind)), EXIT_FAILED)
+        failed = f"failed: {type(exc).__name__}" if code == EXIT_FAILED else "refused"
+        traced = {"-v", "--verbose"} & {*words}
+        return _failed(exc, f"{failed}: {exc} [{exc.code}]", code, traced)
     except KeyboardInterrupt as exc:
         return _failed(exc, str(exc) or "interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
 
 
-def _failed(exc: BaseException, message: str, code: int) -> int:
+CODES: dict[type[FalajError], int] = {
+    NotRunningError: EXIT_NOT_RUNNING,
+    ConfigurationError: EXIT_WRONG_INPUT,
+    DataContractError: EXIT_DATA,
+    PromotionRefusedError: EXIT_GATE,
+}
+
+
+def _failed(exc: BaseException, message: str, code: int, traced: object = None) -> int:
     """Free what the frames of an error hold: Prefect keeps the error until Python ends.
 
     A DuckDB connection held until then is listed as leaked, in forty lines below the message.
     """
+    sys.stdout.flush()
+    if traced:
+        traceback.print_exception(exc)
     cause: BaseException | None = exc
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
-    sys.stdout.flush()
     sys.stderr.write(f"{message}\n")
     return code
 

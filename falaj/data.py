@@ -1,15 +1,17 @@
-"""Commands of data: approve a baseline, data docs, where something comes from."""
+"""Commands of data: baselines, data docs, where something comes from, the prediction log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from falaj.context import End, Here, Start, time_window
-from falaj.loop import row
-from tasks.kernel.errors import ConfigurationError
+from cyclopts import App, Parameter
+
+from falaj.context import DryRun, End, Here, Last, Shown, Start, chosen_window, required_window, row
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import digest_of, scratch_folder
 from tasks.kernel.settings import ArtifactStore, Settings, StagedFolder
 
@@ -17,33 +19,39 @@ if TYPE_CHECKING:
     from flows.config import PipelineConfig, Suites
     from tasks.contracts.base import TimeWindow
     from tasks.contracts.data import TableRef
+    from tasks.predictions.reading import LogCount
     from tasks.validation.suites import Suite
 
 
-def docs(*, context: Here) -> list[str]:
-    """Bring the data docs of all validations up to date."""
+def docs(*, context: Here) -> Shown:
+    """Bring the data docs of all validations up to date.
+
+    Examples:
+        falaj docs
+    """
     from tasks.validation.docs import build_site
 
     site = build_site(context.settings.store, context.home)
-    return [row("Data docs", f"{site.index} with {site.num_pages} results")]
+    return Shown(site, [row("Data docs", f"{site.index} with {site.num_pages} results")])
 
 
-def trace(thing: str, /, *, context: Here) -> list[str]:
+def trace(thing: str, /, *, context: Here) -> Shown:
     """Show what something was made from, to the raw files.
 
     Args:
         thing: Beginning of a digest, or a name such as models/<name>/1.
+
+    Examples:
+        falaj trace models/flight-delay/1
     """
     from tasks.lineage.journal import Journal
     from tasks.lineage.trace import format_chain
     from tasks.lineage.trace import trace as trace_back
 
     chain = trace_back(thing, Journal(context.home / "lineage"))
-    return [
-        *format_chain(chain),
-        "",
-        *(row("From", f"{d.name} {d.version}") for d in chain.sources()),
-    ]
+    sources = chain.sources()
+    lines = [*format_chain(chain), "", *(row("From", f"{d.name} {d.version}") for d in sources)]
+    return Shown({"chain": list(chain), "sources": sources}, lines)
 
 
 @dataclass(frozen=True)
@@ -56,31 +64,39 @@ class _Source:
 
 
 def approve_baseline(
-    start: Start,
-    end: End,
+    start: Start | None = None,
+    end: End | None = None,
     /,
     *,
+    last: Last | None = None,
     suite: list[str] | None = None,
     reviewed: str | None = None,
+    dry_run: DryRun = False,
     context: Here,
-) -> list[str]:
+) -> Shown:
     """Profile a clean window into the baselines of the use case's suites.
 
     Args:
         start: First moment of the window, such as 2013-01-01T05:00Z.
         end: First moment after the window.
+        last: The newest so long instead, by the use case's clock, such as 180d.
         suite: This suite only; may be repeated.
         reviewed: When and how a person reviewed the bands.
+        dry_run: Profile, and write no file.
 
     Raises:
         ConfigurationError: a named suite is not of this use case, or nothing was refreshed yet.
         DataContractError: a table can be no baseline. Files written before stay.
+
+    Examples:
+        falaj baseline 2013-01-01T05:00Z 2013-07-01T05:00Z --dry-run
     """
     from flows.config import read_pipeline_config, suites_of
     from tasks.validation.profiling import NOT_REVIEWED, profile_table, write_baseline
 
-    window, settings = time_window(start, end), context.settings
+    settings = context.settings
     config = read_pipeline_config(settings.feature_repo)
+    window = required_window(chosen_window(start, end, last, config.clock), "baseline")
     suites = suites_of(config, settings.feature_repo)
     sources = {s.suite.suite: s for s in _sources(window, config, suites, settings)}
     wanted = suite or list(sources)
@@ -89,19 +105,24 @@ def approve_baseline(
             f"suite(s) {', '.join(unknown)} can have no baseline; this use case has "
             f"{', '.join(sources)}. Nothing was written"
         )
-    lines = []
+    lines, made = [], {}
     with scratch_folder("falaj-baseline") as scratch:
         store = ArtifactStore(scratch)
         for name in wanted:
             hand_written = sources[name].suite.model_copy(update={"baseline": None})
             table = _cut(sources[name], hand_written.profiling.time_column, window, store)
             baseline = profile_table(table, hand_written, window, store, reviewed or NOT_REVIEWED)
-            path = write_baseline(baseline, settings.feature_repo, sources[name].suite)
+            made[name] = baseline
+            written = "not written"
+            if not dry_run:
+                path = write_baseline(baseline, settings.feature_repo, sources[name].suite)
+                written = f"{path.name} {digest_of(path)[:12]}"
             lines.append(
                 f"{name:<28}{baseline.num_periods:>4} days, {len(baseline.bands):>3} columns, "
-                f"{path.name} {digest_of(path)[:12]}"
+                f"{written}"
             )
-    return [*lines, "Review the files, then note in `reviewed` when and how."]
+    review = "Review the files, then note in `reviewed` when and how."
+    return Shown(made, [*lines, "No baseline was written" if dry_run else review])
 
 
 def _cut(
@@ -152,3 +173,191 @@ def _snapshot_with(window: TimeWindow, store: ArtifactStore) -> Path | None:
         if snapshot.window.contains(window):
             return store.path(snapshot.data)
     return None
+
+
+predictions = App(name="predictions")
+
+
+@predictions.command
+def counts(
+    *,
+    model: str | None = None,
+    start: Start | None = None,
+    end: End | None = None,
+    last: Last | None = None,
+    context: Here,
+) -> Shown:
+    """Count rows by model, version, variant and deployment track.
+
+    Args:
+        model: Of this model only.
+        start: First moment of arrival, such as 2026-11-01T00:00Z.
+        end: First moment after the window.
+
+    Examples:
+        falaj predictions counts --last 24h
+    """
+    from tasks.predictions.reading import ReadTally, count_by_version
+
+    tally = ReadTally()
+    found = count_by_version(context.home, model, chosen_window(start, end, last), tally)
+    lines = [_line(count) for count in found] or ["No request is logged there."]
+    return Shown({"counts": found, "damaged": tally.damaged}, [*lines, *tally.damaged])
+
+
+def _line(count: LogCount) -> str:
+    refused = f", {count.refused:,} refused" if count.refused else ""
+    by = (
+        f"version {count.version} as {count.track} by {count.variant}"
+        if count.variant
+        else f"nobody as {count.track}"
+    )
+    return (
+        f"{count.model:<20} {by}: {count.answered:,} answered{refused}; {count.first:%F %T}Z to "
+        f"{count.last:%F %T}Z"
+    )
+
+
+@predictions.command
+def export(
+    model: str,
+    file: Path,
+    /,
+    *,
+    version: list[str] | None = None,
+    track: Annotated[list[str] | None, Parameter(name=["--track", "--slot"])] = None,
+    labels: bool = False,
+    start: Start | None = None,
+    end: End | None = None,
+    last: Last | None = None,
+    context: Here,
+) -> Shown:
+    """Export a window as one Parquet or CSV file.
+
+    Args:
+        model: Registered model.
+        file: Ends in .parquet or .csv.
+        version: Of this version; may be repeated.
+        track: Deployment track: stable, candidate or shadow; may be repeated.
+        labels: With the labels known by now.
+        start: First moment of arrival, such as 2026-11-01T00:00Z.
+        end: First moment after the window.
+
+    Raises:
+        ConfigurationError: the file's name is wrong, or no request of the model is logged.
+        StorageError: the disk refused a write.
+
+    Examples:
+        falaj predictions export flight-delay week.parquet --last 7d --labels
+    """
+    import pyarrow as pa
+
+    from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
+    from tasks.predictions.reading import (
+        LogQuery,
+        ReadTally,
+        logged_columns,
+        read_rows,
+        write_window,
+    )
+
+    home, read, joined = context.home, ReadTally(), JoinTally()
+    window, answered = chosen_window(start, end, last), True if labels else None
+    query = LogQuery(model, window, versions=version, tracks=track, answered=answered)
+    if file.suffix in (".parquet", ".csv"):
+        _check_model(home, model)
+    schema = logged_columns(home, model, window)
+    if not labels:
+        num_rows = write_window(read_rows(home, query, schema.names, tally=read), schema, file)
+        written = [row("Written", f"{num_rows:,} rows to {file}"), *read.damaged]
+        return Shown({"file": file, "rows": num_rows, "read": read}, written)
+    now = datetime.now(UTC)
+    rows = labelled_rows(home, query, schema.names, known_by=now, tally=joined, read=read)
+    num_rows = write_window(rows, schema.append(pa.field(LABEL, pa.float64())), file)
+    lines = [
+        row("Written", f"{num_rows:,} rows to {file}"),
+        *read.damaged,
+        f"{'Labels':<10}{joined.labelled:,} rows have one, {joined.unlabelled:,} none; "
+        f"{joined.corrected:,} were corrected, {joined.conflicting:,} contradict each other, "
+        f"{joined.unmatched:,} matched no row",
+    ]
+    return Shown({"file": file, "rows": num_rows, "read": read, "labels": joined}, lines)
+
+
+def _check_model(home: Path, model: str) -> None:
+    """Refuse a model of which nothing was ever logged: a misspelt name would export no rows."""
+    from tasks.predictions.schema import logged_models
+
+    if model not in (known := logged_models(home)):
+        raise ConfigurationError(
+            f"nothing is logged of a model {model!r}; there is {', '.join(sorted(known)) or 'none'}"
+            ". Nothing was written"
+        )
+
+
+@predictions.command
+def label(model: str, file: Path, /, *, context: Here) -> Shown:
+    """Import a Parquet table of labels.
+
+    Args:
+        model: Registered model.
+        file: Columns label, and request_id (and request_row) or entity keys and event_timestamp;
+            known_at if known.
+
+    Raises:
+        DataContractError: the table holds no labels.
+
+    Examples:
+        falaj predictions label flight-delay labels.parquet
+    """
+    from tasks.predictions.labels import import_labels
+
+    taken = import_labels(context.home, model, file, datetime.now(UTC))
+    counted = f"{taken.rows:,} by {taken.kind}, {taken.without_label:,} rows had none"
+    return Shown(taken, [row("Labels", counted), row("Kept", taken.file)])
+
+
+@predictions.command
+def erase(
+    subject: str, /, *, model: str | None = None, dry_run: DryRun = False, context: Here
+) -> Shown:
+    """Remove all rows that one subject requested, for good.
+
+    Args:
+        subject: As column `subject` has it: who requested.
+        model: Of this model only.
+
+    Raises:
+        DataContractError: some files of the log could not be read.
+
+    Examples:
+        falaj predictions erase ana@example.org --dry-run
+        falaj predictions erase ana@example.org --yes
+    """
+    from tasks.features.access.audit import AuditTrail
+    from tasks.predictions.schema import open_mask
+    from tasks.predictions.upkeep import erase_subject
+
+    if dry_run:
+        found = erase_subject(context.home, subject, model, only_count=True)
+        counted = f"{found.rows:,} rows of {found.parts:,} files, {found.labels} labels"
+        lines = [row("Found", counted), *found.unread, "Nothing was changed"]
+        return Shown(found, lines)
+    context.confirm(f"Erase all that {subject!r} requested, for good?")
+    # The trail names nobody: a digest that only this installation can compare.
+    named = open_mask(context.home).text(subject)
+    facts: dict[str, Any] = {"subject_digest": named, "model": model}
+    with AuditTrail(context.home / "audit").recorded("erase-predictions", **facts) as act:
+        erasure = erase_subject(context.home, subject, model)
+        act.update(rows=erasure.rows, labels=erasure.labels, unread_parts=len(erasure.unread))
+    if erasure.unread:
+        raise DataContractError(
+            f"{erasure.rows:,} rows and {erasure.labels:,} labels were erased, but not everything "
+            f"could be read: {'; '.join(erasure.unread)}"
+        )
+    lines = [
+        row("Erased", f"{erasure.rows:,} rows of {erasure.parts:,} files; {erasure.labels} labels"),
+        row("Audit", named),
+        "A running server may still hold rows of the last seconds: run this again in a minute.",
+    ]
+    return Shown({"erasure": erasure, "subject_digest": named}, lines)

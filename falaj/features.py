@@ -7,16 +7,27 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 from cyclopts.types import PositiveInt
 
-from falaj.context import AsJson, End, Here, Start, time_window
-from falaj.loop import row
+from falaj.context import (
+    EXIT_DATA,
+    DryRun,
+    End,
+    Here,
+    Last,
+    Shown,
+    Start,
+    chosen_window,
+    required_window,
+    row,
+)
 from tasks.kernel.errors import (
     ConfigurationError,
     DataContractError,
@@ -29,6 +40,8 @@ from tasks.kernel.settings import PROJECT_ROOT, Settings
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
+    from tasks.contracts.base import TimeWindow
+    from tasks.contracts.data import MaterializedView
     from tasks.features.access.audit import AuditLine, AuditTrail
     from tasks.features.access.server import Listening
     from tasks.features.checks.report import ViewParity
@@ -40,35 +53,84 @@ app = App(name="features")
 
 
 @app.command
-def refresh(start: Start, end: End, /, *, context: Here) -> list[str]:
-    """Refresh the features of one window."""
+def refresh(
+    start: Start | None = None,
+    end: End | None = None,
+    /,
+    *,
+    last: Last | None = None,
+    dry_run: DryRun = False,
+    context: Here,
+) -> Shown:
+    """Refresh the features of one window.
+
+    Examples:
+        falaj features refresh 2013-01-01T05:00Z 2013-02-01T05:00Z
+        falaj features refresh --last 48h --dry-run
+    """
     from falaj.session import run_flow
+    from flows.config import check_repository, read_pipeline_config
 
-    window = time_window(start, end)
-
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from flows.feature_refresh import feature_refresh_flow
 
-        return [
-            f"{view.name:<20}{view.num_entities:>8,} entities online up to {view.watermark:%F %RZ}"
-            for view in feature_refresh_flow(window, config).views
-        ]
+        found = feature_refresh_flow(window(config), config)
+        return Shown(found, _online(found.views))
 
-    return run_flow(context, work)
+    def window(config: PipelineConfig) -> TimeWindow:
+        chosen = chosen_window(start, end, last, config.clock)
+        return required_window(chosen, "features refresh")
+
+    if last is None:
+        required_window(chosen_window(start, end, None), "features refresh")
+    if not dry_run:
+        return run_flow(context, work)
+    config = read_pipeline_config(context.settings.feature_repo)
+    check_repository(config, context.settings.feature_repo)
+    return _what_a_refresh_does(config, window(config), context.settings)
+
+
+def _online(views: Iterable[MaterializedView]) -> list[str]:
+    return [
+        f"{view.name:<20}{view.num_entities:>8,} entities online up to {view.watermark:%F %RZ}"
+        for view in views
+    ]
+
+
+def _what_a_refresh_does(config: PipelineConfig, window: TimeWindow, settings: Settings) -> Shown:
+    from tasks.features.tables.ledger import load_ledger
+
+    ledger, features = load_ledger(settings.features_home), config.features
+    online = ledger.views if ledger else ()
+    reads = {table.name: table.uri for table in features.raw_tables}
+    builds = [table.name for table in features.feature_tables]
+    lines = [
+        row("Window", window),
+        *(row("Reads", f"{name}: {uri}") for name, uri in reads.items()),
+        row("Builds", ", ".join(builds)),
+        row("Now", "nothing is online yet" if ledger is None else "online are"),
+        *_online(online),
+        "Nothing was changed",
+    ]
+    return Shown({"window": window, "reads": reads, "builds": builds, "online": online}, lines)
 
 
 @app.command
-def parity(*, context: Here) -> list[str]:
-    """Compare online features with offline ones; they differ: exit code 1."""
+def parity(*, context: Here) -> Shown:
+    """Compare online features with offline ones; they differ: exit code 1.
+
+    Examples:
+        falaj features parity
+    """
     from falaj.session import run_flow
 
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from flows.feature_refresh import difference, parity_check_flow
 
         report = parity_check_flow(config)
         if report.result != "equal":
             raise difference(report)
-        return [parity_line(view) for view in report.views]
+        return Shown(report, [parity_line(view) for view in report.views])
 
     return run_flow(context, work)
 
@@ -85,11 +147,14 @@ def parity_line(view: ViewParity) -> str:
 
 
 @app.command
-def verify(snapshot: str, /, *, context: Here) -> list[str]:
+def verify(snapshot: str, /, *, context: Here) -> Shown:
     """Build a training snapshot again from its pins, and compare.
 
     Args:
         snapshot: Beginning of its digest, as the report shows it.
+
+    Examples:
+        falaj features verify 3f2a91
     """
     from tasks.features.checks.verification import find_snapshot, verify_snapshot
 
@@ -101,11 +166,12 @@ def verify(snapshot: str, /, *, context: Here) -> list[str]:
             f"snapshot {found.data.sha256[:12]} does not come out of its pins: "
             f"{'; '.join(outcome.differences)}. Nothing was changed"
         )
-    return [
+    lines = [
         row("Same", found.data.sha256),
         row("Made of", f"{found.num_rows:,} rows of {found.window}"),
         *(row("Since", remark) for remark in outcome.remarks),
     ]
+    return Shown({"snapshot": found, "outcome": outcome}, lines)
 
 
 @app.command
@@ -128,6 +194,9 @@ def serve(
     Raises:
         ConfigurationError: the server refused to start: no issuer, no permissions, no encryption.
         TransientError: the server ended.
+
+    Examples:
+        falaj features serve --port 6566
     """
     from tasks.features.access.server import Listening
 
@@ -190,7 +259,7 @@ def _listens(at: Listening) -> bool:
 
 
 @app.command
-def rebuild(*view: str, pushed: bool = False, context: Here) -> list[str]:
+def rebuild(*view: str, pushed: bool = False, context: Here) -> Shown:
     """Write feature views online again, from the published tables up to what is online.
 
     Args:
@@ -200,6 +269,10 @@ def rebuild(*view: str, pushed: bool = False, context: Here) -> list[str]:
     Raises:
         ConfigurationError: there is no such view, or a run is under way.
         FeatureStoreError: nothing is online yet.
+
+    Examples:
+        falaj features rebuild
+        falaj features rebuild weather
     """
     from infra.orchestration.embedded import only_run
     from tasks.features.online.materialization import rebuild_views
@@ -209,13 +282,14 @@ def rebuild(*view: str, pushed: bool = False, context: Here) -> list[str]:
     with only_run(settings.home):
         tables = current_tables(settings.features_home)
         written = rebuild_views(tables, view, settings, pushed=pushed)
-    return [f"{name:<20}{n:>8,} entities written from its table" for name, n in written.items()]
+    lines = [f"{name:<20}{n:>8,} entities written from its table" for name, n in written.items()]
+    return Shown({"entities_written": written}, lines)
 
 
 @app.command
 def forget(
     *view: str, key: list[str] | None = None, feature: list[str] | None = None, context: Here
-) -> list[str]:
+) -> Shown:
     """Remove values online; what the tables hold of them comes back with `features rebuild`.
 
     Args:
@@ -225,6 +299,9 @@ def forget(
 
     Raises:
         ConfigurationError: a view, key or feature is not there, or a run is under way.
+
+    Examples:
+        falaj features forget plane_history --key tailnum=N14228
     """
     from infra.orchestration.embedded import only_run
     from tasks.features.online.materialization import forget_values
@@ -238,24 +315,26 @@ def forget(
     with only_run(settings.home):
         found = forget_values(view, entity, feature or [], settings)
     lines = [f"{name:<20}{number:>8,} entities forgotten" for name, number in found.items()]
-    return [*lines, "what the tables hold of them comes back with `features rebuild`"]
+    lines.append("what the tables hold of them comes back with `features rebuild`")
+    return Shown({"entities_forgotten": found}, lines)
 
 
-def audit(
-    *, verify: bool = False, last: PositiveInt = 20, as_json: AsJson = False, context: Here
-) -> list[str]:
+def audit(*, verify: bool = False, last: PositiveInt = 20, context: Here) -> Shown:
     """Show the newest lines of the audit trail, and whether its chain is complete.
 
-    The lines of a broken chain are shown too, before it is refused.
+    The lines of a broken chain are shown too; exit code 4.
 
     Args:
         verify: Only verify the chain of lines.
-        last: Lines shown.
-        as_json: Print complete lines, as they are stored.
+        last: Lines shown; with --json complete, as they are stored.
 
     Raises:
         ConfigurationError: there is no state folder.
-        DataContractError: a line was changed, removed or put in between, or all of them are gone.
+        DataContractError: all lines are gone.
+
+    Examples:
+        falaj audit --last 50
+        falaj audit --verify
     """
     from tasks.features.access.audit import AuditTrail
 
@@ -265,17 +344,16 @@ def audit(
     if not result.num_lines:
         _check_never_used(trail, settings.features_home)
     lines = [] if verify else list(trail.lines())[-last:]
-    shown = [_as_stored(line) if as_json else _summary(line) for line in lines]
+    facts = {"lines": [_as_stored(line) for line in lines], **asdict(result)}
+    shown = [_summary(line) for line in lines]
     if result.faults:
-        sys.stdout.writelines(f"{line}\n" for line in shown)
-        raise DataContractError(
-            f"the audit trail in {trail.folder} is not complete: {'; '.join(result.faults)}. "
-            f"{result.num_lines:,} lines were read"
+        sys.stderr.write(
+            f"refused: the audit trail in {trail.folder} is not complete: "
+            f"{'; '.join(result.faults)}. {result.num_lines:,} lines were read\n"
         )
-    if as_json:
-        return shown
+        return Shown(facts, shown, EXIT_DATA)
     complete = row("Complete", f"{result.num_lines:,} lines, the last one is {result.head}")
-    return [*shown, complete, *_where_answers_are(trail, settings)]
+    return Shown(facts, [*shown, complete, *_where_answers_are(trail, settings)])
 
 
 def _check_never_used(trail: AuditTrail, home: Path) -> None:
@@ -300,8 +378,13 @@ def _where_answers_are(trail: AuditTrail, settings: Settings) -> list[str]:
     return [row("Answers", f"to promotions, of every use case, are in {shared}")]
 
 
-def _as_stored(line: AuditLine) -> str:
-    return line.text.decode(errors="backslashreplace")
+def _as_stored(line: AuditLine) -> object:
+    """What the line holds; the text of one that was spoilt."""
+    text = line.text.decode(errors="backslashreplace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _summary(line: AuditLine) -> str:

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cyclopts.types import PositiveInt
 
-from falaj.context import End, Here, Start, optional_window
+from falaj.context import (
+    EXIT_DRIFT,
+    EXIT_GATE,
+    DryRun,
+    End,
+    Here,
+    Last,
+    Shown,
+    Start,
+    chosen_window,
+    required_window,
+    row,
+)
+from falaj.models import gate_lines
 from falaj.session import run_flow, serve_ui
-from tasks.kernel.errors import ConfigurationError, RegistryError
+from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
+from tasks.kernel.extras import require_extras
 
 if TYPE_CHECKING:
     from flows.config import PipelineConfig
-    from tasks.contracts.drift import DriftReport
     from tasks.contracts.evaluation import Quality
-    from tasks.contracts.release import CompressionResult, ImportedModel, RecalibrationResult
+    from tasks.contracts.release import (
+        CompressionResult,
+        ImportedModel,
+        ModelVariant,
+        RecalibrationResult,
+    )
     from tasks.contracts.training import SearchResult
 
 
-def row(name: str, text: object) -> str:
-    """A line of two columns, as all commands print them."""
-    return f"{name:<10}{text}"
+def run(*, exit_code: bool = False, context: Here) -> Shown:
+    """Run the whole loop once; it ends with a report.
 
+    Args:
+        exit_code: Exit with 5 where a gate refused the candidate.
 
-def run(*, context: Here) -> list[str]:
-    """Run the whole loop once; it ends with a report."""
+    Examples:
+        falaj run
+        falaj run --exit-code --json > run.json
+    """
+    require_extras("train", "convert")
 
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from flows.pipeline import pipeline_flow
         from flows.promotion import promotion_outcome
 
@@ -36,7 +58,7 @@ def run(*, context: Here) -> list[str]:
         overall, quality = record.evaluation.overall, record.evaluation.overall.primary
         accepted = ", ".join(v.name for v in record.variants if v.accepted) or "none"
         latest = context.settings.reports / "latest"
-        return [
+        lines = [
             "",
             row("Model", promotion_outcome(record.promotion)),
             f"{overall.primary_name:<10}{quality.value:.4f} [{quality.low:.4f}, "
@@ -48,14 +70,21 @@ def run(*, context: Here) -> list[str]:
             row("Report", latest / "report.html"),
             row("Facts", latest / "report.json"),
         ]
+        refused = exit_code and record.promotion.closed
+        return Shown(record, lines, EXIT_GATE if refused else 0)
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
-def train(*, context: Here) -> list[str]:
-    """Train, judge and register a candidate."""
+def train(*, context: Here) -> Shown:
+    """Train, judge and register a candidate.
 
-    def work(config: PipelineConfig) -> list[str]:
+    Examples:
+        falaj train
+    """
+    require_extras("train")
+
+    def work(config: PipelineConfig) -> Shown:
         from flows.training import training_flow
         from tasks.reporting.facts import describe_cost
 
@@ -67,66 +96,89 @@ def train(*, context: Here) -> list[str]:
             if model.telemetry.diagnosis is not None:
                 lines.append(row("Diagnosis", model.telemetry.diagnosis.summary))
         files = [store.path(artifact) for artifact in (model.log, *model.kept)]
-        return lines + [f"{file.name}: {file}" for file in files]
+        return Shown(trained, lines + [f"{file.name}: {file}" for file in files])
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def drift(
-    start: Start | None = None, end: End | None = None, /, *, served: bool = False, context: Here
-) -> list[str]:
+    start: Start | None = None,
+    end: End | None = None,
+    /,
+    *,
+    last: Last | None = None,
+    served: bool = False,
+    exit_code: bool = False,
+    context: Here,
+) -> Shown:
     """Compare one window with the training reference.
 
     Args:
         start: First moment, such as 2013-01-01T05:00Z; with --served the newest days without it.
         end: First moment after the window.
+        last: The newest so long whose labels are known, by the use case's clock, such as 28d.
         served: Compare the served requests, from the prediction log, instead.
+        exit_code: Exit with 6 where the result is another than `stable`.
+
+    Examples:
+        falaj drift 2013-11-01T05:00Z 2013-12-01T05:00Z
+        falaj drift --last 28d --exit-code
+        falaj drift --served
     """
-    window = optional_window(start, end)
 
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from flows.drift_check import drift_check_flow, drift_check_log_flow
-        from tasks.contracts.drift import TooFewPredictions
+        from tasks.contracts.drift import DriftResult, TooFewPredictions
 
+        window = chosen_window(start, end, last, config.clock, labelled=True)
         if served:
             found = drift_check_log_flow(window, config)
             if isinstance(found, TooFewPredictions):
-                return [row("Drift", f"no drift result for {found.window}"), found.reason]
+                none = row("Drift", f"no drift result for {found.window}")
+                return Shown(found, [none, found.reason])
         else:
-            assert window is not None
-            found = drift_check_flow(window, config)
-        return _drift_lines(found, config)
+            found = drift_check_flow(required_window(window, "drift"), config)
+        if found is None:
+            raise RegistryError(
+                f"{config.registry.model_name} has no version to compare with; train a first one: "
+                "`python -m falaj run`"
+            )
+        lines = [row("Drift", f"{found.result} in {found.current}"), *found.evidence]
+        is_found = exit_code and found.result is not DriftResult.STABLE
+        return Shown(found, lines, EXIT_DRIFT if is_found else 0)
 
-    if window is None and not served:
-        raise ConfigurationError("name the window: drift START END. Nothing was compared")
+    if last is None and not (served and start is None):
+        required_window(chosen_window(start, end, None), "drift")
     return run_flow(context, work)
 
 
-def _drift_lines(report: DriftReport | None, config: PipelineConfig) -> list[str]:
-    if report is None:
-        raise RegistryError(
-            f"{config.registry.model_name} has no version to compare with; train a first one: "
-            "`python -m falaj run`"
-        )
-    return [row("Drift", f"{report.result} in {report.current}"), *report.evidence]
-
-
 def recalibrate(
-    start: Start | None = None, end: End | None = None, /, *, context: Here
-) -> list[str]:
+    start: Start | None = None,
+    end: End | None = None,
+    /,
+    *,
+    last: Last | None = None,
+    context: Here,
+) -> Shown:
     """Fit the champion's calibrator on newer labels, without training.
 
     Args:
         start: First moment of the labels (default: the window `current` of the use case).
         end: First moment after them.
-    """
-    window = optional_window(start, end)
+        last: The newest so long whose labels are known, by the use case's clock, such as 28d.
 
-    def work(config: PipelineConfig) -> list[str]:
+    Examples:
+        falaj recalibrate --last 28d
+    """
+
+    def work(config: PipelineConfig) -> Shown:
         from flows.recalibration import recalibration_flow
 
-        return recalibration_lines(recalibration_flow(window or config.current, config))
+        window = chosen_window(start, end, last, config.clock, labelled=True)
+        result = recalibration_flow(window or config.current, config)
+        return Shown(result, recalibration_lines(result))
 
+    chosen_window(start, end, None)
     return run_flow(context, work)
 
 
@@ -159,17 +211,21 @@ def search(
     parallel: PositiveInt | None = None,
     register: bool = False,
     context: Here,
-) -> list[str]:
+) -> Shown:
     """Search for better training settings, in the search space of the use case.
 
     Args:
         trials: Trials of the study.
         parallel: Trials at the same time.
         register: Judge the best model and make it the candidate.
+
+    Examples:
+        falaj search --trials 30 --register
     """
+    require_extras("train", "search")
     chosen = {"num_trials": trials, "parallel_trials": parallel}
 
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from flows.training import search_flow
 
         changes = {name: value for name, value in chosen.items() if value is not None}
@@ -180,9 +236,10 @@ def search(
                 "configuration that may change, such as dropout: {kind: float, low: 0, high: 0.5}"
             )
         changed = config.model_copy(update={"search": settings})
-        return _search_lines(search_flow(changed, make_candidate=register), context.home)
+        result = search_flow(changed, make_candidate=register)
+        return Shown(result, _search_lines(result, context.home))
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def _search_lines(result: SearchResult, home: Path) -> list[str]:
@@ -207,15 +264,19 @@ def compress(
     version: int | None = None,
     method: Literal["pruning", "distillation", "pruning-distillation"] | None = None,
     context: Here,
-) -> list[str]:
+) -> Shown:
     """Prune a version's network, or distil it to a small one; judge, convert, promote.
 
     Args:
         version: Version to compress (default: the champion).
         method: How (default: the use case's `compression`).
-    """
 
-    def work(config: PipelineConfig) -> list[str]:
+    Examples:
+        falaj compress --version 3 --method distillation
+    """
+    require_extras("train", "convert")
+
+    def work(config: PipelineConfig) -> Shown:
         from flows.compression import model_compression_flow
         from tasks.reporting.page import compression_path
 
@@ -224,9 +285,9 @@ def compress(
             config = config.model_copy(update={"compression": chosen})
         result = model_compression_flow(config, version)
         path = compression_path(result, context.settings.reports)
-        return [*compression_lines(result), row("Outcome", path)]
+        return Shown(result, [*compression_lines(result), row("Outcome", path)])
 
-    return run_flow(context, work)
+    return run_flow(context, work, trains=True)
 
 
 def compression_lines(result: CompressionResult) -> list[str]:
@@ -254,52 +315,121 @@ def _interval(report: Quality) -> str:
     return f"{quality.value:.4f} [{quality.low:.4f}, {quality.high:.4f}]"
 
 
-def import_model(file: Path, /, *, context: Here) -> list[str]:
+def import_model(file: Path, /, *, context: Here) -> Shown:
     """Register and convert a model trained elsewhere.
 
     Args:
         file: Its description, such as feature_repo/models/<name>.yaml.
+
+    Examples:
+        falaj import feature_repo/models/sentence-encoder.yaml
     """
+    require_extras("convert")
     from flows.config import read_import_config
 
     description = read_import_config(file)
 
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from flows.conversion import model_import_flow
 
-        return list(import_lines(model_import_flow(description)))
+        result = model_import_flow(description)
+        return Shown(result, list(import_lines(result)))
 
     return run_flow(context, work, reads_data=False)
 
 
-def import_lines(result: ImportedModel) -> Iterable[str]:
+def import_lines(result: ImportedModel) -> Iterator[str]:
     """The version, what became of each variant, and which one serves which goal, a line each."""
     version = result.version
     yield ""
     yield row("Model", f"{version.name} version {version.version}, {version.program_sha256[:12]}")
-    for variant in result.variants:
+    yield from _variant_lines(result.variants)
+
+
+def _variant_lines(variants: Sequence[ModelVariant]) -> Iterator[str]:
+    for variant in variants:
         yield f"{variant.name:<22}{variant.reason}"
-    for variant in result.variants:
+    for variant in variants:
         for goal in variant.standings:
             if goal.chosen:
                 yield row("Goal", f"{goal.goal}: {variant.name}, {goal.reason}")
 
 
-def retry(run: str | None = None, /, *, context: Here) -> list[str]:
+def convert(version: PositiveInt | None = None, /, *, context: Here) -> Shown:
+    """Build, judge and file the variants of a registered version again.
+
+    Args:
+        version: Of the use case's model (default: the champion, else the candidate).
+
+    Examples:
+        falaj convert
+        falaj convert 3
+    """
+
+    def work(config: PipelineConfig) -> Shown:
+        from flows.conversion import reconversion_flow
+
+        variants = reconversion_flow(version, config)
+        return Shown(variants, list(_variant_lines(variants)))
+
+    return run_flow(context, work)
+
+
+def promote(version: PositiveInt, /, *, dry_run: DryRun = False, context: Here) -> Shown:
+    """Take a registered version through all gates; where they are open, it is the champion.
+
+    Where the use case wants a person's consent, the version waits for it.
+
+    Args:
+        version: Of the use case's model.
+
+    Raises:
+        RegistryError: there is no such version, or its files are missing or damaged.
+        PromotionRefusedError: a gate is closed.
+
+    Examples:
+        falaj promote 3 --dry-run
+        falaj promote 3
+    """
+
+    def work(config: PipelineConfig) -> Shown:
+        from flows.promotion import promotion_outcome, version_promotion_flow
+
+        decision = version_promotion_flow(version, config, only_judge=dry_run)
+        gates = gate_lines(decision)
+        if decision.closed and not dry_run:
+            raise PromotionRefusedError("\n".join([promotion_outcome(decision), *gates]))
+        would = "would be refused" if decision.closed else "would pass all gates"
+        outcome = f"version {version} {would}" if dry_run else promotion_outcome(decision)
+        code = EXIT_GATE if decision.closed else 0
+        return Shown(decision, [*gates, row("Model", outcome)], code)
+
+    return run_flow(context, work)
+
+
+def retry(run: str | None = None, /, *, context: Here) -> Shown:
     """Resume a failed or killed loop at the stage that failed.
 
     Args:
         run: Its name or the beginning of its id (default: the newest loop that failed).
+
+    Examples:
+        falaj retry
     """
 
-    def work(config: PipelineConfig) -> list[str]:
+    def work(config: PipelineConfig) -> Shown:
         from infra.orchestration.retry import retry_run
 
-        return retry_run(run)
+        lines = retry_run(run)
+        return Shown({"lines": lines}, lines)
 
     return run_flow(context, work, reads_data=False)
 
 
 def ui(*, context: Here) -> None:
-    """Serve the Prefect UI of the state folder until interrupted."""
+    """Serve the Prefect UI of the state folder until interrupted.
+
+    Examples:
+        falaj ui
+    """
     serve_ui(context)

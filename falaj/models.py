@@ -1,29 +1,219 @@
-"""Commands of registered models: answer for a candidate, withdraw a version."""
+"""Commands of registered models: look at versions, answer for a candidate, withdraw one."""
 
 from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import App
+from cyclopts.types import PositiveInt
 
-from falaj.context import Approver, Comment, Context, Here, recorded_act
-from falaj.loop import row
-from tasks.kernel.errors import ConfigurationError, PromotionRefusedError
+from falaj.context import Approver, Comment, Context, DryRun, Here, Shown, recorded_act, row
+from falaj.data import trace as trace_anything
+from tasks.kernel.errors import ConfigurationError, PromotionRefusedError, RegistryError
 from tasks.kernel.settings import Settings
 
 if TYPE_CHECKING:
     from tasks.contracts.release import PromotionDecision
+    from tasks.registry.mlflow_registry import RegisteredVersion, Registry
 
 LONGEST_REASON = 1000
 app = App(name="models")
 
 
+def open_registry(settings: Settings) -> Registry | None:
+    """The registry of a state folder; None where nothing was registered there yet."""
+    from tasks.registry.connection import RegistryLocation
+    from tasks.registry.mlflow_registry import Registry
+
+    location = RegistryLocation.of(settings)
+    file = location.database_path
+    return None if file is not None and not file.exists() else Registry(location)
+
+
+def version_facts(version: RegisteredVersion, registry: Registry) -> dict[str, Any]:
+    """What the registry knows of a version, and how it was judged."""
+    from tasks.registry.approval import known_approval
+    from tasks.registry.model_folder import read_evaluation
+
+    report = read_evaluation(version)
+    aliases = registry.aliases(version.name).items()
+    return {
+        "model": version.name,
+        "version": version.number,
+        "aliases": sorted(alias for alias, number in aliases if number == version.number),
+        "created": version.created,
+        "metric": report.overall.primary_name if report else None,
+        "quality": report.overall.primary if report else None,
+        "approval": known_approval(version),
+        "withdrawn": registry.why_withdrawn(version),
+        "tags": dict(version.tags),
+    }
+
+
+def quality_text(facts: dict[str, Any]) -> str:
+    """The primary metric with its interval, as all commands print it."""
+    quality = facts["quality"]
+    if quality is None:
+        return "not judged here"
+    return f"{facts['metric']} {quality.value:.4f} [{quality.low:.4f}, {quality.high:.4f}]"
+
+
+def _version_line(facts: dict[str, Any]) -> str:
+    from tasks.registry.mlflow_registry import DECISION_TAG
+
+    state = ", ".join(facts["aliases"])
+    remark = facts["withdrawn"] or facts["tags"].get(DECISION_TAG, "")
+    created = f"{facts['created']:%F %R}" if facts["created"] else ""
+    return (
+        f"{facts['model']:<20}{facts['version']:>4}  {state:<20}{created:<18}"
+        f"{quality_text(facts):<32}{remark}"
+    ).rstrip()
+
+
+@app.command(name="list")
+def list_versions(model: str | None = None, /, *, context: Here) -> Shown:
+    """List all registered versions, the newest of each model first.
+
+    Args:
+        model: Of this model only.
+
+    Examples:
+        falaj models list
+        falaj models list --json
+    """
+    found: list[dict[str, Any]] = []
+    if (registry := open_registry(context.settings)) is not None:
+        for name in [model] if model else registry.names():
+            found += [version_facts(v, registry) for v in reversed(registry.versions(name))]
+    none = ["No version is registered; `python -m falaj run` makes the first one."]
+    return Shown(found, [_version_line(facts) for facts in found] or none)
+
+
+def _find(
+    model: str | None, version: int | None, context: Context
+) -> tuple[RegisteredVersion, Registry]:
+    """The version asked about: by default the champion, or the candidate, of the use case's model.
+
+    Raises:
+        RegistryError: there is none.
+    """
+    from flows.config import read_pipeline_config
+    from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
+
+    settings = context.settings
+    name = model or read_pipeline_config(settings.feature_repo).registry.model_name
+    registry = open_registry(settings)
+    if registry is None:
+        raise RegistryError(
+            f"nothing is registered in {settings.home}; `python -m falaj run` makes a first version"
+        )
+    if version is not None:
+        return registry.version(name, version), registry
+    found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
+    if found is None:
+        raise RegistryError(
+            f"{name} has neither a champion nor a candidate; `python -m falaj models list` shows "
+            "what there is"
+        )
+    return found, registry
+
+
+@app.command
+def show(
+    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
+) -> Shown:
+    """Show one version: quality, gates' outcome, variants, what it was made from.
+
+    Args:
+        model: Registered model (default: the use case's).
+        version: Its version (default: the champion, else the candidate).
+
+    Examples:
+        falaj models show
+        falaj models show flight-delay 3
+    """
+    from tasks.registry.model_folder import read_version
+
+    found, registry = _find(model, version, context)
+    facts, record = version_facts(found, registry), read_version(found)
+    variants = [entry.variant for entry in record.variants.variants] if record.variants else []
+    made_of = record.manifest.splits.train if record.manifest else "elsewhere"
+    lines = [
+        _version_line(facts),
+        row("Trained", made_of),
+        row("Program", found.ref.program_sha256[:12]),
+        row("Snapshot", found.ref.snapshot_sha256[:12]),
+        row("Folder", found.folder),
+        *(f"{'accepted' if v.accepted else 'dropped':<10}{v.name:<22}{v.reason}" for v in variants),
+        *(row("Damaged", damage) for damage in record.damage),
+    ]
+    return Shown({**facts, "variants": variants, "damage": record.damage}, lines)
+
+
+@app.command
+def trace(
+    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
+) -> Shown:
+    """Show what a version was made from, to the raw files.
+
+    Args:
+        model: Registered model (default: the use case's).
+        version: Its version (default: the champion, else the candidate).
+
+    Examples:
+        falaj models trace
+        falaj models trace flight-delay 3
+    """
+    found, _ = _find(model, version, context)
+    return trace_anything(f"models/{found.name}/{found.number}", context=context)
+
+
+@app.command
+def verify(
+    model: str | None = None, version: PositiveInt | None = None, /, *, context: Here
+) -> Shown:
+    """Check every file of a version against the digests in the registry's database.
+
+    Args:
+        model: Registered model (default: the use case's).
+        version: Its version (default: the champion, else the candidate).
+
+    Raises:
+        RegistryError: a file is missing or was changed.
+
+    Examples:
+        falaj models verify
+        falaj models verify flight-delay 3
+    """
+    from tasks.registry.model_folder import read_version
+
+    found, _ = _find(model, version, context)
+    record = read_version(found)
+    if record.damage:
+        raise RegistryError(
+            f"{found} is damaged: {'; '.join(record.damage)}. Nothing was changed; restore its "
+            f"folder {found.folder} from a copy, or promote another version"
+        )
+    described = record.manifest or record.imported
+    files = {name: file.sha256 for name, file in described.files.items()} if described else {}
+    folders = [e.folder for e in record.variants.variants if e.folder] if record.variants else []
+    whole = f"{found}: {len(files)} files and {len(folders)} variants are as registered"
+    return Shown({"version": found.ref, "files": files, "variants": folders}, [row("Whole", whole)])
+
+
 @app.command
 def approve(
-    model: str, version: int, /, *, approver: Approver, comment: Comment = "", context: Here
-) -> list[str]:
+    model: str,
+    version: int,
+    /,
+    *,
+    approver: Approver,
+    comment: Comment = "",
+    dry_run: DryRun = False,
+    context: Here,
+) -> Shown:
     """Let a candidate that awaits approval become the champion, through all gates.
 
     The answer replaces an earlier one and counts after the deadline too: it is given on purpose.
@@ -32,19 +222,28 @@ def approve(
         ConfigurationError: the approver or the comment cannot be recorded.
         RegistryError: nobody was asked about this version, or it is not there.
         PromotionRefusedError: approved, and a gate is closed by now; the alias was not moved.
+
+    Examples:
+        falaj models approve flight-delay 3 --approver Ana --dry-run
+        falaj models approve flight-delay 3 --approver Ana --comment "seen the report"
     """
+    if dry_run:
+        return _judge_question(model, version, context.settings)
     return _answer("approve", model, version, approver, comment, context)
 
 
 @app.command
 def reject(
     model: str, version: int, /, *, approver: Approver, comment: Comment = "", context: Here
-) -> list[str]:
+) -> Shown:
     """Reject a candidate that awaits approval; it is not asked about again.
 
     Raises:
         ConfigurationError: the approver or the comment cannot be recorded.
         RegistryError: nobody was asked about this version, or it is not there.
+
+    Examples:
+        falaj models reject flight-delay 3 --approver Ana
     """
     return _answer("reject", model, version, approver, comment, context)
 
@@ -56,7 +255,7 @@ def _answer(
     approver: str,
     comment: str,
     context: Context,
-) -> list[str]:
+) -> Shown:
     """Record the answer, decide through the gates, and let the run resume that asks."""
     from pydantic import ValidationError
 
@@ -77,7 +276,29 @@ def _answer(
     lines = _resume_run(model, version, settings)
     if answer.decision == "approve":
         _check_promoted(made)
-    return [row("Model", outcome(made)), *lines]
+    return Shown(made, [row("Model", outcome(made)), *lines])
+
+
+def _judge_question(model: str, version: int, settings: Settings) -> Shown:
+    """What the gates say now of a version that awaits approval."""
+    from tasks.registry.approval import read_question
+    from tasks.registry.connection import RegistryLocation
+    from tasks.registry.mlflow_registry import Registry
+    from tasks.registry.promotion import judge_only
+
+    location = RegistryLocation.of(settings)
+    registry = Registry(location)
+    asked = read_question(registry, registry.version(model, version))
+    judged = judge_only(asked, location, settings.store, datetime.now(UTC))
+    return Shown(judged, [*gate_lines(judged), "Nothing was changed"])
+
+
+def gate_lines(decision: PromotionDecision) -> list[str]:
+    """Each gate of a decision, open or closed, with its evidence."""
+    return [
+        f"{gate.name:<22}{'open' if gate.passed else 'CLOSED':<8}{gate.evidence}"
+        for gate in decision.gates
+    ]
 
 
 def _check_promoted(decision: PromotionDecision) -> None:
@@ -116,8 +337,15 @@ def _resume_run(model: str, version: int, settings: Settings) -> list[str]:
 
 @app.command
 def withdraw(
-    model: str, version: int, /, *, reason: str, approver: Approver, context: Here
-) -> list[str]:
+    model: str,
+    version: int,
+    /,
+    *,
+    reason: str,
+    approver: Approver,
+    dry_run: DryRun = False,
+    context: Here,
+) -> Shown:
     """Let a version never serve again, such as one that leaks; the champion before it takes over.
 
     Args:
@@ -129,6 +357,9 @@ def withdraw(
     Raises:
         ConfigurationError: the reason or the name is none, or a release of the model is open.
         RegistryError: there is no such version.
+
+    Examples:
+        falaj models withdraw flight-delay 3 --reason "knows the label" --approver Ana --dry-run
     """
     from tasks.registry.connection import RegistryLocation
     from tasks.registry.promotion import withdraw as withdraw_version
@@ -140,6 +371,10 @@ def withdraw(
             f"reason of 1 to {LONGEST_REASON} and a name. Nothing was changed"
         )
     _check_no_release(model, settings)
+    if dry_run:
+        found, registry = _find(model, version, context)
+        facts = version_facts(found, registry)
+        return Shown(facts, [_version_line(facts), "would be withdrawn. Nothing was changed"])
     named = {"model": model, "version": f"version {version}"}
     with recorded_act(settings, "withdraw-version", approver, reason, **named):
         location = RegistryLocation.of(settings)
@@ -151,7 +386,7 @@ def withdraw(
         "and promote another version"
     )
     withdrawn = f"{record.version.name} version {record.version.version}: {reason}"
-    return [row("Withdrawn", withdrawn), row("Champion", left)]
+    return Shown(record, [row("Withdrawn", withdrawn), row("Champion", left)])
 
 
 def _check_no_release(model: str, settings: Settings) -> None:

@@ -1,22 +1,27 @@
-"""Commands of the platform of one state folder, and of what is deployed to it."""
+"""Commands of services: the platform and what is deployed to it, servers, the gateway, keys.
+
+A key is printed once, alone on standard output.
+"""
 
 import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
-from falaj.context import EXIT_FAILED, AsJson, Context, Here
+from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
+from infra.gateway.config import GatewayConfig, Shares, read_plan, read_shares
 from infra.orchestration.client import platform_environment
-from infra.platform.config import kept_options, read_config
+from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
 from infra.platform.files import PlatformFiles
-from tasks.kernel.errors import ConfigurationError
-
-CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
+from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
+from tasks.kernel.errors import ConfigurationError, NotRunningError
+from tasks.kernel.extras import require_extras
 
 
 def up(
@@ -33,7 +38,7 @@ def up(
     reset: bool = False,
     deploying: Annotated[str | None, Parameter(show=False)] = None,
     context: Here,
-) -> None:
+) -> Shown:
     """Start the platform and deploy; harmless where it runs.
 
     Options are kept for later starts; `status` shows them.
@@ -50,10 +55,16 @@ def up(
         password: Protect Prefect and MLflow with a password.
         reset: Drop the options of earlier starts.
         deploying: for tests.
+
+    Examples:
+        falaj up
+        falaj up --port 4300 --no-serving
     """
+    from infra.platform.health import read_status
     from infra.platform.lifecycle import bring_up
 
-    files = _files(context)
+    require_extras("platform", *([] if serving is False else ["serve"]))
+    files = platform_files(context)
     chosen = config or os.environ.get(CONFIG_VARIABLE)
     given = {
         "profile": profile,
@@ -77,69 +88,93 @@ def up(
             str(exc)
             or "interrupted; the supervisor runs on: make status shows it, make down ends it"
         ) from exc
+    return Shown(read_status(files) if context.as_json else None)
 
 
-def down(*, now: bool = False, limit: float | None = None, context: Here) -> None:
+def down(
+    *, now: bool = False, limit: float | None = None, dry_run: DryRun = False, context: Here
+) -> Shown:
     """Let runs end, then stop the platform.
 
     Args:
         now: Wait for no run; mark what is cut off.
         limit: Seconds to wait for runs.
-    """
-    from infra.platform.lifecycle import bring_down
 
-    files = _files(context)
+    Examples:
+        falaj down --dry-run
+        falaj down --limit 60
+    """
+    from infra.platform.health import read_status
+    from infra.platform.lifecycle import bring_down, running_here
+
+    files = platform_files(context)
+    if dry_run:
+        services, runs = running_here(files)
+        lines = [
+            f"would end     {', '.join(services) or 'nothing: no platform runs'}",
+            *(f"{'would cut off' if now else 'waits for':<14}{run}" for run in runs),
+            "Nothing was changed",
+        ]
+        return Shown({"services": services, "runs": runs}, lines)
     try:
         bring_down(files, at_once=now, limit_s=limit)
     except KeyboardInterrupt as exc:
         raise KeyboardInterrupt(str(exc) or "interrupted; the platform runs on as before") from exc
+    return Shown(read_status(files) if context.as_json else None)
 
 
-def status(*, as_json: AsJson = False, context: Here) -> int:
-    """Show what runs; exit code 1 where something is down, 3 where no platform runs."""
-    from infra.platform.health import read_status, table
+def doctor(*, context: Here) -> Shown:
+    """Find what is wrong with the platform, and what to do; exit code 1 where something is.
 
-    found = read_status(_files(context))
-    print(found.model_dump_json(indent=1) if as_json else table(found))
-    return found.exit_code
-
-
-def doctor(*, as_json: AsJson = False, context: Here) -> int:
-    """Find what is wrong with the platform, and what to do; exit code 1 where something is."""
+    Examples:
+        falaj doctor
+    """
     from infra.platform.health import examine, exit_code, report
 
-    findings = examine(_files(context), os.environ)
-    print(json.dumps([asdict(f) for f in findings], indent=1) if as_json else report(findings))
-    return exit_code(findings)
+    findings = examine(platform_files(context), os.environ)
+    return Shown(findings, report(findings).splitlines(), exit_code(findings))
 
 
-def logs(service: str = "supervisor", /, *, lines: int = 50, context: Here) -> None:
-    """Show the last lines of a service's log."""
+def logs(service: str = "supervisor", /, *, lines: int = 50, context: Here) -> Shown:
+    """Show the last lines of a service's log.
+
+    Args:
+        service: As `status` names it.
+        lines: How many.
+
+    Examples:
+        falaj logs prefect --lines 100
+    """
     from infra.platform.lifecycle import log_lines
 
-    print("\n".join(log_lines(_files(context), service, lines)))
+    found = log_lines(platform_files(context), service, lines)
+    return Shown({"service": service, "lines": found}, found)
 
 
 def supervise(*, context: Here) -> None:
-    """Be the supervisor, in the foreground (for an init system)."""
+    """Be the supervisor, in the foreground (for an init system).
+
+    Examples:
+        falaj supervise
+    """
     from infra.platform.services import supervise as run_supervisor
 
-    run_supervisor(_files(context))
+    run_supervisor(platform_files(context))
 
 
 def deploy(
     *,
-    check: bool = False,
+    check: Annotated[bool, Parameter(name=["--check", "--dry-run"])] = False,
     pools: Literal["process", "kubernetes"] = "process",
     wait: float = 0,
     file: Path | None = None,
     resume: bool = False,
     prune: bool = False,
     context: Here,
-) -> int:
+) -> Shown:
     """Write what differs from the files, leave equal things alone, and read all back.
 
-    The use cases are those of --repo, which may be repeated as PATH[=PATH_ON_WORKERS]; the first
+    The use cases are those of --project, which may be repeated as PATH[=PATH_ON_WORKERS]; the first
     has plain deployment names. Without it: FALAJ_FEATURE_REPOS, separated by colons, or the one of
     FALAJ_FEATURE_REPO. Exit code 1 where something differs.
 
@@ -150,11 +185,15 @@ def deploy(
         file: Instead of prefect.yaml.
         resume: Switch on again what people have paused.
         prune: Remove deployments and automations of ours that the files no longer have.
+
+    Examples:
+        falaj deploy --dry-run
+        falaj deploy --project feature_repo/flights --project feature_repo/traffic
     """
     if not os.environ.get("PREFECT_API_URL"):  # Prefect reads it when it is imported
         environment = platform_environment(context.home)
         if environment is None:
-            raise ConfigurationError(
+            raise NotRunningError(
                 "no platform runs on this state folder and PREFECT_API_URL is not set; start one "
                 "with `make up`, or name a server. Nothing was deployed"
             )
@@ -169,26 +208,91 @@ def deploy(
         "differs": outcome.differences,
         "note": sorted(set(outcome.notes)),
     }
-    for name, lines in columns.items():
-        for line in lines:
-            print(f"{name:<11}{line}")
-    print(
+    lines = [f"{name:<11}{line}" for name, found in columns.items() for line in found]
+    lines.append(
         f"{len(outcome.equal)} as the files say, {len(outcome.written)} written, "
         f"{len(outcome.differences)} differences"
     )
-    return EXIT_FAILED if outcome.differences else 0
+    facts = {**columns, "equal": outcome.equal}
+    return Shown(facts, lines, EXIT_FAILED if outcome.differences else 0)
 
 
-serve = App(name="serve", help_flags=[])
+serve = App(name="serve")
+Port = Annotated[int | None, Parameter(help="0 takes a free one (default: of serving.yaml).")]
 
 
 @serve.default
-def _serve(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
-    """Become `python -m serving`, which knows the commands serve, status, stop, docs, settings."""
+def _serve(
+    *,
+    host: str | None = None,
+    http_port: Port = None,
+    grpc_port: Port = None,
+    admin_port: Port = None,
+    no_grpc: bool = False,
+    context: Here,
+) -> None:
+    """Serve the promoted models until SIGTERM; the addresses are printed.
+
+    Args:
+        host: Address that HTTP and gRPC listen on (default: of serving.yaml).
+        no_grpc: HTTP only.
+
+    Examples:
+        falaj serve
+        falaj serve --http-port 8100 --no-grpc
+    """
+    require_extras("serve")
+    options: dict[str, object] = {
+        "--host": host,
+        "--http-port": http_port,
+        "--grpc-port": grpc_port,
+        "--admin-port": admin_port,
+    }
+    words = [f"{name}={value}" for name, value in options.items() if value is not None]
+    _become_server(context, "serve", *words, *(["--no-grpc"] if no_grpc else []))
+
+
+@serve.command(name="status")
+def _serve_status(*, context: Here) -> None:
+    """Show what serves from the state folder; exit code 3 where nothing does.
+
+    Examples:
+        falaj serve status
+    """
+    _become_server(context, "status")
+
+
+@serve.command(name="stop")
+def _serve_stop(*, timeout_s: float = 60, context: Here) -> None:
+    """End the server, its requests answered.
+
+    Args:
+        timeout_s: How long to wait for the end.
+
+    Examples:
+        falaj serve stop --timeout-s 10
+    """
+    _become_server(context, "stop", f"--timeout-s={timeout_s:g}")
+
+
+@serve.command(name="settings")
+def _serve_settings(*, context: Here) -> None:
+    """Print the JSON schemas of serving.yaml and of the security file.
+
+    Examples:
+        falaj serve settings
+    """
+    _become_server(context, "settings")
+
+
+def _become_server(context: Context, *words: str) -> None:
+    """Go on as `python -m serving`, the process that the platform starts too."""
+    os.environ["FALAJ_HOME"] = str(context.home)
+    sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "serving", *words])
 
 
-def _files(context: Context) -> PlatformFiles:
+def platform_files(context: Context) -> PlatformFiles:
     """The platform's files.
 
     Raises:
@@ -203,3 +307,273 @@ def _files(context: Context) -> PlatformFiles:
             "FALAJ_HOME or --home"
         )
     return PlatformFiles(home)
+
+
+gateway = App(name="gateway")
+Model = Annotated[str | None, Parameter(help="Model of edge.yaml (default: all).")]
+Share = Annotated[float | None, Parameter(help="Share of the requests, 0 to 1.")]
+
+
+@gateway.command
+def prepare(*, context: Here) -> Shown:
+    """Write what Envoy reads, and certificates; a running Envoy takes what has changed.
+
+    Examples:
+        falaj gateway prepare
+    """
+    from infra.gateway.prepare import PUBLIC
+    from infra.gateway.prepare import prepare as write
+    from infra.gateway.rendering import public_pair
+    from serving.security.certificates import expires_at
+
+    plan = read_plan(context.home)
+    write(plan)
+    pair, place = public_pair(plan), plan.files
+    until = expires_at(pair.certificate)
+    lines = [
+        f"prepared in {place.folder}",
+        f"clients see    {pair.certificate} until {until:%Y-%m-%d}",
+    ]
+    if plan.config.certificate is None:
+        lines.append(f"clients trust  {place.certificates / f'{PUBLIC}.pem'}")
+    lines.append(f"server's part  {place.server_security_file}")
+    if not place.security_file.exists():
+        file = place.security_file
+        lines.append(f"nobody has access yet: {file} has to name issuers or api_keys")
+    return Shown({"folder": place.folder, "certificate": pair.certificate, "until": until}, lines)
+
+
+@gateway.command
+def run(*, context: Here) -> int:
+    """Prepare, then run Envoy in the foreground; SIGTERM ends it in order.
+
+    Examples:
+        falaj gateway run
+    """
+    from infra.gateway.envoy import run_envoy
+    from infra.gateway.prepare import prepare as write
+
+    plan = read_plan(context.home)
+    write(plan)
+    return run_envoy(plan)
+
+
+@gateway.command
+def check(*, context: Here) -> Shown:
+    """Check the configuration, and change nothing that runs.
+
+    Examples:
+        falaj gateway check
+    """
+    from infra.gateway.envoy import check_bootstrap
+    from infra.gateway.prepare import prepare as write
+
+    plan = read_plan(context.home)
+    write(plan)
+    fault = check_bootstrap(plan)
+    if fault:
+        sys.stderr.write(f"Envoy refuses the configuration: {fault}\n")
+        return Shown({"fault": fault}, code=EXIT_FAILED)
+    taken = "Envoy takes its first file; `status` shows whether a running one took the others"
+    return Shown({"fault": None}, [taken])
+
+
+@gateway.command
+def status(*, context: Here) -> Shown:
+    """Show what runs, the shares, and what Envoy refused; exit code 3 where it is down.
+
+    Examples:
+        falaj gateway status
+    """
+    from infra.gateway.envoy import Admin
+
+    plan = read_plan(context.home)
+    admin = Admin(plan.files.folder)
+    ready = admin.is_ready()
+    refused = admin.refusals() if ready else []
+    kept = read_shares(plan.files.shares_file)
+    found = {name: kept.get(name, Shares()) for name in plan.config.models}
+    lines = [
+        f"gateway        {'up' if ready else 'down'}, {plan.config.listen}",
+        *(f"refused        {fault}" for fault in refused),
+        *(_line(name, share) for name, share in found.items()),
+    ]
+    code = EXIT_FAILED if refused else 0 if ready else EXIT_NOT_RUNNING
+    return Shown({"ready": ready, "refused": refused, "shares": found}, lines, code)
+
+
+@gateway.command
+def shares(
+    model: Model = None,
+    /,
+    *,
+    candidate: Share = None,
+    mirror: Share = None,
+    random: bool = False,
+    context: Here,
+) -> Shown:
+    """Show the shares of traffic, or set them.
+
+    Args:
+        model: Model of edge.yaml (default: all).
+        candidate: Share that the candidate answers, 0 to 1.
+        mirror: Share copied to the shadow version too, 0 to 1.
+        random: Draw each request independently.
+
+    Examples:
+        falaj gateway shares
+        falaj gateway shares flight-delay --candidate 0.1 --mirror 0.5
+    """
+    from infra.gateway.prepare import GatewayTraffic
+
+    plan = read_plan(context.home)
+    traffic = GatewayTraffic(plan.files.home)
+    if model and (candidate is not None or mirror is not None):
+        now = traffic.shares(model)
+        traffic.set_shares(
+            model,
+            now.candidate if candidate is None else candidate,
+            now.mirror if mirror is None else mirror,
+            sticky=not random,
+        )
+    names = [model] if model else sorted(plan.config.models)
+    found = {name: traffic.shares(name) for name in names}
+    return Shown(found, [_line(name, share) for name, share in found.items()])
+
+
+@gateway.command
+def settings() -> Shown:
+    """Show all settings of edge/edge.yaml with their defaults and what they mean: a JSON schema.
+
+    Examples:
+        falaj gateway settings
+    """
+    schema = GatewayConfig.model_json_schema()
+    return Shown(schema, [json.dumps(schema, indent=1)])
+
+
+def _line(name: str, shares: Shares) -> str:
+    how = "sticky" if shares.sticky else "drawn for each request"
+    return f"{name:<20} candidate {shares.candidate:.2%}, mirror {shares.mirror:.2%}, {how}"
+
+
+KEYS = Path("serving") / "secrets" / "api-keys.json"
+CERTIFICATES = Path("serving") / "secrets" / "tls"
+File = Annotated[Path | None, Parameter(help=f"Of keys (default: {KEYS} in the state folder).")]
+keys = App(name="keys")
+
+
+@keys.command
+def create(
+    *,
+    subject: str,
+    role: list[str],
+    tenant: str = "",
+    days: Annotated[float | None, Parameter(validator=Number(gt=0, lte=36_500))] = None,
+    file: File = None,
+    context: Here,
+) -> Shown:
+    """Create a key, and print it once.
+
+    Args:
+        subject: Who uses it.
+        role: Action and model, as infer:flight-delay or read:*; may be repeated.
+        tenant: The key has no access to models of other tenants (default: an operator's key, with
+            access to whatever its roles name).
+        days: How long it is valid, a century at most (default: for ever).
+        file: Of keys (default: serving/secrets/api-keys.json in the state folder).
+
+    Examples:
+        falaj keys create --subject shop --role infer:flight-delay --days 90
+    """
+    if not subject.strip():
+        raise ConfigurationError("--subject is empty; name who uses the key. No key was made")
+    expires = datetime.now(UTC) + timedelta(days=days) if days else None
+    grants = tuple(map(_grant, role))
+    text, key = create_key(file or context.home / KEYS, subject, grants, tenant, expires)
+    sys.stderr.write(f"key {key.id} for {key.subject}; it is not shown again\n")
+    return Shown({"id": key.id, "subject": key.subject, "key": text}, [text])
+
+
+def _grant(text: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from serving.security.config import Grant
+
+    try:
+        return TypeAdapter(Grant).validate_python(text)
+    except ValidationError as exc:
+        raise ConfigurationError(
+            f"{text!r} is no role; write infer, read or admin, a colon, and a model or *, as "
+            "infer:flight-delay. No key was made"
+        ) from exc
+
+
+@keys.command(name="list")
+def list_keys(*, file: File = None, context: Here) -> Shown:
+    """List all keys.
+
+    Examples:
+        falaj keys list
+    """
+    now = datetime.now(UTC)
+    found = read_keys(file or context.home / KEYS)
+    facts = [_facts(key, now) for key in found]
+    lines = [
+        f"{key.id}  {key.state(now):<8}"
+        f"{f'until {key.expires:%Y-%m-%d}' if key.expires else 'for ever':<18}"
+        f"{key.subject:<20}{key.tenant or '-':<12}{' '.join(key.grants)}"
+        for key in found
+    ]
+    return Shown(facts, lines or ["There is no key; `python -m falaj keys create` makes one."])
+
+
+def _facts(key: ApiKey, now: datetime) -> dict[str, object]:
+    shown = key.model_dump(include={"id", "subject", "tenant", "grants", "expires"})
+    return {**shown, "state": key.state(now)}
+
+
+@keys.command
+def revoke(id: str, /, *, file: File = None, dry_run: DryRun = False, context: Here) -> Shown:
+    """Revoke a key: it is refused within a second.
+
+    Args:
+        id: As `list` shows it.
+        file: Of keys (default: serving/secrets/api-keys.json in the state folder).
+
+    Examples:
+        falaj keys revoke 3f2a91c4 --dry-run
+    """
+    now, path = datetime.now(UTC), file or context.home / KEYS
+    if dry_run:
+        key = next((key for key in read_keys(path) if key.id == id), None)
+        if key is None:
+            raise ConfigurationError(f"{path} holds no key {id}. Nothing was changed")
+        would = f"key {key.id} of {key.subject} would be refused. Nothing was changed"
+        return Shown(_facts(key, now), [would])
+    key = revoke_key(path, id)
+    return Shown(_facts(key, now), [f"key {key.id} of {key.subject} is refused from now on"])
+
+
+def certificates(*, host: list[str], context: Here) -> Shown:
+    """Issue a certificate of a private authority.
+
+    Args:
+        host: Name or address of clients; may be repeated.
+
+    Examples:
+        falaj certificates --host localhost
+    """
+    from serving.security.certificates import ensure_authority, ensure_certificate, expires_at
+
+    folder = context.home / CERTIFICATES
+    authority = ensure_authority(folder, "authority")
+    pair = ensure_certificate(folder, "server", authority, host, "server")
+    until = expires_at(pair.certificate)
+    lines = [
+        f"certificate  {pair.certificate} (until {until:%Y-%m-%d})",
+        f"key          {pair.key}",
+        f"authority    {authority.certificate}; clients trust this one",
+    ]
+    files = {"certificate": pair.certificate, "key": pair.key}
+    return Shown({**files, "until": until, "authority": authority.certificate}, lines)

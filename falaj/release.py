@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from falaj.context import Approver, AsJson, Comment, Here, Moment, in_utc, recorded_act
+from falaj.context import (
+    Approver,
+    Comment,
+    DryRun,
+    Here,
+    Last,
+    Moment,
+    Shown,
+    in_utc,
+    recorded_act,
+    row,
+)
 from flows.config import read_pipeline_config
 from tasks.control.retraining.decision import Action
 from tasks.control.retraining.records import Outcome
+from tasks.kernel.errors import DataContractError
 
 if TYPE_CHECKING:
     from tasks.contracts.rollout import Entry
     from tasks.control.retraining.records import Decision
     from tasks.release.records import ByHand, Release
+    from tasks.release.rollout import Releasing
 
 ACTION = "change-release"
 ACTS: dict[ByHand | Literal["start"], str] = {
@@ -48,23 +62,24 @@ app = App(name="release")
 
 
 @app.command
-def status(model: Model = None, /, *, as_json: AsJson = False, context: Here) -> list[str]:
-    """Show the newest release, its evidence and its record."""
+def status(model: Model = None, /, *, context: Here) -> Shown:
+    """Show the newest release, its evidence and its record.
+
+    Examples:
+        falaj release status
+    """
     from tasks.release.ledger import ReleaseLedger
 
     ledger = ReleaseLedger(context.settings.metadata_url)
     model = model or read_pipeline_config(context.settings.feature_repo).registry.model_name
     release = ledger.last_release(model)
     if release is None:
-        return [f"{model} was never released step by step."]
-    entries = ledger.entries(release.release_id)
-    if not as_json:
-        return _lines(release, entries)
-    shown = [entry.model_dump(mode="json") for entry in entries]
-    return [json.dumps({"release": release.model_dump(mode="json"), "entries": shown})]
+        never = f"{model} was never released step by step."
+        return Shown({"release": None, "entries": []}, [never])
+    return _shown(release, ledger.entries(release.release_id))
 
 
-def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
+def _act(wish: ByHand | Literal["start"]) -> Callable[..., Shown]:
     """The command that does what a person wants with a release.
 
     It raises DataContractError where there is nothing to release, none is open, or the name is no
@@ -73,8 +88,14 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
     """
 
     def act(
-        model: Model = None, /, *, approver: Approver, comment: Comment = "", context: Here
-    ) -> list[str]:
+        model: Model = None,
+        /,
+        *,
+        approver: Approver,
+        comment: Comment = "",
+        dry_run: DryRun = False,
+        context: Here,
+    ) -> Shown:
         from flows.release import RegistryChampions, release_config, traffic_of
         from tasks.release.ledger import ReleaseLedger
         from tasks.release.rollout import Releasing, check_name
@@ -83,18 +104,44 @@ def _act(wish: ByHand | Literal["start"]) -> Callable[..., list[str]]:
         config, settings = read_pipeline_config(context.settings.feature_repo), context.settings
         name, ledger = model or config.registry.model_name, ReleaseLedger(settings.metadata_url)
         releasing = Releasing(ledger, traffic_of(settings), RegistryChampions(settings))
+        if dry_run:
+            return _without_acting(releasing, name, wish)
         with recorded_act(settings, ACTION, approver, wish.replace("_", ""), model=name):
             if wish == "start":
                 release = releasing.begin(name, release_config(config), approver, comment)
             else:
                 release = releasing.act_by_hand(name, wish, approver, comment)
-        return _lines(release, ledger.entries(release.release_id))
+        return _shown(release, ledger.entries(release.release_id))
 
+    verb = f"falaj release {wish.replace('_', '')} --approver Ana"
+    act.__doc__ = f'{ACTS[wish]}\n\nExamples:\n    {verb} --dry-run\n    {verb} --comment "seen"'
     return act
 
 
 for _wish, _purpose in ACTS.items():
     app.command(_act(_wish), name=_wish.replace("_", ""), help=_purpose)
+
+
+def _without_acting(releasing: Releasing, model: str, wish: str) -> Shown:
+    """What an act would begin with.
+
+    Raises:
+        DataContractError: there is nothing to act on.
+    """
+    if wish == "start":
+        champion = releasing.champions.champion(model)
+        serving = releasing.traffic.tracks(model).get("stable")
+        lines = [row("Champion", champion or "none"), row("Serves", serving or "none")]
+        return Shown({"champion": champion, "serves": serving}, [*lines, "Nothing was changed"])
+    release = releasing.ledger.open_release(model)
+    if release is None:
+        raise DataContractError(f"no release of {model} is open. Nothing was changed")
+    shown = _shown(release, [])
+    return replace(shown, lines=[*shown.lines, "Nothing was changed"])
+
+
+def _shown(release: Release, entries: list[Entry]) -> Shown:
+    return Shown({"release": release, "entries": entries}, _lines(release, entries))
 
 
 def _lines(release: Release, entries: list[Entry]) -> list[str]:
@@ -129,10 +176,10 @@ def decisions(
     action: ActionName | None = None,
     outcome: OutcomeName | None = None,
     since: Moment | None = None,
+    last: Last | None = None,
     limit: Limit = 50,
-    as_json: AsJson = False,
     context: Here,
-) -> list[str]:
+) -> Shown:
     """List the decisions about drift, newest first; with --json with all their evidence.
 
     Args:
@@ -141,14 +188,20 @@ def decisions(
         action: Of this action only.
         outcome: Of this outcome only.
         since: First moment, such as 2013-12-01T00:00Z.
+        last: Those of the newest so long instead, such as 30d.
         limit: At most so many.
-        as_json: One JSON object a line.
 
     Raises:
         TransientError: the database does not answer.
+
+    Examples:
+        falaj decisions --last 30d
+        falaj decisions --action retrain --json
     """
     from tasks.control.retraining.ledger import Ledger
 
+    if last is not None:
+        since = datetime.now(UTC) - last
     found = Ledger(context.settings.metadata_url).decisions(
         since=in_utc(since) if since else None,
         limit=limit,
@@ -157,11 +210,8 @@ def decisions(
         action=action,
         outcome=outcome,
     )
-    if as_json:
-        return [json.dumps(made.model_dump(mode="json")) for made in found]
-    if not found:
-        return ["No such decision is recorded; a drift check stores the first result."]
-    return [line for made in found for line in _decision(made)]
+    none = ["No such decision is recorded; a drift check stores the first result."]
+    return Shown(found, [line for made in found for line in _decision(made)] or none)
 
 
 def _decision(made: Decision) -> list[str]:

@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from subprocess import Popen
 
-from falaj.context import Context
+from falaj.context import Context, Shown, row
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from infra.orchestration.client import running_platform
 from infra.orchestration.embedded import (
@@ -21,19 +22,25 @@ from infra.orchestration.embedded import (
 )
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
+from tasks.training.models.making import check_model
 
 INTERRUPTED = "interrupted; finished stages are kept, run again to resume"
 
 
 def run_flow(
-    context: Context, work: Callable[[PipelineConfig], list[str]], *, reads_data: bool = True
-) -> list[str]:
-    """Read the use case, have a Prefect API, do the work; returns its lines and how long it took.
+    context: Context,
+    work: Callable[[PipelineConfig], Shown],
+    *,
+    reads_data: bool = True,
+    trains: bool = False,
+) -> Shown:
+    """Read the use case, have a Prefect API, do the work; a last line tells how long it took.
 
     Args:
         work: calls the flow; it imports the flow's module itself, for Prefect reads its settings
             when it is imported.
         reads_data: the repository's suites and queries are checked before a server is started.
+        trains: so is that the use case's model can be trained here.
 
     Raises:
         ConfigurationError: the feature repository is wrong, or another run holds the state folder.
@@ -43,13 +50,16 @@ def run_flow(
     config = read_pipeline_config(settings.feature_repo)
     if reads_data:
         check_repository(config, settings.feature_repo)
+    if trains:
+        check_model(config.training, settings.feature_repo)
     try:
         with disk_with_space(settings.home), only_run(settings.home), _prefect(context) as watched:
             with flows_reported(watched=watched):
-                lines = work(config)
+                shown = work(config)
     except KeyboardInterrupt as exc:
         raise KeyboardInterrupt(INTERRUPTED) from exc
-    return [*lines, f"{'Done':<10}in {time.monotonic() - started:.0f} s"]
+    took = row("Done", f"in {time.monotonic() - started:.0f} s")
+    return replace(shown, lines=[*shown.lines, took])
 
 
 def serve_ui(context: Context) -> None:

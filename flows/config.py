@@ -28,11 +28,11 @@ from tasks.features.declared.aggregates import span
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
-from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME
+from tasks.kernel.settings import USE_CASE_FILE, USE_CASE_NAME, no_project
 from tasks.registry.config import PromotionConfig, RegistryConfig, named_after
 from tasks.release.config import ReleaseConfig
 from tasks.training.compression.config import CompressionConfig
-from tasks.training.config import TrainingConfig
+from tasks.training.config import TrainingConfig, model_trained
 from tasks.training.search.config import SearchConfig, check_space
 from tasks.validation.suites import Suite, has_suite, read_suite
 
@@ -125,6 +125,8 @@ class PipelineConfig(Contract):
             object.__setattr__(self, "clock", clock)
         return self
 
+    _model = model_validator(mode="before")(model_trained)
+
     @model_validator(mode="after")
     def _windows_lie_inside(self) -> Self:
         for name, window in self.splits:
@@ -174,9 +176,7 @@ def read_pipeline_config(repo: Path) -> PipelineConfig:
     try:
         config = PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
     except FileNotFoundError as exc:
-        raise ConfigurationError(
-            f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
-        ) from exc
+        raise ConfigurationError(f"{no_project(repo)}. Nothing was run") from exc
     except ValidationError as exc:
         raise ConfigurationError(f"{USE_CASE_FILE}: {faults(exc)}. Nothing was run") from exc
     from tasks.features.declared.columns import completed

@@ -17,6 +17,7 @@ from tasks.kernel.provenance import code_commit, host_facts
 from tasks.kernel.settings import Settings
 from tasks.registry.task import claim_model_name
 from tasks.reporting.task import publish_report
+from tasks.training.models.making import check_model
 from tasks.validation.task import publish_data_docs
 
 
@@ -36,6 +37,7 @@ def run_loop(config: PipelineConfig) -> RunRecord:
     """The loop, as a part of the flow that calls it; a retry of that flow takes up its stages."""
     started = datetime.now(UTC)
     service = config.features.training_set.feature_service
+    check_model(config.training, Settings.from_environment().feature_repo)
     claim_model_name(config.name, service, config.registry, reserve=False)
     stages = Stages(config.name, config.routing, Settings.from_environment().store)
     refresh = stages.run("feature refresh", feature_refresh_flow, config.window, config)

@@ -19,8 +19,9 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
-from pydantic import Field, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 
+from flows.candidate import validated_rows
 from flows.config import PipelineConfig
 from flows.stages import FOUND, RECORDED, found_but_not_retried
 from tasks.contracts.base import ModelVersionRef
@@ -36,6 +37,7 @@ from tasks.registry.promotion import OpenQuestion
 from tasks.registry.task import (
     answer_promotion_question,
     close_promotion_question,
+    find_filed,
     open_promotion_question,
     promote_candidate,
 )
@@ -81,6 +83,36 @@ def promotion_flow(
     announce_refusal(decision)
     start_approval(decision)
     return decision
+
+
+@flow(
+    name="version-promotion",
+    flow_run_name="promote-{config.registry.model_name}-v{version}",
+    **RECORDED,
+)
+def version_promotion_flow(
+    version: PositiveInt, config: PipelineConfig, only_judge: bool = False
+) -> PromotionDecision:
+    """Decide on a version that is registered already, on the judgement that is filed with it.
+
+    Its rows are those of its own training: the snapshot is taken from the store, or built again
+    where it is gone.
+
+    Args:
+        version: Its number.
+        config: The use case, with the gates' bounds.
+        only_judge: Ask the gates, and change nothing.
+
+    Raises:
+        RegistryError: there is no such version, or it lacks its judgement or its variants.
+    """
+    filed = find_filed(config.registry, version)
+    if filed.splits != config.splits:
+        config = config.with_splits(filed.splits)
+    evidence = filed.version, filed.evaluation, validated_rows(config), filed.variants
+    if only_judge:
+        return promote_candidate(*evidence, config.promotion, only_judge=True)
+    return promotion_flow(*evidence, config)
 
 
 def announce_refusal(decision: PromotionDecision) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
 
 from prefect import Flow, get_client, runtime
 
@@ -30,6 +30,7 @@ from tasks.control.recovery.task import NOT_RETRIED, own_labels
 from tasks.control.routing.task import StageOrder, as_returned, dump_parameters, run_stage
 from tasks.features.tables.ledger import load_ledger
 from tasks.kernel.errors import WindowError
+from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import ArtifactStore, Settings, named_artifacts
 from tasks.lineage.task import RECORDED as TOLD
 
@@ -74,6 +75,8 @@ class Stages:
     ) -> Result:
         """Run one stage; its failure passes through."""
         earlier, started = self._store.num_builds, time.monotonic()
+        number, total = len(self.times), len(get_args(StageName))
+        report_progress("stages", number, total, f"stage {number + 1} of {total}: {name}")
         if self._by_deployment:
             told, route = self._on_pool(name, stage, *args, **kwargs)
             result = cast(Result, told)

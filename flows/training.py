@@ -19,6 +19,7 @@ from tasks.control.leases.task import leased, training_request
 from tasks.evaluation.task import check_test_window, fit_baseline_model, judge_candidate
 from tasks.features.task import rank_single_features
 from tasks.kernel.errors import TransientError
+from tasks.kernel.progress import report_progress
 from tasks.kernel.settings import Settings
 from tasks.registry.task import (
     claim_model_name,
@@ -28,6 +29,7 @@ from tasks.registry.task import (
     record_trials,
 )
 from tasks.reporting.task import publish_search
+from tasks.training.models.making import check_model
 from tasks.training.search.config import configured, described
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
@@ -47,8 +49,10 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
         config: The use case.
 
     Raises:
-        ConfigurationError: it asks for an extra that is not installed here.
+        ConfigurationError: it asks for an extra that is not installed here, or for a model that is
+            not found.
     """
+    check_model(config.training, Settings.from_environment().feature_repo)
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     dataset = validated_rows(config, splits=config.splits)
     check_test_window(dataset, config.splits, config.evaluation)
@@ -81,6 +85,7 @@ def search_flow(config: PipelineConfig, make_candidate: bool = False) -> SearchR
         config: The use case; `config.search` says what to try.
         make_candidate: Judge the best model and register it as the candidate.
     """
+    check_model(config.training, Settings.from_environment().feature_repo)
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     dataset = validated_rows(config, splits=config.splits)
     study = run_trials(dataset, config)
@@ -110,10 +115,12 @@ def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord
         run(TrialOrder.of(name, proposal, base, search), dataset, config)
 
     def log(trial: TrialRecord) -> None:
-        logger.info("%s", trial_in_words(trial, len(study.trials()), search.num_trials))
+        done, total = len(study.trials()), search.num_trials
+        logger.info("%s", trial_in_words(trial, done, total))
+        report_progress("trials", done, total, f"trial {done} of {total}")
 
     with storage.held(name):
-        study = Study(name, storage, search, base.max_epochs)
+        study = Study(name, storage, search, base.judged_epochs)
         reason = Driver(study, search, run_one, log).drive()
         check_any_succeeded(study)
         return study.record(config.name, reason)

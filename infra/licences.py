@@ -1,4 +1,4 @@
-"""The licences of all packages that Falaj requires, extras left out.
+"""The licences of all packages that Falaj requires, with the extras of a loop and a server.
 
     python -m infra.licences            write docs/reference/licences.md
     python -m infra.licences --check    compare, and look for what may not be required
@@ -17,34 +17,40 @@ from packaging.utils import canonicalize_name
 
 from tasks.kernel.settings import PROJECT_ROOT
 
+EXTRAS = ("train", "build", "convert", "serve")
 PAGE = PROJECT_ROOT / "docs" / "reference" / "licences.md"
 FORBIDDEN = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause|proprietary", re.IGNORECASE)
 CHOSEN = {"text-unidecode": "Artistic License"}
 """Of packages whose metadata offer several, or none."""
 HEAD = """# Licences
 
-{number} packages are required, Falaj's extras left out. Written by `python -m infra.licences` from
-the metadata of what is installed.
+{number} packages are required by Falaj with its extras `train`, `convert` and `serve`, {base} of
+them without any extra. Written by `python -m infra.licences` from what is installed.
 
 | package | version | licence |
 |---|---|---|
 """
 
 
-def required() -> list[Distribution]:
-    """All packages that the project requires, by name; with extras only where one names them."""
+def required(extras: Sequence[str] = EXTRAS) -> list[Distribution]:
+    """All packages that the project requires with some of its extras, by name.
+
+    Those of other packages count only where one names them.
+    """
     project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     seen: dict[str, set[str]] = {}
-    todo = [Requirement(line) for line in project["project"]["dependencies"]]
+    optional = project["project"]["optional-dependencies"]
+    lists = [project["project"]["dependencies"], *(optional[extra] for extra in extras)]
+    todo = [Requirement(line) for lines in lists for line in lines if line[:6] != "falaj["]
     while todo:
         wanted = todo.pop()
         name = canonicalize_name(wanted.name)
-        extras = seen.get(name, set()) | wanted.extras
-        if name in seen and extras == seen[name]:
+        asked = seen.get(name, set()) | wanted.extras
+        if name in seen and asked == seen[name]:
             continue
-        seen[name] = extras
+        seen[name] = asked
         lines = map(Requirement, requires(name) or ())
-        todo += [line for line in lines if _applies(line, extras | {""})]
+        todo += [line for line in lines if _applies(line, asked | {""})]
     return [distribution(name) for name in sorted(seen)]
 
 
@@ -79,7 +85,7 @@ def faults(packages: Sequence[Distribution]) -> Iterator[str]:
 def page(packages: Sequence[Distribution]) -> str:
     """The Markdown page."""
     rows = [f"| {p.name} | {p.version.partition('+')[0]} | {licence_of(p)} |\n" for p in packages]
-    return HEAD.format(number=len(packages)) + "".join(rows)
+    return HEAD.format(number=len(packages), base=len(required(()))) + "".join(rows)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from infra.provision.checkout import (
@@ -38,6 +39,7 @@ from infra.provision.machine import (
     Commands,
     Progress,
     SetupError,
+    cache_folder,
     caller_environment,
     child_environment,
     link_locations,
@@ -47,7 +49,7 @@ from infra.provision.machine import (
 
 TOOLS = ("pip", "setuptools", "wheel", "uv")  # from the lock, by pip; they install and build
 TORCH = "torch"  # in the lock without digests
-HOROVOD = "horovod"  # built here, so that no registry has it
+BUILT_WITH = ("PyTorch", "Gloo")
 NUM_STEPS = 8
 LOCK_END = "# Without digests: each machine may have a build of its own.\n"
 
@@ -155,6 +157,59 @@ def make_environment(checkout: Checkout, lock: int) -> None:
         step.outcome = "Horovod has PyTorch and Gloo"
 
 
+def set_up_horovod(environment: Path, python: Path, nccl: bool = False) -> None:
+    """Build Horovod for the PyTorch of an environment, and install it there with its pip.
+
+    A wheel that was built before for the same PyTorch, Python and compiler is taken from the cache.
+
+    Args:
+        environment: the environment's folder, which has PyTorch and what builds Horovod.
+        python: its interpreter, which runs this.
+        nccl: for GPUs too.
+
+    Raises:
+        SetupError: the machine lacks tools, or the build failed.
+    """
+    progress = Progress(3)
+    here = Checkout(Path(__file__).resolve().parents[1], environment, python)
+    logs = cache_folder() / "setup"
+    logs.mkdir(parents=True, exist_ok=True)
+    asked = {"HOROVOD_GPU_OPERATIONS": "NCCL"} if nccl else {}
+    if nccl and (toolkit := os.environ.get("HOROVOD_CUDA_HOME")):
+        asked["HOROVOD_CUDA_HOME"] = toolkit
+    with exclusive(logs / "lock", _announce_wait) as lock:
+        with progress.step("checking the machine") as step:
+            caller = caller_environment(os.environ)
+            compiler = require_machine(caller, makes_environment=False)
+            plain = Commands(logs, caller, logs, held_locks=(lock,))
+            commands = installer_in(here, plain).commands
+            commands = replace(commands, environment={**commands.environment, **asked})
+            torch = version(TORCH)
+            step.outcome = f"Python {platform.python_version()}, PyTorch {torch}"
+        title = f"Horovod for that PyTorch, by {compiler.version} (its first build takes minutes)"
+        with progress.step(title) as step:
+            key = wheel_key(here, torch, compiler, asked)
+            if f"/{key}/" in _horovod_from():
+                step.outcome = "already here"
+                return
+            wheel = horovod_wheel(here, commands, key, compiler, step)
+        with progress.step("installing it and checking that it fits") as step:
+            options = ["--no-deps", "--no-index", "--force-reinstall"]
+            line: list[str | Path] = [python, "-m", "pip", "install", *options, wheel]
+            commands.run("installing Horovod", line)
+            parts = (*BUILT_WITH, *(["NCCL"] if nccl else []))
+            check_horovod(here, commands, wheel, parts)
+            step.outcome = f"Horovod has {', '.join(parts)}; the wheel is kept in {wheel.parent}"
+
+
+def _horovod_from() -> str:
+    """The address of the wheel from which Horovod was installed; empty where it was not."""
+    try:
+        return distribution("horovod").read_text("direct_url.json") or ""
+    except PackageNotFoundError:
+        return ""
+
+
 def pytorch_note(entry: str, links: Sequence[str]) -> str:
     """What to know before it starts: which build is at hand decides between seconds and minutes."""
     name = entry.replace("==", "-")
@@ -165,12 +220,16 @@ def pytorch_note(entry: str, links: Sequence[str]) -> str:
 def new_environment(venv: Path, plain: Commands) -> Installer:
     """Create an environment that holds pip alone, and what installs into it."""
     plain.run("making the environment", [sys.executable, "-I", "-m", "venv", venv])
-    python = venv / "bin" / "python"
+    return installer_in(Checkout(plain.cwd, venv), plain)
+
+
+def installer_in(checkout: Checkout, plain: Commands) -> Installer:
+    """What installs into an environment that has pip, from where pip's settings say."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    asking = replace(plain, environment=environment)
+    asking, python = replace(plain, environment=environment), checkout.python
     listing = asking.run("reading pip's settings", [python, "-I", "-m", "pip", "config", "list"])
     sources = package_sources(listing)
-    environment = child_environment(os.environ, sources, venv)
+    environment = child_environment(os.environ, sources, checkout.venv)
     links = tuple(link_locations(sources))
     return Installer(python, replace(plain, environment=environment), links)
 
@@ -196,15 +255,17 @@ def install_weights(checkout: Checkout, installer: Installer) -> str:
     return names
 
 
-def check_horovod(checkout: Checkout, commands: Commands, wheel: Path) -> None:
+def check_horovod(
+    checkout: Checkout, commands: Commands, wheel: Path, parts: Sequence[str] = BUILT_WITH
+) -> None:
     """Have Horovod itself list what it was built with.
 
     Raises:
-        SetupError: PyTorch or Gloo is missing from its list.
+        SetupError: one of the parts is missing from its list.
     """
     launcher = checkout.venv / "bin" / "horovodrun"
     shown = commands.run("checking Horovod", [checkout.python, launcher, "--check-build"])
-    missing = [part for part in ("PyTorch", "Gloo") if f"[X] {part}" not in shown]
+    missing = [part for part in parts if f"[X] {part}" not in shown]
     if missing:
         raise SetupError(
             f"Horovod cannot use {' and '.join(missing)}, as `horovodrun --check-build` shows. "
@@ -222,7 +283,8 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
 
     progress = Progress(3)
     project = tomllib.loads((checkout.root / "pyproject.toml").read_text(encoding="utf-8"))
-    [torch] = [line for line in project["project"]["dependencies"] if line.startswith(TORCH + "=")]
+    extra = project["project"]["optional-dependencies"]["train"]
+    [torch] = [line for line in extra if line.startswith(TORCH + "=")]
     with tempfile.TemporaryDirectory() as scratch:
         with progress.step("making an environment with uv"):
             plain = Commands(Path(scratch), caller_environment(os.environ), checkout.root, ())
@@ -231,10 +293,7 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
             installer.install_tools(entries)
         upgraded = ["--upgrade"] if upgrade else []
         with progress.step("resolving pyproject.toml"):
-            left_out = Path(scratch) / "overrides.txt"
-            left_out.write_text(f"{HOROVOD} ; python_version < '3'\n")
-            options = ["--extra", "all", "--group", "dev", "--override", str(left_out)]
-            options += ["--no-emit-package", TORCH, *upgraded]
+            options = ["--extra", "all", "--group", "dev", "--no-emit-package", TORCH, *upgraded]
             text = resolve("pyproject.toml", checkout.requirements, installer, options)
         with progress.step("resolving the weights"):
             asked = str(checkout.weights_requirements.with_suffix(".in").relative_to(checkout.root))

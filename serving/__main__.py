@@ -1,7 +1,7 @@
 """The serving process and what is asked of it by hand.
 
     python -m serving [serve]      serve until SIGTERM; the addresses are printed
-    python -m serving status       what serves from the state folder; exit code 1 where nothing does
+    python -m serving status       what serves from the state folder; exit code 3 where nothing does
     python -m serving stop         end it, its requests answered
     python -m serving settings     JSON schemas of its two files: defaults and meanings
 
@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from tasks.kernel.files import temporary_files
 from tasks.kernel.settings import Settings
 
 _SPARE_FILES = 256
+NOT_RUNNING = 3
 SWITCH_S = 0.0005
 """The event loop asks for the interpreter after each wait; a thread that writes the log, reads
 features or loads a version gives it back so soon. Python's 5 ms would be added to every answer
@@ -52,7 +52,7 @@ _log = logging.getLogger("serving")
 
 
 def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf]) -> int:
-    """Do what the command line says; 0 where it was done, 1 where nothing serves, 2 on a fault."""
+    """Do what the command line says; 0 where it was done, 2 on a fault, 3 where nothing serves."""
     asked = _parser().parse_args(argv)
     if asked.command == "settings":
         schemas = {
@@ -61,10 +61,9 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
         }
         sys.stdout.write(json.dumps(schemas, indent=1) + "\n")
         return 0
-    settings = Settings.from_environment()
-    if asked.home is not None:
-        settings = replace(settings, home=asked.home.expanduser().resolve())
+    named = {} if asked.home is None else {"FALAJ_HOME": str(asked.home)}
     try:
+        settings = Settings.from_environment(os.environ | named)
         if asked.command in ("status", "stop"):
             return _look_or_stop(asked, settings.home)
         return _serve(_config(asked, settings), settings.home, components_of(settings))
@@ -148,7 +147,7 @@ def _look_or_stop(asked: argparse.Namespace, home: Path) -> int:
     found: Any = read_addresses(home) if is_locked(home) else None
     if found is None:
         sys.stdout.write(f"nothing serves from {home}\n")
-        return 1
+        return NOT_RUNNING
     if asked.command == "status":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return 0

@@ -1,8 +1,10 @@
 """Fixtures that all folders share."""
 
 import logging
+import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
@@ -49,6 +51,16 @@ def pytest_unconfigure() -> None:
 def anyio_backend() -> str:
     """Tests that are coroutines run on asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _place_is_forgotten() -> Iterator[None]:
+    """A command in this process keeps for its children where it works; the next test works anew."""
+    before = {name: os.environ.get(name) for name in ("FALAJ_HOME", "FALAJ_FEATURE_REPO")}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        os.environ.update({} if value is None else {name: value})
 
 
 @pytest.fixture(autouse=True)

@@ -120,14 +120,22 @@ MEASUREMENTS = (
     Measurement("serving", "release", "simulated releases"),
     Measurement("serving", "roll_back", "a roll back by hand, through all processes"),
     Measurement("operation", "platform", "the platform's start and idle cost"),
+    Measurement("operation", "command_line", "the command line before it does anything"),
     Measurement("operation", "leases", "leases of devices"),
     Measurement("operation", "retraining", "from a drift result to its retraining"),
+    Measurement("gpu", "precision", "networks in fp32, bf16 and fp16, and bare products"),
+    Measurement("gpu", "strategies", "one rank on NCCL: Horovod, DDP, FSDP, and alone"),
+    Measurement("gpu", "training", "whole trainings on a device and on the processor"),
 )
+ON_DEVICE = {"gpu"}
+"""Parts for another machine, measured where they are named."""
 PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
 
 
 def chosen(words: Sequence[str]) -> tuple[Measurement, ...]:
-    """The measurements of the named parts, or those named as `part/name`; all without a word.
+    """The measurements of the named parts, or those named as `part/name`.
+
+    Without a word all but those that need a device.
 
     Raises:
         ValueError: a word names nothing.
@@ -137,7 +145,7 @@ def chosen(words: Sequence[str]) -> tuple[Measurement, ...]:
         raise ValueError(
             f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}, and of them {known}"
         )
-    wanted = set(words) or set(PARTS)
+    wanted = set(words) or set(PARTS) - ON_DEVICE
     return tuple(each for each in MEASUREMENTS if {each.part, each.title} & wanted)
 
 

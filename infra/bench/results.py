@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
+import pynvml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from infra.bench.figures import Figure, LeftOut
@@ -28,11 +29,13 @@ class Host(BaseModel):
     memory_gb: float
     kernel: str
     python: str
+    devices: str = ""
+    """Of NVIDIA, with their driver."""
 
     def __str__(self) -> str:
         return (
             f"{self.cores} cores of {self.processor}, {self.memory_gb:.0f} GB, {self.kernel}, "
-            f"Python {self.python}"
+            f"Python {self.python}" + (f"; {self.devices}" if self.devices else "")
         )
 
 
@@ -85,7 +88,22 @@ def this_host() -> Host:
         memory_gb=round(psutil.virtual_memory().total / 1e9, 1),
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
+        devices=devices_in_words(),
     )
+
+
+def devices_in_words() -> str:
+    """Such as `NVIDIA H100 80GB HBM3, driver 580.159.04`; empty where there is no device."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ""
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        return ", ".join([*names, f"driver {pynvml.nvmlSystemGetDriverVersion()}"])
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def checked_out() -> str:

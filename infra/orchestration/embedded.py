@@ -131,14 +131,17 @@ def wait_for_server(server: subprocess.Popen[bytes], home: Path, port: int) -> N
 
 @contextmanager
 def flows_reported(*, watched: bool) -> Iterator[None]:
-    """Run flows inside the block; in the end their logs and events have reached the server.
+    """Run flows inside the block, with bars in a terminal; in the end all is with the server.
 
     Without heartbeats where nobody watches them: their thread delays the end of each flow by a
     second.
     """
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    with temporary_settings({} if watched else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+    from infra.orchestration.console import progress_shown
+
+    unwatched = {} if watched else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with progress_shown(), temporary_settings(unwatched):
         try:
             yield
         finally:

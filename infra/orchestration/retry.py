@@ -20,7 +20,7 @@ from tasks.kernel.settings import PROJECT_ROOT
 LOOPS = ["pipeline", "retraining"]
 ENDED_BADLY = [StateType.FAILED, StateType.CRASHED]
 UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
-DEPLOYMENTS = PROJECT_ROOT / "prefect.yaml"
+DEPLOYMENTS = PROJECT_ROOT / "infra" / "deploying" / "prefect.yaml"
 KILLED = "Its process was killed; python -m falaj retry resumes it."
 POLL_S = 1.0
 PAGE = 200

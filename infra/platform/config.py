@@ -18,6 +18,7 @@ from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 
 COORDINATOR = "coordinator"
+CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 DATABASE_URL = "FALAJ_PLATFORM_DATABASE_URL"
 REDIS_URL = "FALAJ_PLATFORM_REDIS_URL"
 MLFLOW_PASSWORD = "FALAJ_MLFLOW_PASSWORD"

@@ -189,7 +189,7 @@ def waiting_for_workers(api: PrefectApi, pools: Sequence[str]) -> list[str]:
         waiting.setdefault(str(run["work_pool_name"]), []).append(run)
     return [
         f"no worker of work pool {pool!r} is online, and runs wait: {len(runs)}, of which "
-        f"{first['name']} was due {_age(datetime.fromisoformat(first['expected_start_time']))} "
+        f"{first['name']} was due {age(datetime.fromisoformat(first['expected_start_time']))} "
         f"ago. Start one on a machine with the hardware: prefect worker start --pool {pool}"
         for pool, runs in sorted(waiting.items())
         for first in [min(runs, key=lambda run: str(run["expected_start_time"]))]
@@ -208,7 +208,7 @@ def given_up(api: PrefectApi) -> list[str]:
     tries = [run["run_count"] or 1 + _num_restarts(api, run["id"]) for run in crashed]
     return [
         f"run {run['name']} was cut off {number} times, last "
-        f"{_age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
+        f"{age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
         f"shows what it was doing; to resume: python -m falaj --on-platform retry {run['name']}"
         for run, number in zip(crashed, tries, strict=True)
         if number >= most
@@ -235,12 +235,12 @@ def table(status: Status) -> str:
     if at := status.endpoint:
         urls = {"Prefect": at.ui_url, "MLflow": at.mlflow_url, "Serving": at.serving_url}
         lines += [f"{name:<12}{url}" for name, url in urls.items() if url]
-    services = [(s.name, s.condition, _age(s.since), s.restarts, s.detail) for s in status.services]
+    services = [(s.name, s.condition, age(s.since), s.restarts, s.detail) for s in status.services]
     lines += _columns("Service Condition Since Restarts Detail", services)
     pools = [(p.name, p.online, "paused" if p.paused else "hands out runs") for p in status.pools]
     lines += _columns("Pool Workers", pools)
     leases = [
-        ("held" if a.grant else "waiting", _age(a.since), a.priority, a) for a in status.leases
+        ("held" if a.grant else "waiting", age(a.since), a.priority, a) for a in status.leases
     ]
     lines += _columns("Lease Since Priority Holder", leases)
     if status.running:
@@ -258,11 +258,14 @@ def _columns(headings: str, rows: Sequence[Sequence[object]]) -> list[str]:
     return ["", *("".join(line).rstrip() for line in lines)]
 
 
-def _age(since: datetime) -> str:
+def age(since: datetime) -> str:
+    """How long ago a moment was, for people."""
     seconds = max(0.0, (now() - since).total_seconds())
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.0f} h"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 @dataclass(frozen=True)

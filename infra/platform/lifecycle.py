@@ -18,7 +18,13 @@ import psutil
 
 from infra.orchestration.client import is_running, read_password
 from infra.platform.api import NotFoundError, PrefectApi, runs_of
-from infra.platform.config import COORDINATOR, PlatformConfig, require_free_ports, stored_config
+from infra.platform.config import (
+    CONFIG_VARIABLE,
+    COORDINATOR,
+    PlatformConfig,
+    require_free_ports,
+    stored_config,
+)
 from infra.platform.files import (
     PlatformFiles,
     PlatformState,
@@ -96,13 +102,15 @@ def _begin(
     log = files.log(SUPERVISOR)
     make_folder(log.parent)
     rotate(log)
+    # The stored configuration is that of the file with the command's options over it.
+    inherited = {name: v for name, v in environment.items() if name != CONFIG_VARIABLE}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "falaj", "--home", str(files.home), "supervise"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**environment, "FALAJ_HOME": str(files.home)},
+            env={**inherited, "FALAJ_HOME": str(files.home)},
             cwd=PROJECT_ROOT,
             start_new_session=True,  # the terminal's Ctrl-C and its end are not for it
         )
@@ -252,6 +260,28 @@ def bring_down(files: PlatformFiles, *, at_once: bool, limit_s: float | None = N
     print(f"The platform on {files.home} is down since {now():%F %T} UTC; its state is kept.")
 
 
+def running_here(files: PlatformFiles) -> tuple[list[str], list[str]]:
+    """Services that run, and the runs of this machine's workers; nothing where no platform runs.
+
+    Raises:
+        TransientError: the server cannot report what runs.
+    """
+    endpoint, state = read_endpoint(files), read_state(files)
+    if not is_running(files.home) or state is None:
+        return [], []
+    services = [service.name for service in state.services if service.condition == "up"]
+    if endpoint is None:
+        return services, []
+    api = PrefectApi(endpoint.api_url, read_password(files.folder))
+    return services, [str(run["name"]) for run in runs_of(api, _workers(files, state))]
+
+
+def _workers(files: PlatformFiles, state: PlatformState) -> dict[str, str]:
+    """Work pool to the name of its worker on this machine."""
+    names = [service.name.partition(WORKER) for service in state.services]
+    return {pool: files.worker_name(pool) for start, _, pool in names if pool and not start}
+
+
 def _drain(files: PlatformFiles, limit_s: float) -> None:
     """Pause the pools and wait for their runs; interrupted, the platform stays as it was."""
     endpoint, state = read_endpoint(files), read_state(files)
@@ -259,8 +289,7 @@ def _drain(files: PlatformFiles, limit_s: float) -> None:
         print("The server has not answered yet, so no run of its workers can be running.")
         return
     api = PrefectApi(endpoint.api_url, read_password(files.folder))
-    names = [service.name.partition(WORKER) for service in state.services]
-    workers = {pool: files.worker_name(pool) for start, _, pool in names if pool and not start}
+    workers = _workers(files, state)
     deadline = time.monotonic() + limit_s
     try:
         for group in ({COORDINATOR}, workers.keys() - {COORDINATOR}):

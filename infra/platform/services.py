@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -18,6 +19,7 @@ from infra.orchestration.client import SERVER_SETTINGS as OF_EVERY_SERVER
 from infra.orchestration.client import base_environment, client_settings, server_command
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
+    CONFIG_VARIABLE,
     COORDINATOR,
     DATABASE_URL,
     MLFLOW_PASSWORD,
@@ -25,6 +27,7 @@ from infra.platform.config import (
     REPORTS_HOME,
     PlatformConfig,
     choose_ports,
+    read_config,
     stored_config,
 )
 from infra.platform.files import (
@@ -359,10 +362,12 @@ def _names(plan: Plan) -> list[str]:
 def supervise(files: PlatformFiles) -> None:
     """Run the platform until a stop signal.
 
-    Its configuration is the one that `up` has stored; without one, the default.
+    Its configuration is the file of FALAJ_PLATFORM_CONFIG, else the one that `up` has stored;
+    without both, the default.
 
     Raises:
-        ConfigurationError: another supervisor lives, or the profile lacks an address.
+        ConfigurationError: another supervisor lives, the configuration is wrong, or the profile
+            lacks an address.
     """
     private_folder(files.folder)
     private_folder(files.prefect)
@@ -370,6 +375,9 @@ def supervise(files: PlatformFiles) -> None:
         form = "%(asctime)s  %(levelname)-7s %(message)s"
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form)
         files.endpoint.unlink(missing_ok=True)
+        if chosen := os.environ.get(CONFIG_VARIABLE):
+            config = read_config(Path(chosen), {})
+            write_atomically(files.config, config.model_dump_json(indent=1))
         config = stored_config(files)
         plan = Plan(
             files=files,

@@ -14,7 +14,7 @@ import subprocess
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,12 @@ from infra.provision.machine import Commands, Compiler, SetupError, Step, cache_
 
 
 class Checkout:
-    """Folders and files of one checkout.
+    """Folders and files of one checkout, or of an installation from a wheel.
+
+    Args:
+        root: folder of the package `infra`: the checkout, or that of an installation.
+        venv: the environment; None: the checkout's own, `.venv`.
+        python: its interpreter; None: the one in its folder `bin`.
 
     Attributes:
         venv: the virtual environment, and `python` its interpreter.
@@ -35,10 +40,10 @@ class Checkout:
         horovod: the build of Horovod; `backend` is its program.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, venv: Path | None = None, python: Path | None = None) -> None:
         self.root = root
-        self.venv = root / ".venv"
-        self.python = self.venv / "bin" / "python"
+        self.venv = venv or root / ".venv"
+        self.python = python or self.venv / "bin" / "python"
         self.state = self.venv / "falaj-setup"
         self.stamp = self.state / "stamp.json"
         self.requirements = root / "infra" / "requirements.lock"
@@ -156,10 +161,20 @@ def exclusive(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
         os.close(descriptor)
 
 
-def wheel_key(checkout: Checkout, torch: str, compiler: Compiler) -> str:
-    """Name of the wheel's folder in the cache: all that decides how the wheel comes out."""
+def wheel_key(
+    checkout: Checkout, torch: str, compiler: Compiler, options: Mapping[str, str] | None = None
+) -> str:
+    """Name of the wheel's folder in the cache: all that decides how the wheel comes out.
+
+    Args:
+        checkout: has the fixes.
+        torch: PyTorch's version.
+        compiler: what builds it.
+        options: variables of the build, such as `HOROVOD_GPU_OPERATIONS`.
+    """
     place = [str(sysconfig.get_config_var("SOABI")), platform.machine(), compiler.version]
-    return digest([torch, *place, *checkout.horovod_sources()])[:16]
+    chosen = [f"{name}={value}" for name, value in sorted((options or {}).items())]
+    return digest([torch, *place, *chosen, *checkout.horovod_sources()])[:16]
 
 
 def kept_wheel(folder: Path) -> Path | None:

@@ -145,8 +145,12 @@ def find_compiler(environment: Mapping[str, str]) -> Compiler | None:
     return None
 
 
-def require_machine(environment: Mapping[str, str]) -> Compiler:
+def require_machine(environment: Mapping[str, str], *, makes_environment: bool = True) -> Compiler:
     """The compiler to use.
+
+    Args:
+        environment: variables; `PATH` and `CXX` count.
+        makes_environment: False: packages are installed into the one that runs this.
 
     Raises:
         SetupError: the lock was not made for this machine, or tools are missing.
@@ -157,18 +161,20 @@ def require_machine(environment: Mapping[str, str]) -> Compiler:
             "and tested for Linux on x86_64 only. Nothing was changed"
         )
     compiler, path = find_compiler(environment), environment.get("PATH")
-    there = {
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    there: dict[str, object] = {
         "g++": compiler,
         "gcc": any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang")),
         "make": shutil.which("make", path=path),
-        "python3.11-dev": Path(sysconfig.get_paths()["include"], "Python.h").exists(),
-        "python3.11-venv": importlib.util.find_spec("ensurepip"),  # Debian packs it apart
+        f"{python}-dev": Path(sysconfig.get_paths()["include"], "Python.h").exists(),
     }
+    if makes_environment:  # Debian packs it apart
+        there[f"{python}-venv"] = importlib.util.find_spec("ensurepip")
     missing = [package for package, found in there.items() if not found]
     if missing or compiler is None:
         raise SetupError(
-            f"this machine lacks what Debian and Ubuntu have as {' '.join(missing)}. Install that "
-            "and run again. Nothing was changed"
+            "Horovod is built by a C++ compiler; this machine lacks what Debian and Ubuntu have "
+            f"as {' '.join(missing)}. Install that and run again. Nothing was changed"
         )
     return compiler
 

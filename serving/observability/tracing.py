@@ -144,7 +144,7 @@ def _collector(endpoint: str) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as exc:
         raise ConfigurationError(
-            f"traces to {endpoint} need the extra `tracing`: pip install falaj[tracing]"
+            f"traces to {endpoint} need the extra `tracing`: pip install 'falaj[tracing]'"
         ) from exc
     return OTLPSpanExporter(endpoint=endpoint, timeout=TIMEOUT_S)
 

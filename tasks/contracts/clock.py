@@ -76,10 +76,15 @@ class ClockConfig(Contract):
         except ValueError:
             return moment.replace(year=self.replay_year, day=28)
 
+    def newest(self, moment: datetime, span: timedelta, *, labelled: bool = False) -> TimeWindow:
+        """So much up to the newest whole hour, or up to the newest whose labels are known."""
+        settled = self.shows(moment) - timedelta(hours=self.label_hours if labelled else 0)
+        end = settled.replace(minute=0, second=0, microsecond=0)
+        return TimeWindow(start=end - span, end=end)
+
     def newest_hours(self, moment: datetime) -> TimeWindow:
         """The newest `refresh_hours` whole hours."""
-        end = self.shows(moment).replace(minute=0, second=0, microsecond=0)
-        return TimeWindow(start=end - timedelta(hours=self.refresh_hours), end=end)
+        return self.newest(moment, timedelta(hours=self.refresh_hours))
 
     def newest_days(self, moment: datetime) -> TimeWindow:
         """The newest `drift_days` whole days, in the use case's zone, whose labels are known."""
@@ -87,9 +92,7 @@ class ClockConfig(Contract):
 
     def newest_labelled(self, moment: datetime) -> TimeWindow:
         """As many days as `drift_days`, up to the newest whole hour whose labels are known."""
-        settled = self.shows(moment) - timedelta(hours=self.label_hours)
-        end = settled.replace(minute=0, second=0, microsecond=0)
-        return TimeWindow(start=end - timedelta(days=self.drift_days), end=end)
+        return self.newest(moment, timedelta(days=self.drift_days), labelled=True)
 
     def day(self, moment: datetime) -> datetime:
         """Begin of the first day that is not complete, UTC."""

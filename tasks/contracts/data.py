@@ -113,11 +113,16 @@ class TableShape(Contract):
 
 
 class SourceFile(Contract):
-    """The file outside from which a raw table was read."""
+    """Where a raw table was read from, and the state in which it was."""
 
-    uri: str = Field(description="As the feature repository names it.")
-    sha256: str = Field(min_length=64, max_length=64)
-    num_bytes: NonNegativeInt
+    uri: str = Field(description="As the feature repository names it, with the version read.")
+    sha256: str = Field(
+        min_length=64,
+        max_length=64,
+        description="Of the file; of several, over their names and digests; of what tells a "
+        "version of its own, over that.",
+    )
+    num_bytes: NonNegativeInt = Field(description="Of the files that can hold rows of the window.")
 
 
 class TableRef(Contract):

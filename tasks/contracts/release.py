@@ -181,6 +181,13 @@ class TrainedVersion(Contract):
     splits: DataSplits
 
 
+class FiledVersion(TrainedVersion):
+    """The same, with how it was judged and converted, as the registry keeps it."""
+
+    evaluation: EvaluationReport
+    variants: tuple[ModelVariant, ...]
+
+
 class CompressionParent(Contract):
     """A registered version that a smaller network is to come from, as the registry knows it."""
 

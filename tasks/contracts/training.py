@@ -78,6 +78,11 @@ class CandidateModel(Contract):
         default=None, description="Whose weights it began with; None for none."
     )
 
+    @property
+    def kind(self) -> str:
+        """The training's `model`: `network`, as ever before there were others, or another one."""
+        return str(self.config.get("model", "network"))
+
 
 class TrainedModel(CandidateModel):
     """The best epoch of a training run."""

@@ -13,7 +13,8 @@ for both, and weights of 7 bits are right on every processor.
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,17 @@ def schema_digest(program: RegisteredProgram) -> str:
 
 def library_versions(made: Format) -> dict[str, str]:
     """Installed versions of the packages that decide the files."""
-    return {package: version(package) for package in made.packages}
+    return {package: _installed_version(package) for package in made.packages}
+
+
+def _installed_version(package: str) -> str:
+    """That of a package or, where it is there instead, of its build for GPUs (onnxruntime-gpu)."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        with suppress(PackageNotFoundError):
+            return version(f"{package}-gpu")
+        raise
 
 
 def check_provenance(made: Format, folder: Path, *expected: Mapping[str, str]) -> None:

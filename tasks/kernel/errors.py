@@ -9,74 +9,116 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 
 class FalajError(Exception):
     """Base of all errors raised on purpose; its text is meant for the person who runs the flow."""
 
+    code: ClassVar[str] = "F000"
+    """Names the kind of error in messages and in `docs/reference/errors.md`; never changes."""
+
 
 class TransientError(FalajError):
     """Something outside failed and may work when tried again; the only kind that is retried."""
+
+    code = "F100"
 
 
 class ConfigurationError(FalajError):
     """A setting, configuration value or feature repository is wrong; retrying cannot help."""
 
+    code = "F200"
+
+
+class NotRunningError(ConfigurationError):
+    """What a command needs does not run: the platform, a server, the UI."""
+
+    code = "F210"
+
 
 class DataContractError(FalajError):
     """Data breaks what was promised about it: columns, types, keys, times, expectations."""
+
+    code = "F300"
 
 
 class WindowError(DataContractError):
     """A time window is reversed, empty, without a time zone, or ends in the future."""
 
+    code = "F310"
+
 
 class FeatureStoreError(FalajError):
     """The feature store refused, lost or duplicated rows, or lacks what was asked for."""
+
+    code = "F400"
 
 
 class StaleFeaturesError(FeatureStoreError):
     """An online read met values too old or absent, and its policy is to refuse them."""
 
+    code = "F410"
+
 
 class ArtifactError(FalajError):
     """A stored artifact is missing, or its content does not match its digest."""
+
+    code = "F500"
 
 
 class StorageError(FalajError):
     """The disk or store refused a write; nothing half written was left visible."""
 
+    code = "F510"
+
 
 class TrainingError(FalajError):
     """A training run failed for a reason that will fail again."""
+
+    code = "F600"
 
 
 class ConversionError(FalajError):
     """A model could not be converted for one target."""
 
+    code = "F610"
+
 
 class ConversionParityError(ConversionError):
     """A converted model does not answer like the model it was made from."""
+
+    code = "F611"
 
 
 class RegistryError(FalajError):
     """The model registry lacks a version, an alias or a proof, or refused a change."""
 
+    code = "F700"
+
 
 class PromotionRefusedError(RegistryError):
     """A gate is closed; the alias was not moved."""
+
+    code = "F710"
 
 
 class StageError(FalajError):
     """A stage that was sent to a work pool gave no result: nobody took it, or it was cancelled."""
 
+    code = "F800"
+
 
 class StageLostError(TransientError):
     """The run of a stage was cut off from outside; its finished steps are kept."""
 
+    code = "F110"
+
 
 class LeaseError(FalajError):
     """Devices of this host could not be had in the time that was given."""
+
+    code = "F810"
 
 
 _PERMANENT_WRITE_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}

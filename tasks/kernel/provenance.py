@@ -26,10 +26,13 @@ NAMED_PACKAGES = (
 def code_commit() -> str:
     """Commit of the code that runs, `-modified` where files differ from it.
 
-    An image without a repository says it in `FALAJ_CODE_COMMIT`.
+    An image without a repository says it in `FALAJ_CODE_COMMIT`; an installed wheel has its release
+    (a repository around the environment is somebody else's).
     """
     if told := os.environ.get("FALAJ_CODE_COMMIT"):
         return told
+    if not (PROJECT_ROOT / ".git").exists():
+        return f"release {version('falaj')}"
     git = ["git", "-C", str(PROJECT_ROOT)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,12 +35,15 @@ from tasks.kernel.files import (
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
+"""Folder of `falaj`, `flows`, `tasks` and the others: the checkout, or that of an installation."""
 URI_SCHEME = "artifact:"
 STAGING = ".staging"
 """Beginning of the names of folders that are being built, beside those that are finished."""
 DEFAULT_PROFILE = "local"
 DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
 USE_CASE_FILE = "use_case.yaml"
+NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
+NOWHERE = f"neither {{}} nor a folder above it holds {USE_CASE_FILE}; {NAME_ONE}"
 USE_CASE_NAME = r"^[a-z][a-z0-9-]*$"
 Value = TypeVar("Value", bound=BaseModel)
 
@@ -56,22 +60,35 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read `FALAJ_HOME` (default `.falaj` beside the code) and `FALAJ_FEATURE_REPO`.
+        """Read the project from `FALAJ_FEATURE_REPO`, else find it from the working directory.
 
+        `FALAJ_HOME` is the state folder; without it, it is `.falaj` beside `use_case.yaml`. The
+        projects that a checkout of Falaj has in `feature_repo` share the one at its top.
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
         `FALAJ_DATABASE_URL` is the database of operation where several hosts share one,
         `FALAJ_LEASES` the folder of the leases of devices where several platforms share a host.
+
+        Raises:
+            ConfigurationError: no state folder is named and there is no project. Where one is
+                named, the working directory stands for the project: reading it tells that it is
+                none, and commands that need the state alone work anywhere.
         """
         env = os.environ if environment is None else environment
-        home = Path(env.get("FALAJ_HOME") or PROJECT_ROOT / ".falaj")
-        leases = env.get("FALAJ_LEASES")
-        repo = Path(env.get("FALAJ_FEATURE_REPO") or PROJECT_ROOT / DEFAULT_FEATURE_REPO)
+        home, repo = _named_folder(env, "FALAJ_HOME"), _named_folder(env, "FALAJ_FEATURE_REPO")
+        if repo is None:
+            start = Path.cwd()
+            repo = find_project(start) or start
+        if home is None:
+            if not (repo / USE_CASE_FILE).is_file():
+                seen = no_project(repo) if env.get("FALAJ_FEATURE_REPO") else NOWHERE.format(repo)
+                raise ConfigurationError(f"{seen}. Nothing was changed")
+            home = _folder_of_state(repo) / ".falaj"
         return cls(
-            home=home.expanduser().resolve(),
-            feature_repo=repo.expanduser().resolve(),
+            home=home,
+            feature_repo=repo,
             profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
             database_url=env.get("FALAJ_DATABASE_URL") or None,
-            leases_folder=Path(leases).expanduser().resolve() if leases else None,
+            leases_folder=_named_folder(env, "FALAJ_LEASES"),
         )
 
     @property
@@ -85,9 +102,7 @@ class Settings:
         try:
             described = read_yaml(file, str(file))
         except FileNotFoundError as exc:
-            raise ConfigurationError(
-                f"{file} does not exist; name a feature repository with FALAJ_FEATURE_REPO"
-            ) from exc
+            raise ConfigurationError(f"{no_project(self.feature_repo)}. Nothing was read") from exc
         name = described.get("name")
         if not isinstance(name, str) or not re.fullmatch(USE_CASE_NAME, name):
             raise ConfigurationError(
@@ -141,6 +156,47 @@ class Settings:
     def reports(self) -> Path:
         """Folder of the use case's run reports."""
         return self.features_home / "reports"
+
+
+def find_project(start: Path) -> Path | None:
+    """The project that a folder lies in: the first folder upward that holds `use_case.yaml`.
+
+    A checkout of Falaj counts as its default project, `feature_repo/flights`.
+    """
+    for folder in (start, *start.parents):
+        if (folder / USE_CASE_FILE).is_file():
+            return folder
+        if _is_checkout(folder):
+            return folder / DEFAULT_FEATURE_REPO
+    return None
+
+
+def no_project(folder: Path) -> str:
+    """What to say of a folder that should be a project and is none; a sentence without its end."""
+    return f"{folder / USE_CASE_FILE} does not exist; {NAME_ONE}"
+
+
+def _folder_of_state(project: Path) -> Path:
+    top = project.parent.parent
+    shipped = project.parent == top / DEFAULT_FEATURE_REPO.parent and _is_checkout(top)
+    return top if shipped else project
+
+
+def _is_checkout(folder: Path) -> bool:
+    """Whether it is a checkout of Falaj itself, by the name in its pyproject.toml."""
+    if not (folder / DEFAULT_FEATURE_REPO / USE_CASE_FILE).is_file():
+        return False
+    try:
+        tables = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    project = tables.get("project")
+    return isinstance(project, dict) and project.get("name") == "falaj"
+
+
+def _named_folder(environment: Mapping[str, str], variable: str) -> Path | None:
+    named = environment.get(variable)
+    return Path(named).expanduser().resolve() if named else None
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
     assert isinstance(model, TrainedModel)
     ended = f"on {model.num_ranks} rank(s) and registered the best epoch."
     if not isinstance(model, CompressedModel):
-        return "train", None, f"Trained {ended}"
+        return "train", None, f"Trained a model ({model.kind}) {ended}"
     how = model.compression
     scores = "with" if how.is_distilled else "without"
     made = f"Made version {how.parent.version} smaller by {how.method}, {scores} its scores in the"

@@ -6,6 +6,7 @@ Any number of processes may do it; the one that holds a model's folder works, th
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -195,7 +196,9 @@ class Erasure:
     unread: list[str] = field(default_factory=list)
 
 
-def erase_subject(home: Path, subject: str, model: str | None = None) -> Erasure:
+def erase_subject(
+    home: Path, subject: str, model: str | None = None, *, only_count: bool = False
+) -> Erasure:
     """Rewrite every segment that has rows of a subject, as written openly or masked.
 
     A segment is replaced whole, so a kill in between leaves it as it was or as it is to be; run
@@ -206,6 +209,7 @@ def erase_subject(home: Path, subject: str, model: str | None = None) -> Erasure
         home: state folder.
         subject: as the client is known to the server.
         model: of this model only; None for all.
+        only_count: say what would go, and change nothing.
 
     Raises:
         StorageError: the disk refused a write; segments done before stay done.
@@ -214,16 +218,17 @@ def erase_subject(home: Path, subject: str, model: str | None = None) -> Erasure
     if mask_key_file(home).exists():
         names.append(open_mask(home).text(subject))
     erasure = Erasure()
-    with SegmentWriter(home) as writer:
+    with nullcontext() if only_count else SegmentWriter(home) as writer:
         for name in [model] if model is not None else logged_models(home):
             folder = model_folder(home, name)
             requests: set[str] = set()
-            with folder_held(folder, exclusive=True):
+            with folder_held(folder, exclusive=not only_count):
                 for day_folder in sorted(folder.glob("day=*")):
-                    remove_replaced(day_folder)
+                    if not only_count:
+                        remove_replaced(day_folder)
                     for segment in visible_segments(day_folder):
                         requests |= _erase_from(segment, names, writer, erasure)
-            _erase_labels(labels_folder(home, name), requests, erasure)
+            _erase_labels(labels_folder(home, name), requests, erasure, only_count=only_count)
     erasure.unread += [
         f"{file} was set aside as damaged; look through it, or remove it"
         for file in sorted((log_root(home) / "damaged").glob("*.parquet"))
@@ -232,9 +237,9 @@ def erase_subject(home: Path, subject: str, model: str | None = None) -> Erasure
 
 
 def _erase_from(
-    segment: Path, names: list[str], writer: SegmentWriter, erasure: Erasure
+    segment: Path, names: list[str], writer: SegmentWriter | None, erasure: Erasure
 ) -> set[str]:
-    """Take the rows of a subject out; ids of their requests."""
+    """Take the rows of a subject out; ids of their requests. Without a writer, only count them."""
     try:
         data = ds.dataset(segment, format="parquet")
         theirs = data.to_table([REQUEST_ID], filter=ds.field(SUBJECT).isin(names))
@@ -244,9 +249,9 @@ def _erase_from(
         return set()
     if not theirs.num_rows:
         return set()
-    if theirs.num_rows == total:
+    if writer and theirs.num_rows == total:
         segment.unlink()
-    else:
+    elif writer:
         schema = pq.read_schema(segment).remove_metadata()
         others = _others(segment, names)
         replace_segments(writer, segment.parent, [segment], others, schema)
@@ -262,7 +267,7 @@ def _others(segment: Path, names: list[str]) -> Iterator[pa.Table]:
         yield table.filter(pc.invert(theirs))
 
 
-def _erase_labels(folder: Path, requests: set[str], erasure: Erasure) -> None:
+def _erase_labels(folder: Path, requests: set[str], erasure: Erasure, *, only_count: bool) -> None:
     """Take the labels of requests out; a file's digest in its name stays that of what came."""
     if not requests:
         return
@@ -276,8 +281,8 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure) -> None:
                 "through. Remove it, import the labels again, and run the erasure again"
             ) from exc
         left = table.filter(pc.invert(pc.is_in(table.column(REQUEST_ID), value_set=ids)))
-        if left.num_rows < table.num_rows:
+        erasure.labels += table.num_rows - left.num_rows
+        if left.num_rows < table.num_rows and not only_count:
             sink = pa.BufferOutputStream()
             pq.write_table(left, sink, compression="zstd")
             write_atomically(file, sink.getvalue().to_pybytes())
-            erasure.labels += table.num_rows - left.num_rows

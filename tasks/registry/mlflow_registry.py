@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -65,6 +66,7 @@ class RegisteredVersion:
     source: str
     """Address of the model's folder."""
     tags: Mapping[str, str]
+    created: datetime | None = None
 
     def __str__(self) -> str:
         return f"{self.name} version {self.number}"
@@ -173,11 +175,20 @@ class Registry:
             found = self._client.search_model_versions(" and ".join(wanted))
             return sorted(map(_known, found), key=lambda version: version.number)
 
+    def names(self) -> list[str]:
+        """Registered models, by name."""
+        with explained(self.location):
+            return sorted(model.name for model in self._client.search_registered_models())
+
     def by_alias(self, name: str, alias: str) -> RegisteredVersion | None:
         """The version that an alias points at, None where there is no such alias or model."""
+        number = self.aliases(name).get(alias)
+        return None if number is None else self.version(name, number)
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """All aliases of a model with the versions that they point at."""
         model = self._model(name)
-        number = model.aliases.get(alias) if model else None
-        return None if number is None else self.version(name, int(number))
+        return {a: int(number) for a, number in model.aliases.items()} if model else {}
 
     def owner(self, name: str) -> str | None:
         """Use case that a model name belongs to, None where nobody claimed it."""
@@ -353,6 +364,7 @@ def _known(version: ModelVersion) -> RegisteredVersion:
         run_id=version.run_id or "",
         source=version.source or "",
         tags=dict(version.tags),
+        created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
     )
 
 

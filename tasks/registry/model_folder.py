@@ -201,6 +201,15 @@ def read_version(version: RegisteredVersion) -> VersionRecord:
     return VersionRecord(ref, manifest, variants, tuple(damage), imported)
 
 
+def read_evaluation(version: RegisteredVersion) -> EvaluationReport | None:
+    """How a version was judged; None where its file is gone or damaged, or it has none."""
+    try:
+        text = (version.folder / EVALUATION_FILE).read_text(encoding="utf-8")
+        return EvaluationReport.model_validate_json(text)
+    except (OSError, ValidationError):
+        return None
+
+
 def copy_flushed(source: Path, target: Path) -> None:
     """Copy a file or folder and flush it to disk."""
     # Not shutil.copytree: it hides the system's reason for a refused write.

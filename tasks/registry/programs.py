@@ -10,6 +10,7 @@ from tasks.contracts.data import DataSplits, ValidatedDataset
 from tasks.contracts.release import (
     CalibrationSource,
     CompressionParent,
+    FiledVersion,
     RegisteredProgram,
     TrainedVersion,
 )
@@ -27,9 +28,17 @@ from tasks.registry.mlflow_registry import (
     RegisteredVersion,
     Registry,
 )
-from tasks.registry.model_folder import copy_flushed, read_version, verified_program, verified_start
+from tasks.registry.model_folder import (
+    copy_flushed,
+    read_evaluation,
+    read_version,
+    verified_program,
+    verified_start,
+)
 
 logger = logging.getLogger(__name__)
+NETWORK = "network"
+"""Model of a training, whose weights another one may begin with."""
 Weighted = TypeVar("Weighted", CalibrationSource, CompressionParent)
 
 
@@ -117,6 +126,27 @@ def find_trained(name: str, number: int | None, location: RegistryLocation) -> T
     return TrainedVersion(version=version.ref, splits=manifest.splits)
 
 
+def find_filed(name: str, number: int, location: RegistryLocation) -> FiledVersion:
+    """As `find_trained`, with the judgement and the variants that are filed with the version.
+
+    Raises:
+        RegistryError: also where it was not judged or not converted.
+        TransientError: the registry was busy.
+    """
+    trained = find_trained(name, number, location)
+    version = Registry(location).confirmed(trained.version)
+    evaluation, listed = read_evaluation(version), read_version(version).variants
+    if evaluation is None or listed is None:
+        missing = "evaluation.json" if evaluation is None else "converted variants"
+        raise RegistryError(
+            f"{version} has no readable {missing}, so no gate can judge it. Nothing was changed; "
+            f"`python -m falaj models verify {name} {number}` shows what is damaged, `python -m "
+            f"falaj convert {number}` converts it again"
+        )
+    variants = tuple(entry.variant for entry in listed.variants)
+    return FiledVersion(**dict(trained), evaluation=evaluation, variants=variants)
+
+
 def find_start(
     dataset: ValidatedDataset,
     splits: DataSplits,
@@ -126,6 +156,8 @@ def find_start(
     store: ArtifactStore,
 ) -> StartingPoint | None:
     """The champion's weights, copied into the store; None where there is no champion.
+
+    None too, with a warning, where the champion is no network of ours.
 
     Where this very training has already made the champion, it began with another version's weights,
     and begins with them again: a repeated run finds its model instead of training on and on.
@@ -152,6 +184,9 @@ def find_start(
         dict(training),
     ):
         return manifest.started_from
+    if (made := manifest.training_config.get("model", NETWORK)) != NETWORK:
+        logger.warning("%s is %r, not a network whose weights mean the same here", champion, made)
+        return None
 
     def build(folder: StagedFolder) -> StartingPoint:
         return StartingPoint(

@@ -70,20 +70,7 @@ def promote(
         StorageError: the disk refused; the alias was not moved.
     """
     with held_registry(location) as registry:
-        version = registry.confirmed(asked.candidate)
-        current = registry.by_alias(asked.candidate.name, CHAMPION)
-        evidence = Evidence(
-            candidate=asked.candidate,
-            record=read_version(version),
-            evaluation=asked.evaluation,
-            dataset=asked.dataset,
-            variants=asked.variants,
-            lost=_lost(asked.evaluation, asked.dataset, store),
-            champion=None if current is None else current.ref,
-            now=now,
-            withdrawn=registry.why_withdrawn(version),
-        )
-        gates = judge(evidence, asked.config)
+        version, current, gates = _judged(asked, registry, store, now)
         approval = None
         if asked.config.approval.enabled and not _is_champion(version, current):
             is_open = all(gate.passed for gate in gates)
@@ -96,6 +83,42 @@ def promote(
                 registry.set_alias(version, CHAMPION)
     _log(decision)
     return decision
+
+
+def judge_only(
+    asked: Question, location: RegistryLocation, store: ArtifactStore, now: datetime
+) -> PromotionDecision:
+    """What the gates say of a version at this moment. Nothing is moved, asked or recorded.
+
+    Raises:
+        RegistryError: the version is gone or its tags were changed, or MLflow refused.
+        TransientError: the registry was busy.
+    """
+    version, current, gates = _judged(asked, Registry(location), store, now)
+    before = None if current is None else current.number
+    return PromotionDecision(
+        candidate=version.ref, previous_champion=before, gates=gates, promoted=False
+    )
+
+
+def _judged(
+    asked: Question, registry: Registry, store: ArtifactStore, now: datetime
+) -> tuple[RegisteredVersion, RegisteredVersion | None, tuple[GateResult, ...]]:
+    """The version, the champion by now, and every gate."""
+    version = registry.confirmed(asked.candidate)
+    current = registry.by_alias(asked.candidate.name, CHAMPION)
+    evidence = Evidence(
+        candidate=asked.candidate,
+        record=read_version(version),
+        evaluation=asked.evaluation,
+        dataset=asked.dataset,
+        variants=asked.variants,
+        lost=_lost(asked.evaluation, asked.dataset, store),
+        champion=None if current is None else current.ref,
+        now=now,
+        withdrawn=registry.why_withdrawn(version),
+    )
+    return version, current, judge(evidence, asked.config)
 
 
 def answer_and_promote(

@@ -23,6 +23,7 @@ from tasks.contracts.release import (
     CalibrationSource,
     ChampionState,
     CompressionParent,
+    FiledVersion,
     ModelVariant,
     PromotionDecision,
     RegisteredProgram,
@@ -185,6 +186,19 @@ def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
     return programs.find_trained(config.model_name, number, location)
 
 
+@task(name="find-filed-version", task_run_name="find-version-{config.model_name}", **_POLICY)
+def find_filed(config: RegistryConfig, number: int) -> FiledVersion:
+    """A registered version with the judgement and the variants that a promotion needs.
+
+    Safe to retry: it only reads.
+
+    Raises:
+        RegistryError: it is not there, or lacks one of them. Not retried.
+    """
+    location, _ = _installation()
+    return programs.find_filed(config.model_name, number, location)
+
+
 @task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
 def register_candidate(
     trained: CandidateModel,
@@ -274,8 +288,11 @@ def promote_candidate(
     dataset: ValidatedDataset,
     variants: tuple[ModelVariant, ...],
     config: PromotionConfig,
+    only_judge: bool = False,
 ) -> PromotionDecision:
     """Ask all gates and move the alias `champion` where all are open; a refusal is a result too.
+
+    With `only_judge` nothing is moved, asked or recorded.
 
     Safe to retry: the decision is kept by digest and moving the alias is the last step.
     """
@@ -286,7 +303,8 @@ def promote_candidate(
         variants=variants,
         config=config,
     )
-    decision = promotion.promote(asked, *_installation(), now=datetime.now(UTC))
+    decide = promotion.judge_only if only_judge else promotion.promote
+    decision = decide(asked, *_installation(), now=datetime.now(UTC))
     show_gates(decision)
     return decision
 

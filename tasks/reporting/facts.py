@@ -20,6 +20,7 @@ from tasks.contracts.evaluation import (
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.run import RunRecord
 from tasks.contracts.telemetry import RankTelemetry, TrainingTelemetry
+from tasks.contracts.training import TrainedModel
 from tasks.reporting.quantities import (
     MISSING,
     count,
@@ -130,7 +131,9 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             "Training",
             duration(model.seconds),
             "",
-            f"{plural(model.num_ranks, 'rank')} ({model.strategy}), "
+            f"{model.strategy}, {plural(len(model.epochs), 'step')} of ten trees"
+            if model.kind == BOOSTING
+            else f"{plural(model.num_ranks, 'rank')} ({model.strategy}), "
             f"{plural(len(model.epochs), 'epoch')}",
         ),
         Tile(
@@ -140,6 +143,34 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
             f"{sum(s.reused for s in record.stages)} of {plural(len(record.stages), 'stage')} "
             "reused from earlier runs",
         ),
+    )
+
+
+BOOSTING, AVERAGE, NETWORK = "gradient-boosting", "average", "network"
+
+
+def learned(model: TrainedModel) -> str:
+    """What was trained, on what, how long, and which epoch was kept."""
+    what = {
+        NETWORK: "A network of {} parameters",
+        BOOSTING: "Boosted trees of {} thresholds and leaves",
+        AVERAGE: "A network and boosted trees of {} parameters together",
+    }.get(model.kind, f"The module of {model.kind}, of {{}} parameters,")
+    where = f"on {plural(model.num_ranks, 'rank')} ({model.strategy})"
+    rows, best = days(model.splits.validation), model.best_epoch
+    kept = (
+        f"Of {plural(len(model.epochs), 'epoch')}, number {best} did best on {rows} and was kept."
+    )
+    if model.kind == BOOSTING:
+        where = f"with {model.strategy}"
+        kept = f"Looked at after each ten trees, they did best on {rows} after look {best + 1} of "
+        kept += f"{len(model.epochs)}, and that many were kept."
+    if model.kind == AVERAGE:
+        kept = f"Epoch {best}, the last one, is the mean of the best epoch and the trees on {rows}."
+    seconds, began = duration(model.seconds), days(model.splits.train)
+    return (
+        f"{what.format(count(model.num_parameters))} learned from {began} {where} in {seconds}. "
+        f"{kept}"
     )
 
 
@@ -387,7 +418,7 @@ def origins(record: RunRecord) -> dict[str, list[Origin]]:
     views = snapshot.pins.views if snapshot.pins else {}
     found = {
         "raw files": [
-            Origin(t.source.uri.rsplit("/", 1)[-1], t.source.sha256, t.source.uri)
+            Origin(t.source.uri.rstrip("/").rsplit("/", 1)[-1], t.source.sha256, t.source.uri)
             for t in landed
             if t.source is not None
         ],

@@ -3,10 +3,11 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from tasks.contracts.base import Contract, retired
 from tasks.training.elastic.config import ElasticConfig
+from tasks.training.models.config import AVERAGE, BOOSTING, NETWORK, BoostingConfig, checked_model
 from tasks.training.strategies.config import StrategyConfig
 
 # Folders below each other; none of them is `.` or `..`, and neither a query nor a fragment follows.
@@ -147,6 +148,16 @@ class LaunchConfig(Contract):
 class TrainingConfig(Contract):
     """Model, optimisation and ranks of one training run; logged whole with the run."""
 
+    # Model
+    model: Annotated[str, AfterValidator(checked_model)] = Field(
+        default=NETWORK,
+        description="`network`; `gradient-boosting`; `average`: the mean of both; or "
+        "`package:function`, which gives a PyTorch module of your own.",
+    )
+    boosting: BoostingConfig = Field(
+        default=BoostingConfig(), description="How boosted trees are grown, where there are any."
+    )
+
     # Ranks and data
     launch: LaunchConfig = Field(
         default=LaunchConfig(), description="How many ranks, and how they are started."
@@ -281,6 +292,11 @@ class TrainingConfig(Contract):
                 "start='champion'; a network from scratch has nothing to build on",
             ),
             (
+                self.start == "champion" and self.model != NETWORK,
+                f"start='champion' moves a network's weights by what they mean, and model="
+                f"{self.model!r} has none that are known; set start='scratch'",
+            ),
+            (
                 self.elastic.enabled and self.strategy.name != "horovod",
                 f"elastic training needs strategy.name='horovod', not {self.strategy.name!r}: each "
                 "rank must hold the whole network to go on without another",
@@ -295,6 +311,47 @@ class TrainingConfig(Contract):
         """Ranks of a run that is not elastic."""
         return 1 if self.launch.ranks == "auto" else self.launch.ranks
 
+    @property
+    def has_network(self) -> bool:
+        """False where trees alone are grown: in this process, without ranks."""
+        return self.model != BOOSTING
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether boosted trees are grown."""
+        return self.model in (BOOSTING, AVERAGE)
+
+    @property
+    def own_model(self) -> str | None:
+        """`package:function` of a module of the user's; None for a model of ours."""
+        return self.model if ":" in self.model else None
+
+    @property
+    def judged_epochs(self) -> int:
+        """Most epochs after which a trial may be ended early; trees come all at once."""
+        return self.max_epochs if self.has_network else 1
+
     def computation(self) -> dict[str, object]:
         """The fields that decide what is computed: all but those that say how it is carried out."""
         return self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+
+
+def model_trained(given: Any) -> Any:
+    """A use case whose `model`, at its top, is the model of its training; for a validator.
+
+    Raises:
+        ValueError: its training names another one.
+    """
+    if not isinstance(given, dict) or "model" not in given:
+        return given
+    rest = {name: value for name, value in given.items() if name != "model"}
+    training = rest.get("training") or {}
+    if isinstance(training, TrainingConfig):
+        training = training.model_dump()
+    if not isinstance(training, dict):  # which the field itself refuses
+        return rest
+    if training.get("model", given["model"]) != given["model"]:
+        raise ValueError(
+            f"model is {given['model']!r}, and training.model {training['model']!r}; write one"
+        )
+    return {**rest, "training": {**training, "model": given["model"]}}

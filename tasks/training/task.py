@@ -24,6 +24,7 @@ from tasks.contracts.training import (
     TrainedModel,
     TrialRecord,
 )
+from tasks.kernel.progress import report_progress
 from tasks.kernel.retry_policy import KEPT, RETRIED, ByContent, is_api_away
 from tasks.kernel.settings import Settings
 from tasks.training.compression.config import CompressionConfig
@@ -76,7 +77,7 @@ def train_distributed(
     initial: StartingPoint | None = None,
     distillation: DistillationTargets | None = None,
 ) -> TrainedModel:
-    """Train on Horovod ranks, or as `config.strategy` says, and return the best epoch.
+    """Train what `config.model` names, a network on ranks, and return the best epoch.
 
     Safe to retry: ranks resume from the newest complete checkpoint, and the model appears under a
     key of its content, complete or not at all.
@@ -88,7 +89,7 @@ def train_distributed(
         TrainingError: training failed in a way that will repeat. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.training.launch.launcher import launch_training
+    from tasks.training.models.making import make_model
 
     settings = Settings.from_environment()
     logger = get_run_logger()
@@ -104,11 +105,15 @@ def train_distributed(
             metrics.quality,
             metrics.seconds,
         )
-        progress.show(100 * (metrics.epoch + 1) / config.max_epochs)
+        progress.show(min(100.0, 100 * (metrics.epoch + 1) / config.max_epochs))
+        text = f"epoch {metrics.epoch + 1} of at most {config.max_epochs}"
+        report_progress("epochs", metrics.epoch + 1, config.max_epochs, text)
 
-    request = TrainingRequest(dataset, splits, config, initial, distillation)
-    model = launch_training(request, settings.store, settings.home / "training", report)
+    project = settings.feature_repo
+    request = TrainingRequest(dataset, splits, config, initial, distillation, project)
+    model = make_model(request, settings.store, settings.home / "training", report)
     progress.show(100.0)
+    report_progress("epochs", config.max_epochs, config.max_epochs, "all epochs")
     create_table_artifact(
         key="training-epochs",
         table=[epoch.model_dump(mode="json") for epoch in model.epochs],
@@ -167,20 +172,23 @@ def run_trial(order: TrialOrder, dataset: ValidatedDataset, splits: DataSplits) 
         TransientError: a rank was lost, or the study's database does not answer. Retried.
         FalajError: what says nothing about this point, such as a full disk. Not retried.
     """
-    from tasks.training.launch.launcher import launch_training
+    from tasks.training.models.making import make_model
     from tasks.training.search import trial
     from tasks.training.search.storage import StudyStorage
     from tasks.training.search.study import Study
 
     settings, logger = Settings.from_environment(), get_run_logger()
     storage = StudyStorage.of(order.search.storage, search_folder(settings), os.environ)
-    study = Study(order.study, storage, order.search, order.base.max_epochs)
+    study = Study(order.study, storage, order.search, order.base.judged_epochs)
     trial.run_trial(
         order,
         study,
         settings.home / "training" / "trials",
-        lambda config, work, report: launch_training(
-            TrainingRequest(dataset, splits, config), settings.store, work, report
+        lambda config, work, report: make_model(
+            TrainingRequest(dataset, splits, config, project=settings.feature_repo),
+            settings.store,
+            work,
+            report,
         ),
     )
     record = study.trial(order.number)

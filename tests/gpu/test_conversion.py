@@ -17,7 +17,7 @@ from tasks.conversion.targets.onnx import GPU_PROVIDER
 from tasks.conversion.targets.tensorrt import ENGINE_ROWS, FACTS_FILE
 from tasks.kernel.errors import ConversionError
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.cases import Case, case, edges, typical
+from tests.support.conversion.cases import Converted, edges, typical
 from tests.support.conversion.programs import (
     QUICK,
     SmallNetwork,
@@ -28,7 +28,7 @@ from tests.support.conversion.programs import (
     with_formats,
 )
 
-__all__ = ["case", "edges", "typical"]  # fixtures
+__all__ = ["edges", "typical"]  # fixtures
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine shows no CUDA device"),
@@ -45,7 +45,14 @@ def needs_provider(provider: str) -> None:
         pytest.skip(f"the ONNX Runtime here was built without {provider}: onnxruntime-gpu has it")
 
 
-def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs) -> None:
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    """One small program, of which a machine for GPUs makes the forms: OpenVINO is not needed."""
+    store = ArtifactStore(tmp_path_factory.mktemp("conversion") / "artifacts")
+    return Converted(**vars(tabular_job(store, exported(SmallNetwork()))))
+
+
+def agrees(case: Converted, model: LoadedModel, precision: str, *batches: ModelInputs) -> None:
     family = kind_of(case.program)
     judged = family.read_judged(case)
     expected = score_batches(case.load_source(), batches)
@@ -56,23 +63,25 @@ def agrees(case: Case, model: LoadedModel, precision: str, *batches: ModelInputs
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_onnx_variant_runs_on_the_device(case: Case, typical: ModelInputs, name: str) -> None:
+def test_an_onnx_variant_runs_on_the_device(
+    case: Converted, typical: ModelInputs, name: str
+) -> None:
     needs_provider(GPU_PROVIDER)
-    one = build_one(name, case, case.onnx)
+    one = build_one(name, case)
     model = load_files(name, case.store.path(one.files), case.program.signature, GPU)
     assert model.settings["provider"] == GPU_PROVIDER  # read back from the session
     agrees(case, model, one.precision, typical)
 
 
 @pytest.fixture(scope="module")
-def engines(case: Case) -> dict[str, BuiltVariant]:
+def engines(case: Converted) -> dict[str, BuiltVariant]:
     return {form.name: form for form in built(with_formats(case, *ENGINES))}
 
 
 @needs_tensorrt
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_is_built_loaded_and_agrees_in_calls_of_any_size(
-    case: Case,
+    case: Converted,
     engines: dict[str, BuiltVariant],
     typical: ModelInputs,
     edges: ModelInputs,
@@ -90,7 +99,7 @@ def test_an_engine_is_built_loaded_and_agrees_in_calls_of_any_size(
 
 @needs_tensorrt
 def test_an_engine_of_another_version_or_device_is_refused(
-    case: Case, engines: dict[str, BuiltVariant], tmp_path: Path
+    case: Converted, engines: dict[str, BuiltVariant], tmp_path: Path
 ) -> None:
     form = engines["tensorrt-fp16"]
     assert form.files is not None, form.failure

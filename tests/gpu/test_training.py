@@ -11,7 +11,7 @@ from tasks.training.data.source import RowSource
 from tasks.training.data.store import RowStore
 from tests.support.data.builders import YEAR, frame
 from tests.support.ranks.rank_programs import run_on_ranks
-from tests.support.ranks.runs import config, losses, on_ranks, train
+from tests.support.ranks.runs import config, losses, on_ranks, start_of, train
 from tests.support.ranks.strategy_cases import CASES, plain_run
 from tests.support.training.reading_ranks import PLAN, SHUFFLE, assert_equal, preprocessing, write
 
@@ -55,9 +55,36 @@ def test_horovods_ranks_exchange_over_nccl(tmp_path: Path) -> None:
     as_good_as(tmp_path, ON_CPU, ON_GPUS)
 
 
+@pytest.mark.parametrize("name", ["horovod", "ddp", "fsdp"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_trains_as_well_as_full(tmp_path: Path, precision: str) -> None:
-    as_good_as(tmp_path, ON_GPU, {"strategy": {"precision": precision}, **ON_GPU}, 0.05)
+def test_mixed_precision_trains_as_well_as_full(tmp_path: Path, precision: str, name: str) -> None:
+    strategy = {"name": name, "precision": precision}
+    as_good_as(tmp_path, ON_GPU, {"strategy": strategy, **ON_GPU}, 0.05)
+
+
+WAYS: dict[str, dict[str, object]] = {
+    "compiled": {"strategy": {"compile": True}},
+    "fp16 gradients": {"strategy": {"gradient_compression": "fp16"}},
+    "low ranks": {"strategy": {"gradient_compression": "powersgd"}},
+    "local steps": {"strategy": {"local_steps": 4}},
+    "asynchronous": {"strategy": {"local_steps": 2, "asynchronous": True}},
+    "elastic": {"elastic": {"enabled": True, "min_ranks": 1, "slots_per_host": 1}},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_train_has_the_cpus_losses(tmp_path: Path, way: str) -> None:
+    on_cpu = {name: value for name, value in WAYS[way].items() if way != "compiled"}
+    as_good_as(tmp_path, {**on_cpu, **ON_CPU}, {**WAYS[way], **ON_GPU})
+
+
+def test_a_training_goes_on_from_the_weights_of_a_champion(tmp_path: Path) -> None:
+    champion = train(tmp_path, config(**ON_GPU, max_epochs=2))
+    found = [
+        train(tmp_path, config(**on, start="champion", max_epochs=2), initial=start_of(champion))
+        for on in (ON_CPU, ON_GPU)
+    ]
+    np.testing.assert_allclose(*(losses(each.epochs) for each in found), atol=1e-3)
 
 
 def test_a_device_tells_what_it_took_and_its_program_runs_on_the_cpu(tmp_path: Path) -> None:

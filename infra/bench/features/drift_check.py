@@ -20,7 +20,7 @@ from infra.bench.figures import LeftOut, Measured, at_most, interleaved, median_
 from infra.bench.parts import Bench, newest_record
 from tasks.contracts.data import ValidatedDataset
 from tasks.evaluation.drift.compare import compare_features, open_windows
-from tasks.features.snapshot import EVENT_TIME
+from tasks.features.entities import EVENT_TIME
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 
 NAME = "drift check to Evidently's preset, CPU"

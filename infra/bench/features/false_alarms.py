@@ -19,7 +19,7 @@ from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import LandedRows
-from tasks.features.snapshot import EVENT_TIME
+from tasks.features.entities import EVENT_TIME
 from tasks.features.tables.build import published_path
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import Settings

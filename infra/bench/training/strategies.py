@@ -143,7 +143,9 @@ WIDTH = 256
 TOKENS = 32
 
 
-def tabular(rows: int, seed: int) -> tuple[nn.Module, Batch]:
+def tabular(
+    rows: int, seed: int, hidden_sizes: tuple[int, ...] = (128, 64)
+) -> tuple[nn.Module, Batch]:
     """The project's own network in the flights' size, and random rows of the flights' shape."""
     rng = np.random.default_rng(seed)
     edges = np.linspace(-2, 2, NUM_BINS + 1).astype(np.float32)
@@ -152,7 +154,7 @@ def tabular(rows: int, seed: int) -> tuple[nn.Module, Batch]:
         edges=(edges,) * NUM_NUMBERS,
         flagged=(0, 1, 2),
     )
-    config = TrainingConfig(hidden_sizes=(128, 64), dropout=0.2, num_bins=NUM_BINS)
+    config = TrainingConfig(hidden_sizes=hidden_sizes, dropout=0.2, num_bins=NUM_BINS)
     positions = rng.integers(0, np.array(CATEGORY_COUNTS), (rows, len(CATEGORY_COUNTS)))
     numbers = rng.normal(size=(rows, NUM_NUMBERS)).astype(np.float32)
     inputs = (torch.from_numpy(positions), torch.from_numpy(numbers))
@@ -186,6 +188,7 @@ def transformer(rows: int, seed: int) -> tuple[nn.Module, Batch]:
     return Transformer(), Batch((tokens,), labels)
 
 
+CPU = torch.device("cpu")
 SUBJECTS = {"tabular": tabular, "transformer": transformer}
 ROWS = {"tabular": 1024, "transformer": 32}
 """Of one rank in a step: half of a global batch of 2048 rows, of 64 sequences."""
@@ -212,16 +215,18 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
 
 
-def build(engine: str, network: nn.Module, exchange: Any, precision: str) -> Strategy:
+def build(
+    engine: str, network: nn.Module, exchange: Any, device: torch.device, **fields: object
+) -> Strategy:
     """The strategy of one engine; `alone` is the default one without anybody to talk to."""
     name = "horovod" if engine == "alone" else engine
-    config = StrategyConfig.model_validate({"name": name, "precision": precision})
+    config = StrategyConfig.model_validate({"name": name, **fields})
 
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW([p for _, p in parameters], lr=1e-3, fused=True)
 
     make = HorovodStrategy if engine == "alone" else strategy_class(config)
-    return make(config, exchange, network, row_losses, adamw, torch.device("cpu"))
+    return make(config, exchange, network, row_losses, adamw, device)
 
 
 def main(engine: str) -> None:
@@ -241,7 +246,8 @@ def main(engine: str) -> None:
         if request not in built:
             torch.manual_seed(0)
             network, batch = SUBJECTS[name](ROWS[name], rank)
-            built[request] = (build(engine, network, exchange, precision), batch)
+            strategy = build(engine, network, exchange, CPU, precision=precision)
+            built[request] = (strategy, batch)
         print(timed(*built[request], exchange.size, STEPS[name]), flush=True)
     exchange.shut_down()
 

@@ -38,6 +38,7 @@ from tasks.conversion.targets.interface import (
     first_line_of,
     loaded,
 )
+from tasks.conversion.targets.trees import has_tree_operator, put_operator, trees_of
 from tasks.kernel.errors import ArtifactError, ConversionError
 from tasks.kernel.files import scratch_folder
 
@@ -191,11 +192,11 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
         model, how = _exported(request), {"opset": str(OPSET)}
     else:
         (source,) = made.made_from
-        path = request.source_folder(source) / MODEL_FILE
+        wide = in_products(request, source)
         if made.precision == "fp16":
-            model, how = halve(onnx.load(path)), {"kept_in_fp32": "encoding of raw values"}
+            model, how = halve(wide), {"kept_in_fp32": "encoding of raw values"}
         else:
-            model = quantize_onnx(path, request.sample, weight_bits())
+            model = quantize_onnx(wide, request.sample, weight_bits())
             rows = sum(batch.num_rows for batch in request.sample)
             how = {"calibration_rows": str(rows), "quantized_layers": ", ".join(MATRIX_PRODUCTS)}
         how = {"made_from": source, **how}
@@ -205,7 +206,8 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
     return how
 
 
-def _exported(request: BuildRequest) -> onnx.ModelProto:
+def _exported(request: BuildRequest, *, as_trees: bool = True) -> onnx.ModelProto:
+    """The program in ONNX; its boosted trees, where it has any, as ONNX's operator for them."""
     from tasks.conversion.targets.pytorch import check_program, load_program
 
     signature = request.program.signature
@@ -213,8 +215,21 @@ def _exported(request: BuildRequest) -> onnx.ModelProto:
     check_program(program, signature)
     model = export_onnx(program, signature)
     check_opset(model)
+    if as_trees and (trees := trees_of(program)) is not None:
+        put_operator(model, *trees)
     tidy(model, signature)
     return model
+
+
+def in_products(request: BuildRequest, source: str) -> onnx.ModelProto:
+    """The 32-bit variant as a file that every runtime knows: boosted trees as matrix products.
+
+    Raises:
+        ConversionError: that variant could not be built.
+        ArtifactError: it or the program is absent or damaged.
+    """
+    model = onnx.load(request.source_folder(source) / MODEL_FILE)
+    return _exported(request, as_trees=False) if has_tree_operator(model) else model
 
 
 def check_opset(model: onnx.ModelProto) -> None:
@@ -364,8 +379,8 @@ def _tensor(value: onnx.ValueInfoProto) -> tuple[str, str, list[object]]:
     return value.name, dtype, [d.dim_param or d.dim_value for d in tensor.shape.dim]
 
 
-def quantize_onnx(path: Path, sample: Batches, bits: int = 8) -> onnx.ModelProto:
-    """The model of a file with its matrix products in 8 bits, a scale for each column of weights.
+def quantize_onnx(model: onnx.ModelProto, sample: Batches, bits: int = 8) -> onnx.ModelProto:
+    """A model with its matrix products in 8 bits, a scale for each column of weights.
 
     With `bits` 7 the weights take half of their range, so that no sum of products saturates.
 
@@ -375,7 +390,6 @@ def quantize_onnx(path: Path, sample: Batches, bits: int = 8) -> onnx.ModelProto
     """
     from onnxruntime.quantization import QuantType, quantize_static
 
-    model = onnx.load(path)
     present = {node.op_type for node in model.graph.node}
     check_quantisable(present, MATRIX_PRODUCTS, sample)
     # The exporter has folded constants already. Without this mark the quantiser would advise it,

@@ -28,7 +28,9 @@ from tasks.conversion.targets.interface import (
     loaded,
 )
 from tasks.conversion.targets.onnx import MODEL_FILE as ONNX_FILE
+from tasks.conversion.targets.onnx import in_products
 from tasks.kernel.errors import ArtifactError, ConversionError, StorageError
+from tasks.kernel.files import scratch_folder
 
 MODEL_FILE = "model.xml"
 MODEL_NAME = "falaj"
@@ -74,15 +76,19 @@ def build(made: Format, request: BuildRequest, folder: Path) -> dict[str, str]:
         StorageError: the disk refused a write.
     """
     (source,) = made.made_from
-    path, how = request.source_folder(source), {"made_from": source}
-    if made.precision == "int8":
-        is_transformer = kind_of(request.program).is_transformer
-        model = quantize(read_ir(path), request.sample, is_transformer, weight_bits())
-        rows = sum(batch.num_rows for batch in request.sample)
-        how |= {"calibration_rows": str(rows), "quantized_layers": ", ".join(LAYERS)}
-    else:
-        model = convert_onnx(path / ONNX_FILE)
-    save_ir(model, folder, request.provenance)
+    how = {"made_from": source}
+    with scratch_folder("falaj-openvino") as scratch:
+        if made.precision == "int8":
+            is_transformer = kind_of(request.program).is_transformer
+            wide = read_ir(request.source_folder(source))
+            model = quantize(wide, request.sample, is_transformer, weight_bits())
+            rows = sum(batch.num_rows for batch in request.sample)
+            how |= {"calibration_rows": str(rows), "quantized_layers": ", ".join(LAYERS)}
+        else:  # OpenVINO takes files alone
+            file = scratch / ONNX_FILE
+            file.write_bytes(in_products(request, source).SerializeToString(deterministic=True))
+            model = convert_onnx(file)
+        save_ir(model, folder, request.provenance)
     return how
 
 

@@ -7,6 +7,7 @@ of what is to be known, and hardly any of it in the row before, became known wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -14,15 +15,22 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from sklearn.metrics import r2_score, roc_auc_score
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables
+from tasks.contracts.data import (
+    AUC_NAME,
+    R2_NAME,
+    DatasetSchema,
+    DataSplits,
+    FeatureSnapshot,
+    FeatureTables,
+)
 from tasks.contracts.evaluation import FeatureRanking, SingleFeature
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import names, parquet, sql_name, sql_text
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.stats.ranked import METRICS, RankedRows
 
 NUM_LEADING = 3
 NUM_BINS = 64
@@ -58,7 +66,7 @@ def rank_single_features(
     key = content_key(code_digest(__file__), snapshot.data.sha256, splits, trusted, tables.version)
 
     def build(folder: StagedFolder) -> FeatureRanking:
-        rows = _Rows(snapshot, splits, store)
+        rows = SingleScores(store.path(snapshot.data), snapshot.columns, splits)
         columns = snapshot.columns
         scores = {c: rows.score(c) for c in (*columns.categorical, *columns.numeric)}
         _check_none_is_the_label(scores, rows, trusted)
@@ -78,7 +86,9 @@ def rank_single_features(
     return store.build_once("rankings", key, FeatureRanking, build)
 
 
-def _check_none_is_the_label(scores: dict[str, float], rows: _Rows, trusted: Sequence[str]) -> None:
+def _check_none_is_the_label(
+    scores: dict[str, float], rows: SingleScores, trusted: Sequence[str]
+) -> None:
     telling = [c for c, s in scores.items() if s >= TELLS_THE_LABEL and c not in trusted]
     if not telling or rows.num_test < MIN_ROWS:
         return
@@ -91,16 +101,16 @@ def _check_none_is_the_label(scores: dict[str, float], rows: _Rows, trusted: Seq
     )
 
 
-class _Rows:
-    """Labels of the training and the test rows, and the scores of single columns on them."""
+class SingleScores:
+    """Labels of the training and the test rows of a file, and the scores of single columns."""
 
-    def __init__(self, snapshot: FeatureSnapshot, splits: DataSplits, store: ArtifactStore) -> None:
-        self.path = store.path(snapshot.data)
-        self.columns = snapshot.columns
-        self.label = snapshot.columns.label
-        self.is_number = snapshot.columns.task == "regression"
-        self.measure = "R²" if self.is_number else "AUC"
-        times = self._read(snapshot.columns.event_time).dt.tz_convert("UTC")
+    def __init__(self, path: Path, columns: DatasetSchema, splits: DataSplits) -> None:
+        self.path = path
+        self.columns = columns
+        self.label = columns.label
+        self.is_number = columns.task == "regression"
+        self.measure = R2_NAME if self.is_number else AUC_NAME
+        times = self._read(columns.event_time).dt.tz_convert("UTC")
         labels = self._read(self.label).to_numpy(np.float64)
         self.train, self.test = (_inside(times, w) for w in (splits.train, splits.test))
         self._of_train, self._of_test = labels[self.train], labels[self.test]
@@ -108,9 +118,11 @@ class _Rows:
 
     @property
     def num_test(self) -> int:
+        """Test rows that the scores are of."""
         return len(self._of_test)
 
     def is_text(self, column: str) -> bool:
+        """Whether a column is taken as categories."""
         return column in self.columns.categorical
 
     def score(self, column: str) -> float:
@@ -126,8 +138,10 @@ class _Rows:
         predicted = means[bins[self.test]]
         if not self.is_number:
             has_both = len(np.unique(self._of_test)) > 1
-            return float(roc_auc_score(self._of_test, predicted)) if has_both else 0.5
-        scores = [float(r2_score(self._of_test, predicted))]
+            one = np.zeros(len(predicted), dtype=np.intp)
+            ranked = RankedRows(self._of_test, predicted, one, 1) if has_both else None
+            return float(ranked.estimate()[METRICS.index("auc")]) if ranked else 0.5
+        scores = [self._r2(predicted)]
         if not is_text:
             scores.append(self._linear(values.to_numpy(np.float64, na_value=np.nan)))
         return max(scores)
@@ -140,7 +154,12 @@ class _Rows:
             return 0.0
         slope, start = np.polyfit(x[known], y[known], 1)
         line = np.where(np.isfinite(values[self.test]), values[self.test], x[known].mean())
-        return float(r2_score(self._of_test, slope * line + start))
+        return self._r2(slope * line + start)
+
+    def _r2(self, predicted: Floats) -> float:
+        around_mean = ((self._of_test - self._of_test.mean()) ** 2).sum()
+        missed = ((self._of_test - predicted) ** 2).sum()
+        return float(1 - missed / around_mean) if around_mean else 0.0
 
     def _read(self, column: str) -> pd.Series[Any]:
         frame: pd.DataFrame = pq.read_table(self.path, columns=[column]).to_pandas()
@@ -148,7 +167,11 @@ class _Rows:
 
 
 def _score_before(
-    column: str, rows: _Rows, tables: FeatureTables, config: FeatureConfig, store: ArtifactStore
+    column: str,
+    rows: SingleScores,
+    tables: FeatureTables,
+    config: FeatureConfig,
+    store: ArtifactStore,
 ) -> float | None:
     """Score of the value one row earlier of the same entity; None where that is not known.
 
@@ -172,7 +195,9 @@ def _score_before(
     return rows.score_values(earlier, is_text=rows.is_text(column))
 
 
-def _earlier_in_frame(column: str, entity_keys: Sequence[str], rows: _Rows) -> pd.Series[Any]:
+def _earlier_in_frame(
+    column: str, entity_keys: Sequence[str], rows: SingleScores
+) -> pd.Series[Any]:
     with duckdb.connect() as con:
         return con.execute(
             f"SELECT lag({sql_name(column)}) OVER (PARTITION BY {names(list(entity_keys))} "
@@ -182,7 +207,7 @@ def _earlier_in_frame(column: str, entity_keys: Sequence[str], rows: _Rows) -> p
 
 
 def _earlier_in_table(
-    feature: str, entity_keys: Sequence[str], table: str, rows: _Rows
+    feature: str, entity_keys: Sequence[str], table: str, rows: SingleScores
 ) -> pd.Series[Any]:
     keys, moment = names(list(entity_keys)), sql_name(rows.columns.event_time)
     equal = " AND ".join(f"s.{sql_name(k)} = p.{sql_name(k)}" for k in entity_keys)

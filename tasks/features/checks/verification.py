@@ -28,8 +28,9 @@ from tasks.features.access.profile import read_profile
 from tasks.features.access.store import GuardedFeatureStore, quiet
 from tasks.features.checks.report import SnapshotVerification
 from tasks.features.config import FeatureConfig, recorded_config
+from tasks.features.entities import write_entities
 from tasks.features.offline.duck import parquet
-from tasks.features.snapshot import DATA_FILE, retrieve, write_entities
+from tasks.features.snapshot import DATA_FILE, retrieve
 from tasks.features.tables.build import TABLES, features_folder
 from tasks.features.tables.evidence import CONFIGURATION, DEFINITIONS, SOFTWARE
 from tasks.features.tables.ledger import SNAPSHOTS

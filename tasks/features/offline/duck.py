@@ -40,6 +40,7 @@ def duckdb_session(
     with scratch_folder(".spill", spill_parent) as spill, duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
         con.execute("SET enable_progress_bar = false")
+        con.execute("SET autoinstall_known_extensions = false")  # never a download at run time
         con.execute(f"SET memory_limit = '{memory_limit_mb}MB'")
         con.execute(f"SET threads = {threads}")
         con.execute(f"SET temp_directory = {sql_text(spill)}")

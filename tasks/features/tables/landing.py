@@ -6,22 +6,23 @@ is for the expectation suites.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import duckdb
 import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import LandedRows, SourceFile, TableRef
+from tasks.contracts.data import LandedRows, TableRef
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import duckdb_session, inside, names, sql_name, sql_text
-from tasks.features.tables.raw_files import RawTable, as_declared, reading_explained, unpacked
-from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
-from tasks.kernel.files import digest_of, size_of
+from tasks.features.tables.copies import Source, about
+from tasks.features.tables.formats import ZONE_AFTER_CLOCK, as_declared, reading_explained
+from tasks.features.tables.raw_files import RawTable
+from tasks.features.tables.sources import open_source
+from tasks.kernel.errors import DataContractError, TransientError, WindowError
+from tasks.kernel.files import make_folder, scratch_folder
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ MEANING = {
 }
 LONGEST_YEARS = 100
 """Tables are made month by month: a mistyped year would keep a run for days."""
-
-ZONE_AFTER_CLOCK = r":[0-9.]+ ?(Z|[+-]\d{2}(:?\d{2})?)$"
 
 MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
 
@@ -55,25 +54,29 @@ def land_raw_rows(
         WindowError: the window ends in the future, or is longer than is allowed. Nothing is
             touched.
         ConfigurationError: a source cannot be found.
+        TransientError: a source does not answer, or was changed while it was read.
         DataContractError: a column is missing, a value has the wrong type, a time has no zone, or
             the window holds no rows of a table with history.
     """
     window.check_not_in_future(datetime.now(UTC))
     _check_length(window)
-    sources = {table.name: locate_source(table, repo) for table in config.raw_tables}
-    key = content_key(
-        code_digest(__file__), window, list(config.raw_tables), list(sources.values())
-    )
+    with scratch_folder("falaj-sources", make_folder(store.root)) as scratch:
+        sources = {}
+        for table in config.raw_tables:
+            with about(table):
+                sources[table.name] = open_source(table, repo, window, scratch / table.name)
+        seen = [source.seen for source in sources.values()]
+        key = content_key(code_digest(__file__), window, config.raw_tables, seen)
 
-    def build(folder: StagedFolder) -> LandedRows:
-        with duckdb_session(folder.path.parent) as con:
-            tables = []
-            for table in config.raw_tables:
-                with reading_explained(table):
-                    tables.append(_land_table(con, table, sources[table.name], window, folder))
-        return LandedRows(window=window, tables=tuple(tables))
+        def build(folder: StagedFolder) -> LandedRows:
+            with duckdb_session(folder.path.parent) as con:
+                tables = []
+                for table in config.raw_tables:
+                    with about(table), reading_explained(table):
+                        tables.append(_land_table(con, table, sources[table.name], window, folder))
+            return LandedRows(window=window, tables=tuple(tables))
 
-    return store.build_once("landed", key, LandedRows, build)
+        return store.build_once("landed", key, LandedRows, build)
 
 
 def _check_length(window: TimeWindow) -> None:
@@ -84,42 +87,14 @@ def _check_length(window: TimeWindow) -> None:
         )
 
 
-def locate_source(table: RawTable, repo: Path) -> Path:
-    """Local path of a raw table's file; a package is located without being imported.
-
-    Raises:
-        ConfigurationError: there is no such package or file.
-    """
-    parts = urlsplit(table.uri)
-    if parts.scheme == "package":
-        spec = importlib.util.find_spec(parts.netloc)
-        if spec is None or not spec.submodule_search_locations:
-            raise ConfigurationError(
-                f"raw table {table.name}: package {parts.netloc!r} is not installed; install it or "
-                f"change the uri {table.uri!r} in the feature repository"
-            )
-        path = Path(spec.submodule_search_locations[0]) / parts.path.lstrip("/")
-    elif parts.scheme in ("", "file"):
-        path = repo / parts.path
-    else:
-        raise ConfigurationError(
-            f"raw table {table.name}: cannot read {table.uri!r}; expected package://..., or the "
-            "path of a CSV, zipped CSV or Parquet file"
-        )
-    if not path.is_file():
-        raise ConfigurationError(f"raw table {table.name}: {table.uri!r} names no file ({path})")
-    return path
-
-
 def _land_table(
     con: duckdb.DuckDBPyConnection,
     table: RawTable,
-    source: Path,
+    source: Source,
     window: TimeWindow,
     folder: StagedFolder,
 ) -> TableRef:
-    readable = unpacked(source, folder.path, table)
-    relation = as_declared(con, table, readable)
+    relation = as_declared(con, table, source.bring(), window)
     described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     seen = {row[0]: row[1] for row in described}
     _check_types(con, table, relation, seen)
@@ -134,21 +109,40 @@ def _land_table(
         query = f"SELECT * FROM ({query}) WHERE {bounds} OR {moment} IS NULL"
     order = names([*([table.time_column] if table.time_column else []), *table.key])
     con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
-    if readable != source:
-        readable.unlink()
+    _check_unchanged(table, source)
     num_rows = pq.read_metadata(target).num_rows
     if not num_rows:
         raise DataContractError(
-            f"raw table {table.name}: {source.name} holds no rows in window {window}; expected at "
-            "least one. Choose a window that the data covers. Nothing was landed"
+            f"{source.seen.uri} holds no rows in window {window}; expected at least one. Choose a "
+            "window that the data covers"
         )
-    logger.info("landed %s rows of %s", f"{num_rows:,}", table.name)
+    read = f"{source.seen.num_bytes:,} bytes of {source.seen.uri}"
+    logger.info("landed %s rows of %s, from %s", f"{num_rows:,}", table.name, read)
     return TableRef(
         name=table.name,
         artifact=folder.artifact(f"{table.name}.parquet"),
         num_rows=num_rows,
-        source=SourceFile(uri=table.uri, sha256=digest_of(source), num_bytes=size_of(source)),
+        source=source.seen,
     )
+
+
+def _check_unchanged(table: RawTable, source: Source) -> None:
+    """See that what was read is still what was found.
+
+    Raises:
+        TransientError: it is not; reading again may meet it whole.
+    """
+    if source.digest is None:
+        return
+    try:
+        is_same = source.digest() == source.seen.sha256
+    except OSError:  # gone, or another thing by now
+        is_same = False
+    if not is_same:
+        raise TransientError(
+            f"{source.seen.uri} was changed while it was read; expected it to stay as it was. "
+            "Write files aside and rename them when they are whole; then run again"
+        )
 
 
 def _check_types(
@@ -169,9 +163,9 @@ def _check_types(
             faults.append(f"{column} has {number} value(s) that are no {wanted}, such as {shown}")
     if faults:
         raise DataContractError(
-            f"raw table {table.name}: {'; '.join(faults)}. Mend the file or its declaration: "
-            f"null_text (now {table.null_text!r}) names what stands for a missing value, time_zone "
-            f"(now {table.time_zone}) the zone of times without one. Nothing was landed"
+            f"{'; '.join(faults)}. Mend the file or its declaration: null_text (now "
+            f"{table.null_text!r}) names what stands for a missing value, time_zone (now "
+            f"{table.time_zone}) the zone of times without one"
         )
 
 

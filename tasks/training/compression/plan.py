@@ -22,6 +22,7 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, cont
 from tasks.training.checkpoints.store import serialized
 from tasks.training.compression.config import CompressionConfig
 from tasks.training.config import EXECUTION_FIELDS, TrainingConfig
+from tasks.training.models.config import NETWORK
 
 # Of the present configuration, not of the parent's, which an earlier release may have written.
 CARRIED_OUT = EXECUTION_FIELDS | {"strategy"}
@@ -93,6 +94,13 @@ def plan_student(
 
 
 def _trained_as(parent: CompressionParent) -> TrainingConfig:
+    made = parent.training_config.get("model", NETWORK)
+    if made != NETWORK:
+        raise ConfigurationError(
+            f"{parent.program.version.name} version {parent.program.version.version} is "
+            f"{made!r}, and only a network of ours can be made smaller; name a version that is "
+            "one, or convert this one to fewer bits. Nothing was trained"
+        )
     try:
         was = parent.training_config
         return TrainingConfig.model_validate({k: was[k] for k in was.keys() - CARRIED_OUT})

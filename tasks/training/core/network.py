@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.training.config import TrainingConfig
-from tasks.training.data.preprocess import NO_CODE, Float32Array, Int32Array, Preprocessing
+from tasks.training.data.preprocess import (
+    NO_CODE,
+    Float32Array,
+    Int32Array,
+    LabelScale,
+    Preprocessing,
+)
 
 MAX_PROGRAM_ROWS = 65536
 
@@ -183,33 +189,41 @@ class ScoringProgram(nn.Module):
                 (`tasks.contracts.data`).
             numeric: float32 (rows, numbers); NaN is missing.
         """
+        return scored(self.outputs(categorical, numeric), self.labels)
+
+    def outputs(self, categorical: Tensor, numeric: Tensor) -> Tensor:
+        """Logits, or standardised labels, of the same inputs, float32 (rows,)."""
         inputs: list[Tensor] = self.numbers(numeric)
         if self.has_categories:
             multi_hot = categorical.index_select(1, self.column) == self.vocabulary
             inputs.insert(0, multi_hot.to(numeric.dtype) @ self.blocks + self.unknown)
-        logits = self.perceptron(torch.cat(inputs, dim=1)).squeeze(1)
-        if self.labels is not None:
-            predicted: Tensor = logits * self.labels.deviation + self.labels.mean
-            return predicted
-        return torch.sigmoid(logits)
+        outputs: Tensor = self.perceptron(torch.cat(inputs, dim=1)).squeeze(1)
+        return outputs
+
+
+def scored(outputs: Tensor, labels: LabelScale | None) -> Tensor:
+    """Probabilities of logits, or labels of standardised ones; a recalibration goes in here."""
+    return torch.sigmoid(outputs) if labels is None else outputs * labels.deviation + labels.mean
 
 
 def export_program(network: TabularNetwork, preprocessing: Preprocessing) -> bytes:
-    """The trained network as a `torch.export` program file: runs without any class of ours.
+    """The trained network as a program file, see `exported`."""
+    program = ScoringProgram(copy.deepcopy(network), preprocessing)
+    return exported(program, len(preprocessing.vocabularies), len(preprocessing.edges))
+
+
+def exported(program: nn.Module, num_categories: int, num_numbers: int) -> bytes:
+    """A scoring module as a `torch.export` program file: runs without any class of ours.
 
     Inputs `categorical` and `numeric` as in `ScoringProgram.forward`, 1 to `MAX_PROGRAM_ROWS` rows.
     """
-    program = ScoringProgram(copy.deepcopy(network).cpu(), preprocessing).eval()
-    program.requires_grad_(False)
+    program.cpu().eval().requires_grad_(False)
     rows = 2  # any number but 0 and 1, which torch.export would take for constants
-    example = (
-        torch.zeros(rows, len(preprocessing.vocabularies), dtype=torch.int32),
-        torch.zeros(rows, len(preprocessing.edges)),
-    )
+    example = (torch.zeros(rows, num_categories, dtype=torch.int32), torch.zeros(rows, num_numbers))
     batch = torch.export.Dim("rows", min=1, max=MAX_PROGRAM_ROWS)
-    exported = torch.export.export(
+    made = torch.export.export(
         program, example, dynamic_shapes={"categorical": {0: batch}, "numeric": {0: batch}}
     )
     content = io.BytesIO()
-    torch.export.save(exported, content)
+    torch.export.save(made, content)
     return content.getvalue()

@@ -83,6 +83,10 @@ class Objective(ABC):
             temperature: softens the probabilities of a classification.
         """
 
+    def standardised(self, labels: Tensor) -> Tensor:
+        """Labels as the outputs are meant: 0 and 1 as they are."""
+        return labels
+
     def training_losses(self, distillation: DistillationTargets | None) -> RowLosses:
         """What is minimised: the labels' losses, mixed with a teacher's where there is one.
 
@@ -152,9 +156,13 @@ class Regression(Objective):
         self._scale = scale
         self.row_losses = self._huber
 
+    def standardised(self, labels: Tensor) -> Tensor:
+        """Labels in standard deviations from their mean."""
+        return (labels - self._scale.mean) / self._scale.deviation
+
     def _huber(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        standardised = (labels - self._scale.mean) / self._scale.deviation
-        return functional.huber_loss(outputs, standardised, reduction="none", delta=HUBER_DELTA)
+        targets = self.standardised(labels)
+        return functional.huber_loss(outputs, targets, reduction="none", delta=HUBER_DELTA)
 
     def teacher_losses(self, outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """Huber loss against the teacher's prediction; there is nothing to soften."""

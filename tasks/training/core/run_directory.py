@@ -44,6 +44,7 @@ class TrainingRequest:
         config: what to do.
         initial: whose weights to begin with; none: from scratch.
         distillation: whose scores to learn beside the labels; none: nobody's.
+        project: folder of the user's own modules; none: those that are installed.
     """
 
     dataset: ValidatedDataset
@@ -51,6 +52,7 @@ class TrainingRequest:
     config: TrainingConfig
     initial: StartingPoint | None = None
     distillation: DistillationTargets | None = None
+    project: Path | None = None
 
     @property
     def columns(self) -> DatasetSchema:
@@ -73,6 +75,8 @@ class TrainingJob(Contract):
     """What that model takes."""
     distillation: DistillationTargets | None = None
     """The teacher whose outputs the snapshot holds beside the labels."""
+    project: Path | None = None
+    """Folder of the user's own modules, at the same path on every host."""
     num_ranks: PositiveInt = 1
     threads_per_rank: PositiveInt = 1
 

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import TrainingError
@@ -36,6 +37,7 @@ from tasks.training.core.warm_start import Fitted, warm_start
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.source import BLOCK_ROWS
 from tasks.training.elastic.commits import CommitPoint
+from tasks.training.models.own import ModelColumns, build, check_module, export_own, own_losses
 from tasks.training.strategies.base import Batch, Communicator, State
 from tasks.training.strategies.data_parallel import Strategy, strategy_class
 from tasks.training.telemetry.step_clock import StepClock, StepProfiler
@@ -93,6 +95,10 @@ class TrainingSession:
         self.close()
         self._ranks = exchange
         self._clock = self._open.enter_context(StepClock(self._run.path, exchange.rank))
+        is_own = self._config.own_model is not None
+        if is_own and self._is_new and exchange.rank == 0:
+            self._clock.begin("checking the module")
+            check_module(self._job)
         self._clock.begin("reading rows")
         self._sources = open_sources(
             self._job, exchange, folder=self._run.rows, on_progress=self._clock.advance
@@ -100,16 +106,27 @@ class TrainingSession:
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)
         self._objective = objective_of(self._sources.preprocessing)
+        network = self._network()
+        if is_own:
+            self._objective.row_losses = own_losses(network, self._objective)
         self._strategy = strategy_class(self._config.strategy)(
             self._config.strategy,
             exchange,
-            TabularNetwork(self._sources.preprocessing, self._config),
+            network,
             self._objective.training_losses(self._job.distillation),
             partial(adamw, config=self._config),
             torch.device(self._config.device),
         )
         self._strategy.phase = lambda _: self._clock.phase("exchange")
         self._resume()
+
+    def _network(self) -> nn.Module:
+        """The network that is asked for, freshly drawn."""
+        job, fitted = self._job, self._sources.preprocessing
+        if self._config.own_model is None:
+            return TabularNetwork(fitted, self._config)
+        columns = ModelColumns.of(job.columns, fitted)
+        return build(self._config.own_model, job.project, columns, self._config)
 
     def _resume(self) -> None:
         """Resume from the newest complete checkpoint, if there is one and rank 0 is new."""
@@ -386,7 +403,7 @@ class TrainingSession:
     def _write_result(self) -> None:
         self._clock.begin("exporting")
         preprocessing = self._sources.preprocessing
-        network = TabularNetwork(preprocessing, self._config)
+        network = self._network()
         network.load_state_dict(self._best_weights)
         best: State = {
             "epoch": self._best_epoch,
@@ -394,7 +411,11 @@ class TrainingSession:
             "preprocessing": preprocessing.state(),
         }
         write_atomically(self._run.best_checkpoint, serialized(best))
-        write_atomically(self._run.program, export_program(network, preprocessing))
+        if isinstance(network, TabularNetwork):
+            content = export_program(network, preprocessing)
+        else:
+            content = export_own(network, preprocessing)
+        write_atomically(self._run.program, content)
         self._run.write_result(
             RunResult(
                 epochs=tuple(self._history),

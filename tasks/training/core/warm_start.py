@@ -49,11 +49,7 @@ class Fitted:
         """
         try:
             assert isinstance(state, Mapping)
-            fitted = Preprocessing(
-                vocabularies=tuple(codes.numpy() for codes in state["vocabularies"]),
-                edges=tuple(edges.numpy() for edges in state["edges"]),
-                flagged=tuple(int(column) for column in state["flagged"]),
-            )
+            fitted = Preprocessing.of_state(state)
             assert len(columns.categorical) == len(fitted.vocabularies)
             assert len(columns.numeric) == len(fitted.edges)
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as exc:

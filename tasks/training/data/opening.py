@@ -12,6 +12,7 @@ import numpy as np
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import DataContractError
 from tasks.training.config import PIECE_ROWS
 from tasks.training.core.objective import StepPlan
@@ -31,6 +32,9 @@ from tasks.training.strategies.base import Communicator
 LOGGER = logging.getLogger(__name__)
 # Larger than any shard, for a rank that holds none.
 NO_SHARD = 2**62
+# Threads of a GPU's rank that read ahead. Measured on 16 cores, rows/s: one 1.2 million, two 1.9,
+# four 2.6, eight 3.6.
+MOST_READERS = 8
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,25 @@ def open_sources(
             ranks.rank,
             ranks.size,
         )
-    # A thread reads ahead where the rank's core is free while the GPU works.
     on_gpu = config.device == "cuda"
+    threads = num_readers(config.device, ranks.local_size)
     of_training, of_validation = (
-        RowSource(store, preprocessing, shuffle, plan, num_threads=int(on_gpu), pinned=on_gpu)
+        RowSource(store, preprocessing, shuffle, plan, num_threads=threads, pinned=on_gpu)
         for store in (training, validation)
     )
     LOGGER.info("holds %d of %d training rows", of_training.num_rows, num_rows)
     return Sources(of_training, of_validation, preprocessing, plan)
+
+
+def num_readers(device: str, local_size: int) -> int:
+    """Threads of a rank that read ahead, on cores that are free while its GPU works.
+
+    Args:
+        device: `cpu` or `cuda`.
+        local_size: ranks of this host.
+    """
+    free = usable_cores() // local_size - 1
+    return min(max(free, 1), MOST_READERS) if device == "cuda" else 0
 
 
 def _check_labels(

@@ -1,7 +1,10 @@
 """Preprocessing fitted on training rows: vocabularies of categories, quantile bins of numbers."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +81,16 @@ class Preprocessing:
             "flagged": list(self.flagged),
             **({"labels": [self.labels.mean, self.labels.deviation]} if self.labels else {}),
         }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Preprocessing:
+        """What `state` was taken from."""
+        return cls(
+            vocabularies=tuple(codes.numpy() for codes in state["vocabularies"]),
+            edges=tuple(edges.numpy() for edges in state["edges"]),
+            flagged=tuple(int(column) for column in state["flagged"]),
+            labels=LabelScale(*state["labels"]) if "labels" in state else None,
+        )
 
 
 def fit_preprocessing(

@@ -24,6 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,10 +114,9 @@ class LoadedRows:
     def move(self, batch: Batch, begin: int, count: int) -> None:
         """Copy the next `count` rows into a batch, from its row `begin` on."""
         rows, target = slice(self.done, self.done + count), slice(begin, begin + count)
-        positions, numeric = batch.inputs
-        positions[target].copy_(torch.from_numpy(self.positions[rows]))
-        numeric[target].copy_(torch.from_numpy(self.numeric[rows]))
-        batch.labels[target].copy_(torch.from_numpy(self.labels[rows]))
+        sources: tuple[Any, ...] = (self.positions, self.numeric, self.labels)
+        for part, source in zip((*batch.inputs, batch.labels), sources, strict=True):
+            part.numpy()[target] = source[rows]
         self.done += count
 
 

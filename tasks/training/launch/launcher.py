@@ -27,6 +27,7 @@ from tasks.training.elastic.process import ElasticSpec
 from tasks.training.launch.monitor import OnEpoch, RankLog, RunMonitor, failure_of
 from tasks.training.launch.rank_group import RankGroup, local_environments
 from tasks.training.launch.rendezvous import CYCLE_VARIABLES, stall_variables
+from tasks.training.models.source import source_digest
 from tasks.training.telemetry.diagnosis import JobFacts
 from tasks.training.telemetry.meters import DeviceMeter
 from tasks.training.telemetry.sampler import TelemetrySampler
@@ -64,7 +65,9 @@ def launch_training(
     config, sha256 = request.config, request.dataset.snapshot.data.sha256
     begun_with = (request.splits, request.initial, request.distillation)
     code = code_digest(__file__, without=ONLY_MEASURES)
-    inputs = (sha256, request.columns, *begun_with, code)
+    own = config.own_model
+    of_user = () if own is None else (source_digest(own, request.project),)
+    inputs = (sha256, request.columns, *begun_with, code, *of_user)
     run = RunDirectory(work / content_key(*inputs, config.computation()))
 
     def build(folder: StagedFolder) -> TrainedModel:
@@ -109,6 +112,7 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
         initial_path=store.path(initial.checkpoint) if initial else None,
         initial_columns=initial.columns if initial else None,
         distillation=request.distillation,
+        project=request.project,
         num_ranks=num_ranks,
         threads_per_rank=threads,
     )

@@ -67,7 +67,7 @@ def study_name(
         splits,
         base.computation(),
         config.identity(),
-        code_digest(__file__, "tasks.training.launch.launcher", without=ONLY_MEASURES),
+        code_digest(__file__, "tasks.training.models.making", without=ONLY_MEASURES),
     )
     return f"search-{key[:12]}"
 

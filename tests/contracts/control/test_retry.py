@@ -24,7 +24,7 @@ def test_a_run_that_failed_and_then_was_killed_goes_on_where_it_stopped(tmp_path
     good = loop.repository.read("flights")
     loop.repository.write("flights", good.assign(origin="XXX"))
     code, said = loop.run("features", "refresh", *WINDOW)
-    assert code == 2, said
+    assert code == 4, said
     assert "raw_flights" in said
     landed = built(loop) if (loop.home / "artifacts").exists() else []
 

@@ -136,11 +136,11 @@ def test_the_command_shows_the_trail_and_notices_a_removed_line(
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:2] + lines[3:]))
     try:
-        assert main([*arguments, "--verify"]) == 2
+        assert main([*arguments, "--verify"]) == 4
         assert "is not complete" in capsys.readouterr().err
         file.write_bytes(file.read_bytes() + b"\xff\nnull\n")
-        for options, shown in (([], "is no audit line"), (["--json"], '"action":"materialize"')):
-            assert main([*arguments, *options]) == 2
+        for options, shown in (([], "is no audit line"), (["--json"], '"action": "materialize"')):
+            assert main([*arguments, *options]) == 4
             said = capsys.readouterr()
             assert shown in said.out
             assert "is not complete" in said.err

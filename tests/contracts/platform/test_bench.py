@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.bench.parts import MEASUREMENTS, Measurement
-from infra.bench.results import read_results
+from infra.bench.parts import MEASUREMENTS, ON_DEVICE, Measurement
+from infra.bench.results import devices_in_words, read_results
 from infra.bench.running import LoopState
 from tests.support.host.processes import run_python
 
@@ -48,6 +48,8 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_measurement_gives_all_its_figures(
     measurement: Measurement, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if measurement.part in ON_DEVICE and not devices_in_words():
+        pytest.skip("this machine has no NVIDIA device")
     told = request.getfixturevalue("loop") if measurement.reads_loop else {}
     words = ["-m", "infra.bench", measurement.title, "--small", "--results", str(tmp_path)]
     words += ["--home", told["FALAJ_HOME"]] if told else []

@@ -62,7 +62,7 @@ def test_status_and_doctor_find_all_well_and_what_is_not(platform: Platform) -> 
     platform.until_well()  # a busy SQLite may keep a new server waiting for a minute
     code, said = platform.run("status", "--json")
     assert code == 0
-    online = {pool["name"]: pool["online"] for pool in json.loads(said)["pools"]}
+    online = {pool["name"]: pool["online"] for pool in json.loads(said)["platform"]["pools"]}
     assert online == {"coordinator": 1, "cpu": 1}
     code, said = platform.run("doctor")
     assert "PROBLEM" not in said

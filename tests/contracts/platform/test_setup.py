@@ -173,6 +173,22 @@ def test_a_machine_without_python_3_11_is_told_so(checkout: Checkout, tools: Pat
     assert not checkout.venv.exists()
 
 
+def test_horovod_is_built_once_and_a_machine_without_a_compiler_is_told_what_to_install(
+    tmp_path: Path,
+) -> None:
+    """`falaj setup`, which an installation from a wheel has in place of make."""
+    variables = {"HOME": str(Path.home()), "FALAJ_HOME": str(tmp_path)}
+    command = (sys.executable, "-m", "falaj", "setup")
+    done = called(*command, folder=ROOT, PATH=os.environ["PATH"], **variables)
+    assert done.returncode == 0, done.stderr
+    assert "PyTorch 2.13.0" in done.stdout
+    assert "already here" in done.stdout
+    refused = called(*command, folder=ROOT, PATH=str(tmp_path), **variables)
+    assert refused.returncode == 2
+    assert "a C++ compiler; this machine lacks" in refused.stderr
+    assert "g++ gcc make" in refused.stderr
+
+
 def test_clean_removes_environments_and_state_and_only_when_told(
     checkout: Checkout, tools: Path
 ) -> None:

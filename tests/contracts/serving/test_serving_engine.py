@@ -2,27 +2,30 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from serving.config import EngineConfig, ServedModel
-from serving.engine.engine import ModelEngine
-from serving.engine.loading import GOLDEN_FOLDER, RegistryCatalogue
-from serving.engine.queues import Limits
-from serving.errors import NotComputedError, NotReadyError, ServingError, UnknownModelError
-from serving.interfaces import Answer, Array, Call
+from serving.config import ServedModel
+from serving.engine.loading import GOLDEN_FOLDER
+from serving.errors import NotComputedError, NotReadyError, UnknownModelError
 from tasks.contracts.base import ModelVersionRef
 from tasks.conversion.kinds.text_embedding import padded
-from tasks.conversion.targets.interface import ModelInputs
 from tasks.registry.mlflow_registry import Registry
 from tests.support.conversion.cases import threads_as_before
 from tests.support.conversion.forging import passed_off
-from tests.support.serving.served import ENCODER, FLIGHTS, QUICK, ServedHome, flight_rows
+from tests.support.serving.served import (
+    ENCODER,
+    FLIGHTS,
+    QUICK,
+    ServedHome,
+    ask,
+    flight_rows,
+    scores,
+    serving,
+)
 from tests.support.serving.standins import until
 
 __all__ = ["threads_as_before"]  # a fixture
@@ -54,36 +57,6 @@ def world(made: ServedHome) -> ServedHome:
 
 def ref(world: ServedHome, number: int, name: str = FLIGHTS) -> ModelVersionRef:
     return Registry(world.location).version(name, number).ref
-
-
-@asynccontextmanager
-async def serving(
-    world: ServedHome, *models: ServedModel, **config: Any
-) -> AsyncIterator[ModelEngine]:
-    asked, served = EngineConfig(**config), models or (ServedModel(name=FLIGHTS),)
-    catalogue = RegistryCatalogue(world.location, world.home, asked, served)
-    limits = Limits(poll_s=0.05, retry_s=0.01, most_retry_s=0.05)
-    engine = ModelEngine(asked, served, catalogue, limits=limits)
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
-async def ask(engine: ModelEngine, model: str, inputs: ModelInputs, **changes: Any) -> Answer:
-    outcome: asyncio.Future[Answer | ServingError] = asyncio.get_running_loop().create_future()
-    call = Call(model, inputs, inputs.num_rows, "r", **changes)
-    engine.submit(call, lambda _, told: outcome.set_result(told))
-    found = await asyncio.wait_for(outcome, 30)
-    if isinstance(found, ServingError):
-        raise found
-    return found
-
-
-def scores(answer: Answer) -> Array:
-    (only,) = answer.outputs.values()
-    return only
 
 
 async def test_registered_versions_are_served_as_pytorch_answers_and_the_alias_is_followed(

@@ -14,7 +14,8 @@ from tasks.contracts.data import (
     LandedRows,
     NumberSummary,
 )
-from tasks.features.snapshot import build_training_set, write_entities
+from tasks.features.entities import write_entities
+from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.settings import Settings

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from serving.config import EngineConfig, ServedModel
+from serving.engine.engine import ModelEngine
+from serving.engine.loading import RegistryCatalogue
+from serving.engine.queues import Limits
+from serving.errors import ServingError
+from serving.interfaces import Answer, Array, Call
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, tabular_signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
@@ -48,7 +58,10 @@ class ServedHome:
 
     def add_flights(self, seed: int = 0, network: nn.Module | None = None) -> ModelVersionRef:
         """A program that takes a table, without variants."""
-        content = exported(network or SmallNetwork(seed))
+        return self.add_table(exported(network or SmallNetwork(seed)), seed)
+
+    def add_table(self, content: bytes, seed: int = 0) -> ModelVersionRef:
+        """A program file that takes a table, without variants."""
 
         def build(folder: StagedFolder) -> ImportedProgram:
             (folder.path / "model.pt2").write_bytes(content)
@@ -115,3 +128,40 @@ class ServedHome:
 def flight_rows(num_rows: int) -> ModelInputs:
     """Typical rows of the table that `add_flights` programs take."""
     return tabular_inputs(*COLUMNS.model_inputs(frame(num_rows, seed=5)))
+
+
+@asynccontextmanager
+async def serving(
+    world: ServedHome, *models: ServedModel, **config: Any
+) -> AsyncIterator[ModelEngine]:
+    """An engine on the registry of an installation, which answers until the context is left."""
+    asked, served = EngineConfig(**config), models or (ServedModel(name=FLIGHTS),)
+    catalogue = RegistryCatalogue(world.location, world.home, asked, served)
+    limits = Limits(poll_s=0.05, retry_s=0.01, most_retry_s=0.05)
+    engine = ModelEngine(asked, served, catalogue, limits=limits)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def ask(engine: ModelEngine, model: str, inputs: ModelInputs, **changes: Any) -> Answer:
+    """The engine's answer to one call.
+
+    Raises:
+        ServingError: what it answered instead.
+    """
+    outcome: asyncio.Future[Answer | ServingError] = asyncio.get_running_loop().create_future()
+    call = Call(model, inputs, inputs.num_rows, "r", **changes)
+    engine.submit(call, lambda _, told: outcome.set_result(told))
+    found = await asyncio.wait_for(outcome, 30)
+    if isinstance(found, ServingError):
+        raise found
+    return found
+
+
+def scores(answer: Answer) -> Array:
+    """The one output of an answer."""
+    (only,) = answer.outputs.values()
+    return only

@@ -1,5 +1,8 @@
 """The configuration, the formats and the kinds of models: what holds for every one ever added."""
 
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -24,6 +27,25 @@ def test_a_format_names_sources_settings_and_packages_that_exist(made: Format) -
     assert set(made.hardware) <= {"cpu", "gpu"}
     assert made.file_format in CONVERTERS
     assert not made.needs_calibration or "calibration_rows" in made.settings
+
+
+def test_the_build_of_a_package_for_gpus_counts_as_that_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version_of(package: str) -> str:
+        if package.endswith("-gpu"):
+            return f"version of {package}"
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("tasks.conversion.provenance.version", version_of)
+    assert library_versions(replace(FORMATS[0], packages=("onnxruntime",))) == {
+        "onnxruntime": "version of onnxruntime-gpu"
+    }
+
+
+def test_a_package_that_is_not_there_is_named_as_it_was_asked_for() -> None:
+    with pytest.raises(PackageNotFoundError, match=r"unheard-of$"):
+        library_versions(replace(FORMATS[0], packages=("unheard-of",)))
 
 
 def test_unknown_formats_and_kinds_are_refused(case: Case) -> None:

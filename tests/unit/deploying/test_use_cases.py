@@ -112,5 +112,5 @@ def test_without_a_server_nothing_is_deployed(
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
-    assert main(["deploy"]) == 2
+    assert main(["deploy"]) == 3
     assert "start one with `make up`, or name a server" in capsys.readouterr().err

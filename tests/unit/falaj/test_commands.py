@@ -8,6 +8,7 @@ import pytest
 
 from falaj import session
 from falaj.__main__ import COMMANDS, main
+from falaj.context import EXIT_DATA
 from flows import feature_refresh, pipeline
 from flows.config import read_pipeline_config
 from tasks.features.checks.report import ParityReport, ViewParity
@@ -16,7 +17,19 @@ from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.processes import run_python
 
 NAMES = [name for commands in COMMANDS.values() for name in commands if name != "serve"]
-HEAVY = ("prefect", "feast", "torch", "mlflow", "pandas", "sqlalchemy", "great_expectations")
+HEAVY = (
+    *(
+        "prefect",
+        "feast",
+        "torch",
+        "mlflow",
+        "pandas",
+        "sqlalchemy",
+        "great_expectations",
+        "duckdb",
+    ),
+    *("pydantic", "numpy", "pyarrow", "polars", "fastapi"),
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,5 +141,5 @@ def test_a_trail_that_was_removed_is_refused(
     assert "0 lines" in capsys.readouterr().out
     (tmp_path / "feast").mkdir()
     (tmp_path / "feast" / "applied.json").write_text("{}")
-    assert main(arguments) == 2
+    assert main(arguments) == EXIT_DATA
     assert f"the audit trail in {tmp_path / 'audit'} is gone" in capsys.readouterr().err

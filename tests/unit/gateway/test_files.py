@@ -178,7 +178,7 @@ def test_commands_say_what_is_wrong(
     assert main([*home, "check"]) == 0
     assert main([*home, "prepare"]) == 0
     assert "public.pem" in capsys.readouterr().out
-    assert main([*home, "status"]) == 1
+    assert main([*home, "status"]) == 3
     assert "down" in capsys.readouterr().out
     assert main([*home, "shares"]) == 0
     assert "candidate 0.00%" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 from infra.bench import __main__ as command
 from infra.bench.figures import Figure, LeftOut, at_least, at_most, reported
-from infra.bench.parts import Measurement
+from infra.bench.parts import MEASUREMENTS, ON_DEVICE, Measurement, chosen
 from infra.bench.results import Result, page, read_results, this_host, write_result
 from infra.bench.running import LoopState, MeasurementError, Runner, own_environment
 from tasks.kernel.settings import PROJECT_ROOT
@@ -106,9 +106,23 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     monkeypatch.setattr(Runner, "_measured", measured)
     assert command.main(["operation", "--results", str(tmp_path)]) == 1
     results = read_results(tmp_path, "operation")
-    assert list(results) == ["platform", "leases", "retraining"]
+    assert list(results) == ["platform", "command_line", "leases", "retraining"]
     assert results["leases"].failure == "KeyError: 'x' in SCRATCH/a and ./b"
     assert [name for name, each in results.items() if not each.holds] == ["leases"]
+
+
+def test_what_needs_a_device_is_measured_where_it_is_named_and_nowhere_else() -> None:
+    named = chosen(["gpu"])
+    assert named
+    assert {each.part for each in named} == ON_DEVICE
+    assert set(chosen([])) == set(MEASUREMENTS) - set(named)
+
+
+def test_a_host_tells_its_devices_where_it_has_some() -> None:
+    host = this_host().model_copy(update={"devices": ""})
+    assert str(host).endswith(f"Python {host.python}")
+    told = str(host.model_copy(update={"devices": "NVIDIA H100, driver 580"}))
+    assert told == f"{host}; NVIDIA H100, driver 580"
 
 
 def test_nobodys_installation_is_measured_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:

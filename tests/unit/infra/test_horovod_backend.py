@@ -90,6 +90,9 @@ def test_a_wheel_for_gpus_links_the_nccl_that_pytorch_brings(
     assert seen["HOROVOD_NCCL_LIB"] == str(tmp_path / "link")
     assert seen["HOROVOD_BUILD_CUDA_CC_LIST"] == "80,90,100"
     assert seen["HOROVOD_WITH_GLOO"] == seen["HOROVOD_WITH_PYTORCH"] == "1"
+    assert seen["CUDA_HOME"] == str(tmp_path)  # where PyTorch's extensions find libcudart
+    on_path = {"HOROVOD_GPU_OPERATIONS": "NCCL", "PATH": str(tmp_path / "bin")}
+    assert backend.gpu_environment(on_path, tmp_path / "path")["CUDA_HOME"] == str(tmp_path)
     assert (tmp_path / "link/libnccl.so").resolve() == nccl / "lib/libnccl.so.2"
     # An older toolkit is not asked for what it does not know; the caller's choice wins.
     nvcc = tmp_path / "bin" / "nvcc"

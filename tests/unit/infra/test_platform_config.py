@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 
 from infra.gateway.config import GatewayFiles
 from infra.orchestration.client import is_running, platform_environment, running_platform
+from infra.platform import services
 from infra.platform.apps import PasswordGate, WithReports
 from infra.platform.config import (
+    CONFIG_VARIABLE,
     DATABASE_URL,
     REDIS_URL,
     PlatformConfig,
     choose_ports,
     read_config,
     require_free_ports,
+    stored_config,
 )
 from infra.platform.files import PlatformFiles, ensure_password, only_supervisor, read_endpoint
 from infra.platform.services import (
@@ -289,3 +292,24 @@ def test_ports_that_another_version_has_kept_are_chosen_anew(
     files.ports.write_text(old)
     any_free = PlatformConfig(port=0, mlflow_port=0, serving_port=0, serving_grpc_port=0)
     assert all(choose_ports(any_free, files).values())
+
+
+def test_a_supervisor_in_the_foreground_is_configured_by_the_file_of_its_variable(
+    files: PlatformFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = list[Plan]()
+
+    class Ended:
+        def run(self) -> None: ...
+
+    def noted(plan: Plan) -> Ended:
+        plans.append(plan)
+        return Ended()
+
+    monkeypatch.setattr(services, "make_supervisor", noted)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "platform.yaml"))
+    for line in ("{port: 14300, serving: false}", "{port: 14301}"):
+        (tmp_path / "platform.yaml").write_text(line)
+        services.supervise(files)
+    assert [(p.config.port, p.config.serving) for p in plans] == [(14300, False), (14301, True)]
+    assert stored_config(files) == plans[-1].config

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from falaj.context import Context
 from infra.orchestration.embedded import only_run
 from tasks.contracts.base import Artifact, Contract
 from tasks.kernel import files
@@ -22,6 +23,7 @@ from tasks.kernel.settings import (
     Settings,
     StagedFolder,
     content_key,
+    find_project,
 )
 from tasks.metadata.database import open_database
 from tests.support.host.processes import python, wait_until
@@ -157,7 +159,7 @@ def test_use_cases_side_by_side_keep_their_feature_state_apart(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "does not exist; name a feature repository"),
+        (None, "does not exist; begin a project with `falaj init`"),
         ("name: ../../elsewhere", "it names a folder too"),
         ("name: 7", "names the use case 7"),
     ],
@@ -181,8 +183,62 @@ def test_where_things_are_comes_from_the_environment(tmp_path: Path) -> None:
     own = Settings.from_environment({"FALAJ_HOME": str(tmp_path)})
     assert own.home == tmp_path
     assert own.metadata_url == f"sqlite:///{tmp_path.resolve()}/operation/operation.db"
-    assert Settings.from_environment({}).home == PROJECT_ROOT / ".falaj"
     address = "postgresql://falaj:hunter2@host/falaj"
     shared = Settings.from_environment({"FALAJ_DATABASE_URL": address})
     assert shared.metadata_url == address
     assert "hunter2" not in repr(shared)
+
+
+def test_a_project_is_found_from_a_folder_in_it_and_keeps_its_state_beside_its_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = repository_of(tmp_path / "shop", "name: shop")
+    (shop / "sql").mkdir()
+    monkeypatch.chdir(shop / "sql")
+    assert find_project(Path.cwd()) == shop
+    found = Settings.from_environment({})
+    assert (found.feature_repo, found.home) == (shop, shop / ".falaj")
+    monkeypatch.chdir(tmp_path)
+    assert Settings.from_environment({"FALAJ_FEATURE_REPO": "shop"}) == found
+
+
+def test_in_a_checkout_flights_are_the_default_and_all_projects_share_the_state_at_its_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flights, traffic = (PROJECT_ROOT / "feature_repo" / name for name in ("flights", "traffic"))
+    for folder, project in {PROJECT_ROOT / "docs": flights, traffic / "sql": traffic}.items():
+        monkeypatch.chdir(folder)
+        found = Settings.from_environment({})
+        assert (found.feature_repo, found.home) == (project, PROJECT_ROOT / ".falaj")
+    (tmp_path / "feature_repo" / "flights").mkdir(parents=True)
+    repository_of(tmp_path / "feature_repo" / "flights" / "x", "name: x")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')
+    assert find_project(tmp_path) is None
+
+
+def test_without_a_project_it_is_said_where_was_looked_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"falaj init.*--project") as caught:
+        Settings.from_environment({})
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(ConfigurationError, match=r"typo/use_case.yaml does not exist.*--project"):
+        Settings.from_environment({"FALAJ_FEATURE_REPO": "typo"})
+    assert list(tmp_path.iterdir()) == []
+    state_alone = Settings.from_environment({"FALAJ_HOME": "state"})
+    assert state_alone.home == tmp_path / "state"
+    with pytest.raises(ConfigurationError, match=r"use_case.yaml does not exist.*--project"):
+        _ = state_alone.use_case
+
+
+def test_a_command_tells_what_it_starts_where_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = repository_of(tmp_path / "shop", "name: shop")
+    monkeypatch.delenv("FALAJ_HOME", raising=False)
+    monkeypatch.delenv("FALAJ_FEATURE_REPO", raising=False)
+    monkeypatch.chdir(shop)
+    found = Context().settings
+    monkeypatch.chdir(tmp_path)
+    assert Settings.from_environment() == found

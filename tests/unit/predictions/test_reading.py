@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from falaj.context import Context
-from falaj.predictions import app
+from falaj.data import predictions as app
 from serving.errors import OverloadedError
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.audit import AuditTrail
@@ -145,9 +145,9 @@ def test_a_person_is_erased_and_nobody_else(tmp_path: Path, masked: tuple[str, .
 
 def run(home: Path, *words: str) -> list[str]:
     command, bound, _ = app.parse_args(words, exit_on_error=False)
-    context = Context(Settings.from_environment({"FALAJ_HOME": str(home)}))
-    lines: list[str] = command(*bound.args, **bound.kwargs, context=context)
-    return lines
+    context = Context(Settings.from_environment({"FALAJ_HOME": str(home)}), assume_yes=True)
+    shown = command(*bound.args, **bound.kwargs, context=context)
+    return list(shown.lines)
 
 
 def test_the_command_counts_exports_labels_and_erases(tmp_path: Path) -> None:

@@ -144,3 +144,18 @@ def test_the_page_of_a_regression_speaks_of_nothing_else(store: ArtifactStore) -
     days = [part.value for part in facts.slices_by_column(record.evaluation)["weekday"]]
     assert days == ["Friday", "Monday", "Sunday"], "in order of their error"
     assert {"observed", "residuals", "learning-curve"} == set(draw(record).gallery())
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("gradient-boosting", "Boosted trees of 45,313 thresholds and leaves"),
+        ("average", "is the mean of the best epoch and the trees"),
+        ("my_package:build", "The module of my_package:build"),
+    ],
+)
+def test_the_page_says_what_was_trained(store: ArtifactStore, model: str, says: str) -> None:
+    record = run_record(store)
+    made = record.model.model_copy(update={"config": {"model": model}})
+    assert says in facts.learned(made).replace(f"{made.num_parameters:,}", "45,313")
+    assert "A network of" in facts.learned(record.model)

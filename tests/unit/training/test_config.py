@@ -3,7 +3,13 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from tasks.training.config import EXECUTION_FIELDS, LaunchConfig, ReadingConfig, TrainingConfig
+from tasks.training.config import (
+    EXECUTION_FIELDS,
+    LaunchConfig,
+    ReadingConfig,
+    TrainingConfig,
+    model_trained,
+)
 
 STRATEGIES = [
     ({"gradient_compression": "topk"}, "Input should be 'none', 'fp16' or 'powersgd'"),
@@ -31,6 +37,12 @@ STRATEGIES = [
         ({"launch": {"threads_per_rank": 0}}, "validation error"),
         ({"launch": {"min_gain": 1}}, "validation error"),
         *(({"strategy": fields}, sentence) for fields, sentence in STRATEGIES),
+        ({"model": "xgboost"}, "expected network, gradient-boosting, average, or package:function"),
+        ({"model": "my-package:build"}, "is no model"),
+        (
+            {"model": "gradient-boosting", "start": "champion"},
+            "start='champion' moves a network's weights",
+        ),
         (
             {"elastic": {"enabled": True}, "strategy": {"name": "fsdp"}},
             "each rank must hold the whole network",
@@ -58,3 +70,13 @@ def test_what_is_computed_does_not_depend_on_how_it_is_carried_out() -> None:
 
 def test_a_version_of_an_earlier_release_named_its_framework() -> None:
     assert TrainingConfig.model_validate({"network": "torch"}) == TrainingConfig()
+
+
+def test_the_model_of_a_use_case_is_that_of_its_training() -> None:
+    assert model_trained({"name": "a", "model": "average", "training": {"seed": 3}}) == {
+        "name": "a",
+        "training": {"model": "average", "seed": 3},
+    }
+    assert model_trained({"name": "a"}) == {"name": "a"}
+    with pytest.raises(ValueError, match="write one"):
+        model_trained({"model": "average", "training": {"model": "network"}})

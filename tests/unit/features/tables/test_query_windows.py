@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tasks.features.config import FeatureConfig
-from tasks.features.snapshot import write_entities
+from tasks.features.entities import write_entities
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tests.support.data.repository import SmallRepository, built, days

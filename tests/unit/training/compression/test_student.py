@@ -117,3 +117,9 @@ def test_what_versions_before_the_rename_hold_is_read(tmp_path: Path) -> None:
     asked = {**use_case().model_dump(mode="json"), "shrinking": section}
     asked.pop("compression")
     assert PipelineConfig.model_validate(asked).compression.pruned_share == 0.5
+
+
+@pytest.mark.parametrize("model", ["gradient-boosting", "average", "my_package:build"])
+def test_only_a_network_of_ours_is_made_smaller(tmp_path: Path, model: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"is '{model}', and only a network of ours"):
+        planned(tmp_path, {"model": model})

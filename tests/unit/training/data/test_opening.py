@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from tasks.kernel.errors import DataContractError
+from tasks.training.data.opening import num_readers
 from tasks.training.data.preprocess import Preprocessing
 from tests.support.data.builders import COLUMNS, frame, splits
 from tests.support.training.reading_ranks import job, opened
@@ -81,3 +82,20 @@ def test_an_empty_shard_is_refused_with_the_fix(tmp_path: Path) -> None:
     few.loc[first.index, COLUMNS.label] = [0, 1, 0]
     with pytest.raises(DataContractError, match=r"have no training rows: .*lower num_shards"):
         opened(job(tmp_path, few, num_shards=16), tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "local_size", "expected"),
+    [
+        ("cpu", 16, 1, 0),
+        ("cuda", 16, 1, 8),
+        ("cuda", 16, 4, 3),
+        ("cuda", 16, 8, 1),
+        ("cuda", 1, 1, 1),
+    ],
+)
+def test_a_gpus_rank_reads_ahead_on_the_cores_that_are_free(
+    monkeypatch: pytest.MonkeyPatch, device: str, cores: int, local_size: int, expected: int
+) -> None:
+    monkeypatch.setattr("tasks.training.data.opening.usable_cores", lambda: cores)
+    assert num_readers(device, local_size) == expected

@@ -1,0 +1,409 @@
+"""A project in Python: rows in and out as DataFrames; a notebook shows what is worth looking at.
+
+Runs go through the command line in a process of their own, which starts Prefect and ends it: an
+interpreter that has imported Prefect cannot be given another server.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, RegistryError
+from tasks.kernel.files import scratch_folder
+from tasks.kernel.settings import Settings, find_project, no_project
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from flows.config import PipelineConfig
+    from tasks.contracts.evaluation import Metric
+    from tasks.contracts.release import RegisteredProgram
+    from tasks.contracts.run import RunRecord
+    from tasks.conversion.targets.interface import LoadedModel
+    from tasks.registry.mlflow_registry import RegisteredVersion
+
+EVENT_TIME = "event_timestamp"
+MOST_ROWS = 4096
+"""Rows of one call of a model."""
+
+
+def open(path: str | Path = ".", home: str | Path | None = None) -> Project:
+    """Open a project.
+
+    Args:
+        path: its folder, which holds `use_case.yaml`, or one inside it.
+        home: state folder; without it `.falaj` in the project.
+
+    Raises:
+        ConfigurationError: there is no project.
+    """
+    start = Path(path).expanduser().resolve()
+    found = find_project(start)
+    if found is None:
+        raise ConfigurationError(f"{no_project(start)}. Nothing was opened")
+    names = {"FALAJ_FEATURE_REPO": str(found)} | ({"FALAJ_HOME": str(home)} if home else {})
+    kept = {n: v for n, v in os.environ.items() if n.startswith("FALAJ_") and n != "FALAJ_HOME"}
+    return Project(Settings.from_environment({**kept, **names}))
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project and its state folder."""
+
+    settings: Settings
+
+    @property
+    def path(self) -> Path:
+        """Folder that holds `use_case.yaml`."""
+        return self.settings.feature_repo
+
+    @property
+    def config(self) -> PipelineConfig:
+        """What `use_case.yaml` says now."""
+        from flows.config import read_pipeline_config
+
+        with self._environment():
+            return read_pipeline_config(self.path)
+
+    def command(self, *words: str) -> str:
+        """Run a command of `falaj` on this project, its lines shown as they come.
+
+        Returns:
+            All that it printed.
+
+        Raises:
+            FalajError: it ended with another code than 0.
+        """
+        line = [sys.executable, "-m", "falaj", *words]
+        environment = {**os.environ, **self._variables}
+        said = []
+        with subprocess.Popen(
+            line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            assert process.stdout is not None
+            for text in process.stdout:
+                sys.stdout.write(text)
+                said.append(text)
+        if process.returncode:
+            last = said[-1].strip() if said else "it printed nothing"
+            raise FalajError(f"`falaj {' '.join(words)}` ended with {process.returncode}: {last}")
+        return "".join(said)
+
+    def check(self) -> str:
+        """Find mistakes in seconds, without training.
+
+        Raises:
+            FalajError: there are some; the lines above say which.
+        """
+        return self.command("check")
+
+    def run(self) -> Run:
+        """Run the whole loop; finished stages are reused.
+
+        Raises:
+            FalajError: a stage failed.
+        """
+        self.command("run")
+        return self.latest_run()
+
+    def latest_run(self) -> Run:
+        """The newest finished run.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        from tasks.contracts.run import RunRecord
+
+        with self._environment():
+            folder = self.settings.reports / "latest"
+        try:
+            facts = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        except FileNotFoundError as exc:
+            raise ConfigurationError(
+                f"{self.path.name} has no finished run in {self.settings.home}; begin one with "
+                "run(). Nothing was read"
+            ) from exc
+        record = {name: value for name, value in facts.items() if name in RunRecord.model_fields}
+        return Run(RunRecord.model_validate_json(json.dumps(record)), folder / "report.html")
+
+    def models(self) -> pd.DataFrame:
+        """All versions of the project's model, newest first, with their primary metric.
+
+        Returns:
+            A row a version: version, alias, metric, value, low, high.
+        """
+        import pandas as pd
+
+        from tasks.registry.mlflow_registry import Registry
+        from tasks.registry.model_folder import read_version
+
+        name, registry = self.config.registry.model_name, Registry(self._location)
+        aliases: dict[int, list[str]] = {}
+        for alias in ("champion", "candidate"):
+            if (version := registry.by_alias(name, alias)) is not None:
+                aliases.setdefault(version.ref.version, []).append(alias)
+        rows = []
+        for version in registry.versions(name):
+            number, manifest = version.ref.version, read_version(version).manifest
+            row: dict[str, Any] = {"version": number, "alias": ", ".join(aliases.get(number, ()))}
+            if manifest is not None:
+                row |= {"trained until": manifest.splits.train.end}
+            rows.append(row)
+        return pd.DataFrame(rows).sort_values("version", ascending=False, ignore_index=True)
+
+    def champion(self) -> Model:
+        """The version in service.
+
+        Raises:
+            RegistryError: nothing was promoted yet.
+        """
+        from tasks.registry.mlflow_registry import Registry
+
+        name = self.config.registry.model_name
+        version = Registry(self._location).by_alias(name, "champion")
+        if version is None:
+            raise RegistryError(f"{name} has no champion yet; run() trains and promotes one")
+        return Model(self, version)
+
+    def model(self, number: int) -> Model:
+        """One version of the project's model.
+
+        Raises:
+            RegistryError: there is no such version.
+        """
+        from tasks.registry.mlflow_registry import Registry
+
+        name = self.config.registry.model_name
+        return Model(self, Registry(self._location).version(name, number))
+
+    def features(self, keys: pd.DataFrame, at: datetime | str | None = None) -> pd.DataFrame:
+        """The features of entities.
+
+        Args:
+            keys: a row an entity, with the key columns.
+            at: moment at which they were known, or the column of `keys` that holds it, with a time
+                zone; they are then read from history, as in training. None: now, online.
+
+        Returns:
+            `keys` with a column `<view>__<feature>` for each feature, rows in the same order.
+
+        Raises:
+            ConfigurationError: nothing was refreshed yet.
+            DataContractError: a key column is absent, or a moment has no time zone.
+        """
+        from tasks.features.access.store import find_service, open_store, quiet
+
+        service_name = self.config.features.training_set.feature_service
+        with self._environment(), quiet():
+            store = open_store(self.settings.features_home, self.path)
+            service = find_service(store, service_name)
+            if at is not None:
+                return _historical(store, service, keys, at)
+            from tasks.features.online.reader import OnlineReader
+
+            reader = OnlineReader(store, service, self.config.features.online)
+            try:
+                answer = reader.read({name: keys[name].tolist() for name in keys.columns})
+            finally:
+                reader.close()
+        return keys.assign(**answer.columns)
+
+    def training_set(self) -> pd.DataFrame:
+        """Rows that the newest run trained, validated and tested on, with their labels."""
+        import pandas as pd
+
+        data = self.latest_run().record.dataset.snapshot.data
+        return pd.read_parquet(self.settings.store.path(data))
+
+    @property
+    def _location(self) -> Any:
+        from tasks.registry.connection import RegistryLocation
+
+        return RegistryLocation.of(self.settings)
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {"FALAJ_HOME": str(self.settings.home), "FALAJ_FEATURE_REPO": str(self.path)}
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """What is imported reads the project from the environment; it is as before afterwards."""
+        before = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+    def _repr_html_(self) -> str:
+        config = self.config
+        rows = {"project": config.name, "question": config.question, "folder": self.path}
+        try:
+            rows |= self.latest_run().facts()
+        except ConfigurationError:
+            rows |= {"runs": "none yet: run()"}
+        return table(rows)
+
+
+def _historical(store: Any, service: Any, keys: pd.DataFrame, at: datetime | str) -> pd.DataFrame:
+    from tasks.features.offline.duck import sql_text
+
+    frame = keys.rename(columns={at: EVENT_TIME}) if isinstance(at, str) else keys.copy()
+    if not isinstance(at, str):
+        frame[EVENT_TIME] = at
+    if getattr(frame[EVENT_TIME].dtype, "tz", None) is None:
+        raise DataContractError(
+            f"the moments are {frame[EVENT_TIME].dtype}, expected times with a zone, such as "
+            "datetime(2026, 1, 31, tzinfo=UTC). Nothing was read"
+        )
+    frame["falaj_row"] = range(len(frame))
+    with scratch_folder("falaj-features") as folder:
+        file = folder / "entities.parquet"
+        frame.to_parquet(file, index=False)
+        job = store.get_historical_features(
+            entity_df=f"SELECT * FROM read_parquet({sql_text(file)})",
+            features=service,
+            full_feature_names=True,
+            filter_by_created_timestamp=True,
+        )
+        found: pd.DataFrame = job.to_df().sort_values("falaj_row")
+    found = found.drop(columns="falaj_row").set_axis(keys.index)
+    return found.rename(columns={EVENT_TIME: at}) if isinstance(at, str) else found
+
+
+@dataclass(frozen=True)
+class Model:
+    """One registered version, ready to be asked; it is loaded at the first question."""
+
+    project: Project
+    registered: RegisteredVersion
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        return self.registered.ref.version
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Columns that it takes: categories, then numbers."""
+        columns = self._program.raw_columns
+        return (*columns.categorical, *columns.numeric)
+
+    def predict(self, rows: pd.DataFrame) -> pd.Series[float]:
+        """Probability of a label of 1, or the predicted number, of each row.
+
+        Args:
+            rows: with the columns `inputs`; missing values may be null.
+
+        Raises:
+            DataContractError: a column is absent; `Project.features` adds those of entities.
+        """
+        import numpy as np
+        import pandas as pd
+
+        from tasks.conversion.targets.interface import ModelInputs
+
+        categorical, numeric = self._program.raw_columns.model_inputs(rows)
+        scores = [
+            self._loaded(
+                ModelInputs(
+                    {
+                        "categorical": categorical[start : start + MOST_ROWS],
+                        "numeric": numeric[start : start + MOST_ROWS],
+                    }
+                )
+            )
+            for start in range(0, len(rows), MOST_ROWS)
+        ]
+        values = np.concatenate(scores) if scores else np.empty(0, np.float32)
+        return pd.Series(values, index=rows.index, name="score")
+
+    @cached_property
+    def _program(self) -> RegisteredProgram:
+        from tasks.registry.programs import fetch_version
+
+        settings = self.project.settings
+        return fetch_version(self.registered.ref, self.project._location, settings.store)
+
+    @cached_property
+    def _loaded(self) -> LoadedModel:
+        """The variant that answers fastest on this hardware, as a server would take it."""
+        from tasks.conversion.targets.interface import Runtime
+        from tasks.conversion.variants import open_variant
+        from tasks.registry.model_folder import read_version
+
+        record = read_version(self.registered)
+        entries = record.variants.variants if record.variants else ()
+        for entry in entries:
+            if any(goal.chosen and goal.goal == "one-row" for goal in entry.variant.standings):
+                folder = self.registered.folder / str(entry.folder)
+                return open_variant(folder, entry.variant, self._program, Runtime())
+        raise RegistryError(
+            f"version {self.version} has no accepted variant to ask; convert it with `falaj "
+            f"convert {self.version}`"
+        )
+
+    def _repr_html_(self) -> str:
+        ref = self.registered.ref
+        return table({"model": ref.name, "version": ref.version, "program": ref.program_sha256})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and its report."""
+
+    record: RunRecord
+    report: Path
+
+    @property
+    def metric(self) -> Metric:
+        """What models are compared by, on the test rows, with its 95 % interval."""
+        return self.record.evaluation.overall.primary
+
+    @property
+    def promoted(self) -> bool:
+        """Whether the run's version became the champion."""
+        return self.record.promotion.promoted
+
+    def facts(self) -> Mapping[str, object]:
+        """What matters of it."""
+        record, overall = self.record, self.record.evaluation.overall
+        accepted = ", ".join(v.name for v in record.variants if v.accepted) or "none"
+        return {
+            "model": f"{record.version.name} version {record.version.version}",
+            "promoted": "yes" if self.promoted else "no",
+            overall.primary_name: f"{overall.primary:.4f} on {overall.num_rows:,} test rows",
+            record.evaluation.baseline_model_name: (
+                f"{record.evaluation.baseline_model.primary:.4f}"
+            ),
+            "variants": accepted,
+            "drift": f"{record.drift.result} in {record.drift.current}",
+            "report": self.report,
+        }
+
+    def _repr_html_(self) -> str:
+        return table(self.facts())
+
+
+def table(rows: Mapping[str, object]) -> str:
+    """A table of two columns, as a notebook shows it."""
+    lines = (
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+        f"<td style='text-align:left'>{html.escape(str(value))}</td></tr>"
+        for name, value in rows.items()
+    )
+    return f"<table>{''.join(lines)}</table>"

@@ -1,0 +1,36 @@
+"""What the command line costs before it does anything: CPU time, which other work changes least."""
+
+import os
+import statistics
+import subprocess
+import sys
+
+from infra.bench.figures import Measured, at_most
+from infra.bench.parts import Bench
+from tasks.kernel.settings import PROJECT_ROOT
+
+ROUNDS = 11
+BOUND_S, BOUND_RATIO = 0.4, 15.0
+
+
+def figures(bench: Bench) -> Measured:
+    """CPU seconds of `falaj --help`, and as many times those of an empty Python."""
+    rounds = bench.size(ROUNDS, 1)
+    empty = statistics.median(_cpu_s("-c", "pass") for _ in range(rounds))
+    helped = statistics.median(_cpu_s("-m", "falaj", "--help") for _ in range(rounds))
+    evidence = f"median of {rounds}; an empty Python takes {empty:.3f} s"
+    return [
+        at_most("falaj --help, CPU s", helped, BOUND_S, evidence),
+        at_most("falaj --help to an empty Python, CPU", helped / empty, BOUND_RATIO, evidence),
+    ]
+
+
+def _cpu_s(*words: str) -> float:
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=PROJECT_ROOT, stdout=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,160 @@
+"""Rows of PostgreSQL: the declared columns of one window, in one snapshot of the database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+
+import pyarrow as pa
+
+from tasks.contracts.base import TimeWindow
+from tasks.features.access.profile import postgres_refusal
+from tasks.features.offline.duck import names, sql_name, sql_text
+from tasks.features.tables.copies import Source, copied, library, write_rows
+from tasks.features.tables.formats import check_present, near, own_names
+from tasks.features.tables.raw_files import RawTable
+from tasks.kernel.errors import ConfigurationError, TransientError
+
+CONNECT_S = 10
+PLAIN = {
+    *("int2", "int4", "int8", "float4", "float8", "bool", "text", "varchar", "bpchar"),
+    *("timestamptz", "timestamp", "date"),
+}
+"""Types that come as they are; others come as PostgreSQL writes them."""
+PASSING = ("08", "40", "53", "55", "57")
+"""Classes of SQLSTATE that go by: connection, conflict, resources, operator."""
+NOT_YET = ("starting up", "shutting down", "too many", "recovery")
+WRONG = ("FATAL", "certificate", "password", "invalid", "SSL")
+"""Words of a failed connection that trying again cannot help."""
+
+
+def postgres_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
+    """Rows of a table, view or query, `postgres://user@host/database/schema.table`.
+
+    They are read at once: a database has no version by which to know whether they changed.
+    `FALAJ_<TABLE>_URL` replaces all of the uri but the table.
+
+    Raises:
+        ConfigurationError: the driver is not installed, the uri is wrong, or the server refuses.
+        TransientError: the server does not answer.
+    """
+    driver = library("adbc_driver_postgresql.dbapi", "postgres", table)
+    address, rows = _address_and_rows(table, repo)
+    target = scratch / "rows.parquet"
+    with (
+        _explained(table, driver, address),
+        driver.connect(address) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        cursor.execute(f"SELECT * FROM {rows} LIMIT 0")
+        schema = cursor.fetch_record_batch().schema
+        check_present(table, schema.names, own_names(table).values(), "it")
+        cursor.execute(_query(table, rows, schema, window))
+        write_rows(cursor.fetch_record_batch(), target)
+    return copied(table, target)
+
+
+def _address_and_rows(
+    table: RawTable, repo: Path, environment: Mapping[str, str] = os.environ
+) -> tuple[str, str]:
+    """Address of the database, and what stands after FROM.
+
+    Raises:
+        ConfigurationError: one of them is missing, or rows would travel unencrypted.
+    """
+    parts = urlsplit(table.uri)
+    database, _, name = unquote(parts.path).strip("/").partition("/")
+    options = _options(parts.query)
+    query = options.pop("query", "")
+    if bool(name) == bool(query):
+        raise ConfigurationError(
+            f"{table.uri!r} names {'both' if name else 'neither'} a table and a query; expected "
+            "postgres://user@host/database/schema.table, or "
+            "postgres://user@host/database?query=source.sql with a file of the feature repository"
+        )
+    variable = f"FALAJ_{table.name.upper()}_URL"
+    if given := environment.get(variable):
+        parts = urlsplit(given)
+        database = unquote(parts.path).strip("/")
+        options = _options(parts.query)
+    asked = {"host": "PGHOST"} if not parts.hostname and "host" not in options else {}
+    asked |= {} if "hostaddr" in options else {"hostaddr": "PGHOSTADDR"}
+    options |= {key: environment[name] for key, name in asked.items() if environment.get(name)}
+    hosts = [parts.hostname or "", *(options.get(key, "") for key in ("host", "hostaddr"))]
+    said = variable if given else f"raw table {table.name}"
+    for host in hosts:
+        checked = urlencode({**options, "host": host})
+        for refusal in postgres_refusal(f"postgresql:///?{checked}", said):
+            raise ConfigurationError(f"{refusal}")
+    options.setdefault("connect_timeout", str(CONNECT_S))
+    encoded = urlencode(options, quote_via=quote)
+    address = urlunsplit(("postgresql", parts.netloc, f"/{quote(database)}", encoded, ""))
+    if name:
+        return address, ".".join(map(sql_name, name.split(".")))
+    file = repo / query
+    if not file.is_file():
+        raise ConfigurationError(
+            f"the feature repository has no file {query!r} with the query of its rows; write it, "
+            "or name a table"
+        )
+    return address, f"({file.read_text(encoding='utf-8').strip().rstrip(';')}\n) AS rows"
+
+
+def _options(query: str) -> dict[str, str]:
+    """As libpq reads them: a plus is a plus."""
+    pairs = (part.partition("=") for part in query.split("&") if part)
+    return {name: unquote(value) for name, _, value in pairs}
+
+
+def _query(table: RawTable, rows: str, schema: pa.Schema, window: TimeWindow) -> str:
+    own = own_names(table)
+    selected = [
+        name if _type_name(schema, written) in PLAIN else f"{name}::text AS {name}"
+        for written in own.values()
+        for name in [sql_name(written)]
+    ]
+    time = own.get(table.time_column or "", "")
+    bounds = near(window, schema.field(time).type) if time else None
+    condition = ""
+    if bounds:
+        kind, column = _type_name(schema, time), sql_name(time)
+        since, until = (
+            sql_text(f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}+00") + f"::{kind}"
+            for moment in (bounds.start, bounds.end)
+        )
+        condition = f" WHERE ({column} >= {since} AND {column} < {until}) OR {column} IS NULL"
+    # In one order, so that the same rows give the same digest.
+    order = names([*([time] if time else []), *(own[key] for key in table.key)])
+    return f"SELECT {', '.join(selected)} FROM {rows}{condition} ORDER BY {order}"
+
+
+def _type_name(schema: pa.Schema, name: str) -> str:
+    described: Any = schema.field(name).metadata or {}
+    return str(described.get(b"POSTGRESQL:type", b"").decode()).strip("'")
+
+
+@contextmanager
+def _explained(table: RawTable, driver: Any, address: str) -> Iterator[None]:
+    try:
+        yield
+    except driver.Error as exc:
+        reason = " ".join(str(exc).split("LINE 1")[0].split())[:300]
+        if password := urlsplit(address).password:
+            reason = reason.replace(password, "***").replace(unquote(password), "***")
+        state = exc.sqlstate or ""
+        passing = state.startswith(PASSING) if state else not any(w in reason for w in WRONG)
+        if passing or any(words in reason for words in NOT_YET):
+            raise TransientError(
+                f"PostgreSQL does not answer ({reason}); see that it runs and that {table.uri!r} "
+                "names its host, then run again"
+            ) from None
+        raise ConfigurationError(
+            f"PostgreSQL refused ({reason}); correct {table.uri!r}, or the user's rights and "
+            f"password (PGPASSWORD or FALAJ_{table.name.upper()}_URL)"
+        ) from None

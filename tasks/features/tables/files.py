@@ -1,0 +1,164 @@
+"""Which files a path names, and which of them can hold rows of a window."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, time
+from pathlib import PurePosixPath
+
+import pyarrow.parquet as pq
+from pyarrow import ArrowInvalid
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+
+from tasks.contracts.base import TimeWindow
+from tasks.features.tables.formats import ENDINGS, PACKINGS, format_of, near, own_names, plain_type
+from tasks.features.tables.raw_files import RawTable
+from tasks.kernel.errors import ConfigurationError, DataContractError
+
+NUM_THREADS = 16
+UNFINISHED = (".tmp", ".crc")
+"""Endings of files that a writer has beside its own."""
+
+
+def files_of(table: RawTable, system: FileSystem, path: str, window: TimeWindow) -> list[FileInfo]:
+    """Those of a raw table's files that may hold rows of a window.
+
+    Raises:
+        ConfigurationError: there is no file.
+        DataContractError: one is no whole Parquet file.
+    """
+    found = named_files(system, path)
+    if table.time_column is None:
+        return found
+    return _with_rows_of(system, found, own_names(table)[table.time_column], window)
+
+
+def named_files(system: FileSystem, path: str) -> list[FileInfo]:
+    """The file itself, those below a folder, or those that fit a pattern; sorted by their paths.
+
+    In a pattern `*` and `?` stand for letters of one name, `**` for folders. Names that begin with
+    a dot or an underscore, or end as a writer's unfinished files do, are passed over.
+
+    Args:
+        system: where they are.
+        path: of the system.
+
+    Raises:
+        ConfigurationError: there is none, or a folder holds something else.
+    """
+    there = system.get_file_info(path)
+    if there.type == FileType.File:
+        return [there]
+    fixed = path.rstrip("/")
+    if there.type != FileType.Directory:
+        fixed = re.split(r"[*?]", path, maxsplit=1)[0].rpartition("/")[0]
+    rest = path.removeprefix(fixed).strip("/")
+    deep = not rest or "/" in rest or "**" in rest
+    listed = system.get_file_info(FileSelector(fixed, allow_not_found=True, recursive=deep))
+    fits = re.compile(_expression(rest) if rest else ".*").fullmatch
+    below = {info.path.removeprefix(fixed).strip("/"): info for info in listed}
+    lakes = {"Delta": r"_delta_log/.*", "Iceberg": r"metadata/.*\.metadata\.json"}
+    for kind, log in lakes.items():
+        if not rest and any(re.fullmatch(log, name) for name in below):
+            raise ConfigurationError(
+                f"{path} is a table of {kind}: its folder also holds rows that were deleted. Name "
+                f"it {kind.lower()}+file:// or {kind.lower()}+s3://"
+            )
+    found = [
+        info
+        for name, info in sorted(below.items())
+        if info.type == FileType.File and fits(name) and not _is_aside(name)
+    ]
+    if not rest:
+        _check_endings(found, path)
+    if not found:
+        raise ConfigurationError(
+            f"the uri names no file ({path}); expected a file, a folder with files, or a pattern "
+            "that files fit, such as data/*.parquet"
+        )
+    return found
+
+
+def _expression(pattern: str) -> str:
+    said = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    return "".join(said.get(part, re.escape(part)) for part in parts)
+
+
+def _is_aside(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    hidden = any(part.startswith((".", "_")) and "=" not in part for part in parts)
+    return hidden or name.endswith(UNFINISHED)
+
+
+def _check_endings(found: Sequence[FileInfo], folder: str) -> None:
+    for info in found:
+        path = PurePosixPath(info.path.lower())
+        ending = PurePosixPath(path.stem).suffix if path.suffix in PACKINGS else path.suffix
+        if ending not in ENDINGS and path.suffix != ".zip":
+            raise ConfigurationError(
+                f"{folder} holds {info.base_name}, which is no Parquet, CSV or JSON file; name the "
+                f"others with a pattern, such as {folder.rstrip('/')}/*.parquet"
+            )
+
+
+def _with_rows_of(
+    system: FileSystem, files: Sequence[FileInfo], column: str, window: TimeWindow
+) -> list[FileInfo]:
+    """Those files that may hold rows of a window, by the statistics that Parquet files carry.
+
+    Only their ends are read. Rows without a time belong to every window, and other formats tell
+    nothing before they are read.
+
+    Args:
+        system: where the files are.
+        files: at least one.
+        column: the files' own name of the time column.
+        window: what is asked for.
+
+    Returns:
+        At least one, so that what is wrong with all of them shows.
+
+    Raises:
+        DataContractError: a file is no Parquet file.
+    """
+
+    def may_hold(info: FileInfo) -> bool:
+        if format_of(info.path) != "Parquet":
+            return True
+        try:
+            with system.open_input_file(info.path) as stream:
+                return _may_hold(pq.read_metadata(stream), column, window)
+        except ArrowInvalid as exc:
+            raise DataContractError(
+                f"{info.path} cannot be read as a table ({str(exc)[:200]}); expected a whole "
+                "Parquet file. Write it aside and rename it when it is whole"
+            ) from exc
+
+    if len(files) == 1:
+        return list(files)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        held = list(pool.map(may_hold, files))
+    return [info for info, holds in zip(files, held, strict=True) if holds] or [files[-1]]
+
+
+def _may_hold(metadata: pq.FileMetaData, column: str, window: TimeWindow) -> bool:
+    bounds = near(window, plain_type(metadata.schema.to_arrow_schema(), column))
+    if bounds is None:
+        return True
+    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    position = paths.index(column)
+    for number in range(metadata.num_row_groups):
+        seen = metadata.row_group(number).column(position).statistics
+        if seen is None or not seen.has_min_max or not seen.has_null_count or seen.null_count:
+            return True
+        if _moment(seen.max) >= bounds.start and _moment(seen.min) < bounds.end:
+            return True
+    return False
+
+
+def _moment(value: date) -> datetime:
+    moment = value if isinstance(value, datetime) else datetime.combine(value, time())
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

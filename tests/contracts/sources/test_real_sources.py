@@ -1,0 +1,301 @@
+"""Raw rows from S3, PostgreSQL, the web, Delta Lake and Iceberg, each a real one."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psycopg
+import pyarrow as pa
+import pytest
+
+from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
+from tests.support.data.shop import orders
+from tests.support.data.sources import MONTHS, SourceShop, month, monthly, seen, typed_orders
+from tests.support.services.servers import new_database, postgres_server, s3_server
+
+COLUMNS = "order_id bigint, customer text, ordered timestamptz, items int, amount numeric"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> SourceShop:
+    return SourceShop(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    import boto3
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    made = boto3.resource("s3", endpoint_url=s3, region_name="us-east-1").Bucket("shop")
+    made.create()
+    made.objects.all().delete()
+    return made
+
+
+def upload(bucket: Any, name: str, rows: pd.DataFrame) -> int:
+    body = rows.to_parquet()
+    bucket.put_object(Key=name, Body=body)
+    return len(body)
+
+
+def test_a_window_reads_only_its_objects_of_s3(shop: SourceShop, bucket: Any) -> None:
+    usual = shop.rows(shop.read())
+    sizes = [upload(bucket, f"o/{m}.parquet", rows) for m, rows in monthly(typed_orders()).items()]
+    pd.testing.assert_frame_equal(shop.rows(shop.read("s3://shop/o/*.parquet")), usual)
+    first = shop.read("s3://shop/o/", month(1))
+    assert seen(first).num_bytes == sizes[1]
+    upload(
+        bucket,
+        "o/2024-07.parquet",
+        typed_orders().assign(ordered=pd.Timestamp("2024-07-01", tz="UTC")),
+    )
+    assert shop.read(window=month(1)) == first
+    upload(bucket, "o/late.parquet", monthly(typed_orders())[MONTHS[1]].head(1).assign(order_id=-1))
+    late = shop.read(window=month(1))
+    assert late.tables[0].num_rows == first.tables[0].num_rows + 1
+
+
+def test_other_formats_and_folders_of_s3_are_read_too(shop: SourceShop, bucket: Any) -> None:
+    usual = shop.rows(shop.read())
+    for number, (_, rows) in enumerate(orders().groupby("customer")):
+        name = rows["customer"].iloc[0]
+        if number < 5:
+            upload(bucket, f"p/customer={name}/a.parquet", rows.drop(columns="customer"))
+        bucket.put_object(Key=f"c/{name}.csv", Body=rows.to_csv(index=False).encode())
+    pd.testing.assert_frame_equal(shop.rows(shop.read("s3://shop/c/")), usual)
+    shop.source("s3://shop/p/", time_zone="UTC")
+    assert set(shop.rows(shop.read())["customer"]) == {f"c0{number}" for number in range(5)}
+
+
+def test_what_s3_lacks_or_withholds_is_told(
+    shop: SourceShop, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match="no bucket 'nowhere'"):
+        shop.read("s3://nowhere/a.parquet")
+    with pytest.raises(ConfigurationError, match="names no file"):
+        shop.read("s3://shop/none/*.parquet")
+    upload(bucket, "o/a.parquet", typed_orders().drop(columns="items"))
+    with pytest.raises(DataContractError, match="items are missing; the file has order_id"):
+        shop.read("s3://shop/o/")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(TransientError, match="NETWORK_CONNECTION"):
+        shop.read()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio.example")
+    with pytest.raises(ConfigurationError, match="expected https://"):
+        shop.read()
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
+        yield uri
+
+
+@pytest.fixture
+def database(postgres: str) -> Iterator[tuple[str, psycopg.Connection]]:
+    uri = new_database(postgres)
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE orders ({COLUMNS})")
+        with connection.cursor().copy("COPY orders FROM STDIN (FORMAT csv)") as copy:
+            copy.write(orders().to_csv(index=False, header=False))
+        yield uri.removesuffix("?sslmode=disable"), connection
+
+
+def test_a_window_of_a_table_of_postgresql_is_read_in_one_snapshot(
+    shop: SourceShop, database: tuple[str, psycopg.Connection]
+) -> None:
+    usual, (uri, connection) = shop.rows(shop.read()), database
+    pd.testing.assert_frame_equal(shop.rows(shop.read(f"{uri}/public.orders")), usual)
+    first = shop.read(window=month(1))
+    connection.execute("UPDATE orders SET amount = 0 WHERE ordered < '2024-02-01'")
+    connection.execute("INSERT INTO orders SELECT 900, 'c01', '2024-03-01Z', 1, 5")
+    assert shop.read(window=month(1)) == first
+    connection.execute("INSERT INTO orders SELECT 901, 'c01', '2024-02-01Z', 1, 5")
+    late = shop.read(window=month(1))
+    assert set(shop.rows(late)["order_id"]) - set(shop.rows(first)["order_id"]) == {901}
+    (shop.repo / "source.sql").write_text("SELECT * FROM orders WHERE order_id < 900;\n")
+    narrow = shop.read(f"{uri}?query=source.sql", month(1))
+    assert narrow.tables[0].num_rows == first.tables[0].num_rows
+    connection.execute("ALTER TABLE orders ALTER ordered TYPE timestamp USING ordered")
+    with pytest.raises(DataContractError, match="no time with a time zone"):
+        shop.read(f"{uri}/orders", month(1))
+    shop.source(f"{uri}/orders", time_zone="UTC")
+    pd.testing.assert_frame_equal(shop.rows(shop.read(window=month(1))), shop.rows(late))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("/orders", "/nothing"), 'relation "nothing" does not exist'),
+        (("@127.0.0.1", "nobody@127.0.0.1"), 'role "postgresnobody" does not exist'),
+        (("/orders", ""), "names neither a table"),
+        (("/orders", "?query=none.sql"), "no file 'none.sql'"),
+    ],
+)
+def test_what_postgresql_refuses_is_told(
+    shop: SourceShop, database: tuple[str, psycopg.Connection], change: tuple[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        shop.read(f"{database[0]}/orders".replace(*change))
+
+
+def test_a_password_comes_from_the_environment_and_is_never_told(
+    shop: SourceShop, database: tuple[str, psycopg.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = database[0]
+    with pytest.raises(ConfigurationError) as refused:
+        shop.read(uri.replace("postgres@", "postgres:hidden@") + "/orders")
+    assert "hidden" not in str(refused.value)
+    monkeypatch.setenv("FALAJ_ORDERS_URL", uri.replace("postgres@", "postgres:hidden@"))
+    assert shop.read("postgres://elsewhere/db/orders").tables[0].num_rows == 600
+    away = "postgres://postgres:hidden@127.0.0.1:9/db"
+    monkeypatch.setenv("FALAJ_ORDERS_URL", away)
+    with pytest.raises(TransientError, match="does not answer") as away_told:
+        shop.read()
+    assert "hidden" not in str(away_told.value)
+    monkeypatch.delenv("FALAJ_ORDERS_URL")
+    with pytest.raises(ConfigurationError, match=r"elsewhere with sslmode\s+unset"):
+        shop.read()
+    monkeypatch.setenv("PGHOST", "elsewhere")
+    with pytest.raises(ConfigurationError, match="elsewhere with sslmode"):
+        shop.read("postgres:///db/orders")
+
+
+class Site(BaseHTTPRequestHandler):
+    """Answers by the path that is asked for."""
+
+    def do_GET(self) -> None:
+        body = orders().to_csv(index=False).encode()
+        status = {"/gone.csv": 404, "/busy.csv": 503, "/moved.csv": 302}.get(self.path, 200)
+        self.send_response(status)
+        self.send_header("Location", "http://elsewhere.example/orders.csv")
+        length = len(body) + 9 * (self.path == "/half.csv")
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_file_of_a_web_server_is_read_whole_or_not_at_all(
+    shop: SourceShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = shop.rows(shop.read())
+    with site() as address:
+        pd.testing.assert_frame_equal(shop.rows(shop.read(f"{address}/orders.csv")), usual)
+        with pytest.raises(ConfigurationError, match="answers 404"):
+            shop.read(f"{address}/gone.csv")
+        with pytest.raises(TransientError, match="answers 503"):
+            shop.read(f"{address}/busy.csv")
+        with pytest.raises(TransientError, match="did not answer to the end"):
+            shop.read(f"{address}/half.csv")
+        with pytest.raises(ConfigurationError, match=r"http://elsewhere\.example, where"):
+            shop.read(f"{address}/moved.csv")
+        monkeypatch.setattr("tasks.features.tables.remote.LARGEST_DOWNLOAD_BYTES", 1000)
+        with pytest.raises(ConfigurationError, match="more than"):
+            shop.read(f"{address}/orders.csv")
+    with pytest.raises(TransientError, match="ConnectError"):
+        shop.read()
+
+
+@pytest.mark.parametrize("storage", ["file", "s3"])
+def test_a_table_of_delta_lake_is_read_in_one_version(
+    shop: SourceShop, bucket: Any, storage: str
+) -> None:
+    import deltalake
+
+    usual = shop.rows(shop.read())
+    where = {"file": str(shop.folder), "s3": "s3://shop/lake"}[storage]
+    options = {"aws_endpoint": bucket.meta.client.meta.endpoint_url, "allow_http": "true"}
+    for rows in monthly(typed_orders()).values():
+        table = pa.Table.from_pandas(rows, preserve_index=False)
+        deltalake.write_deltalake(where, table, mode="append", storage_options=options)
+    uri = {"file": "delta+file://raw/orders", "s3": "delta+s3://shop/lake"}[storage]
+    whole = shop.read(uri)
+    pd.testing.assert_frame_equal(shop.rows(whole), usual)
+    assert seen(whole).uri == f"{uri}@5"
+    assert seen(shop.read(window=month(2))).num_bytes < seen(whole).num_bytes / 4
+    deltalake.DeltaTable(where, storage_options=options).delete("order_id > 9")
+    assert seen(shop.read()).uri == f"{uri}@6"
+    assert shop.read().tables[0].num_rows == 10
+    pinned = shop.read(f"{uri}@5")
+    pd.testing.assert_frame_equal(shop.rows(pinned), usual)
+    with pytest.raises(ConfigurationError, match="in a version that is there"):
+        shop.read(f"{uri}@99")
+    if storage == "file":
+        with pytest.raises(ConfigurationError, match="is a table of Delta"):
+            shop.read("raw/orders/")
+
+
+def test_a_table_of_iceberg_is_read_in_one_snapshot(
+    shop: SourceShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    usual = shop.rows(shop.read())
+    address = f"sqlite:///{shop.folder}/catalog.db"
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", address)
+    catalog = SqlCatalog("lake", uri=address, warehouse=shop.folder.as_uri())
+    catalog.create_namespace("shop")
+    moments = typed_orders()["ordered"].astype("datetime64[us, UTC]")
+    first = pa.Table.from_pandas(typed_orders().assign(ordered=moments), preserve_index=False)
+    table = catalog.create_table("shop.orders", schema=first.schema)
+    table.append(first.slice(0, 300))
+    table.append(first.slice(300))
+    uri = "iceberg+catalog://lake/shop.orders"
+    whole = shop.read(uri)
+    pd.testing.assert_frame_equal(shop.rows(whole), usual)
+    snapshots = [snapshot.snapshot_id for snapshot in table.snapshots()]
+    assert seen(whole).uri == f"{uri}@{snapshots[-1]}"
+    assert shop.read(f"{uri}@{snapshots[0]}").tables[0].num_rows == 300
+    assert seen(shop.read(uri, month(0))).num_bytes < seen(whole).num_bytes
+    metadata = table.metadata_location.removeprefix("file://")
+    pd.testing.assert_frame_equal(shop.rows(shop.read(f"iceberg+file://{metadata}")), usual)
+    with pytest.raises(ConfigurationError, match="Table does not exist"):
+        shop.read("iceberg+catalog://lake/shop.nothing")
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "uri", "extra"),
+    [
+        ("adbc_driver_postgresql", "postgres://h/d/t", "postgres"),
+        ("deltalake", "delta+file://a", "lake"),
+        ("pyiceberg", "iceberg+catalog://a/b.c", "lake"),
+    ],
+)
+def test_a_source_whose_package_is_absent_says_how_to_get_it(
+    shop: SourceShop, monkeypatch: pytest.MonkeyPatch, module: str, uri: str, extra: str
+) -> None:
+    for name in {module, *(name for name in sys.modules if name.startswith(module))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'falaj\[{extra}\]'"):
+        shop.read(uri)

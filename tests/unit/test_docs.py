@@ -1,0 +1,62 @@
+"""Pages of the documentation: they build strictly, and their blocks are what they say."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from falaj.__main__ import app
+from tests.support.suite import reference
+from tests.support.suite.blocks import ROOT, Block, blocks
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+CHECKED = [block for block in BLOCKS if block.language in ("yaml", "json", "python")]
+SHELL = [block for block in BLOCKS if block.language in ("bash", "console")]
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    line = [sys.executable, "-m", "zensical", "build", "--strict"]
+    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / ".site" / "index.html").exists()
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_is_of_this_commit(name: str) -> None:
+    assert (reference.FOLDER / f"{name}.md").read_text(encoding="utf-8") == reference.page(name)
+
+
+@pytest.mark.parametrize("block", CHECKED, ids=str)
+def test_a_block_is_of_its_language(block: Block) -> None:
+    if block.language == "yaml":
+        list(yaml.safe_load_all(block.text))
+    elif block.language == "json":
+        json.loads(block.text)
+    else:
+        compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_every_command_that_a_page_shows_is_one(block: Block) -> None:
+    for line in block.commands():
+        words = shlex.split(line, comments=True) if line.startswith("falaj ") else []
+        if words and not {"--help", "|", ">", "&"} & set(words):
+            app.meta.parse_args(words[1:], exit_on_error=False, print_error=False)
+
+
+def test_every_variable_that_the_code_reads_is_described() -> None:
+    read: set[str] = set()
+    for folder in ("falaj", "flows", "tasks", "serving", "infra", "feature_repo"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in (".py", ".yaml", ".yml") and True:
+                read |= set(re.findall(r"\bFALAJ_[A-Z][A-Z_]+[A-Z]\b", file.read_text()))
+    assert read == set(reference.VARIABLES)

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tasks.contracts.evaluation import Calibrator
+from tasks.conversion.calibrator import check_mapped, write_mapped
+from tasks.conversion.kinds.tabular import TABULAR, edge_rows, magnitude_rows, read_rows
+from tasks.conversion.targets.interface import ConversionJob, Runtime, load_files
+from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
+from tasks.conversion.targets.trees import DOMAIN
+from tasks.kernel.settings import ArtifactStore
+from tests.support.conversion.programs import build_one, tabular_job
+from tests.support.data.builders import COLUMNS, splits
+from tests.support.training.boosted import boosted
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> ConversionJob:
+    folder = tmp_path_factory.mktemp("trees")
+    store = ArtifactStore(folder / "store")
+    model = boosted(store, folder / "work")
+    return tabular_job(store, store.path(model.program).read_bytes())
+
+
+@pytest.mark.parametrize("name", ["onnx-fp32", "openvino-fp32", "onnx-fp16"])
+def test_every_format_of_boosted_trees_answers_as_the_program_does(
+    trees: ConversionJob, name: str
+) -> None:
+    built = build_one(name, trees)
+    assert built.files is not None, built.failure
+    signature, store = trees.program.signature, trees.store
+    rows = trees.rows.dataset
+    typical = read_rows(rows, COLUMNS, splits().test, store, limit=500).inputs
+    with torch_threads_restored():
+        program = load_pytorch(store.path(trees.program.program), signature, Runtime())
+        converted = load_files(name, store.path(built.files), signature, Runtime())
+        most = TABULAR.bounds[built.precision].max_gap
+        for inputs in (typical, edge_rows(typical, 512), magnitude_rows(typical, 512)):
+            gap = np.abs(program(inputs) - converted(inputs)).max()
+            assert gap < most, gap
+        one = np.concatenate([converted(row) for row in typical.block(0, 50).blocks(1)])
+        assert np.abs(one - converted(typical.block(0, 50))).max() < most / 4
+
+
+def test_onnx_walks_down_the_trees_and_what_is_made_of_it_multiplies(trees: ConversionJob) -> None:
+    def graph(name: str) -> onnx.ModelProto:
+        built = build_one(name, trees)
+        assert built.files is not None, built.failure
+        return onnx.load(Path(trees.store.path(built.files)) / "model.onnx")
+
+    operators = [node.op_type for node in graph("onnx-fp32").graph.node]
+    assert operators.count("TreeEnsembleRegressor") == 1
+    assert "MatMul" not in operators
+    half = graph("onnx-fp16")
+    assert "MatMul" in [node.op_type for node in half.graph.node]
+    assert DOMAIN not in {entry.domain for entry in half.opset_import}
+
+
+def test_trees_whose_scores_are_mapped_anew_stay_trees(
+    trees: ConversionJob, tmp_path: Path
+) -> None:
+    store, after = trees.store, tmp_path / "mapped.pt2"
+    before = store.path(trees.program.program)
+    rows = trees.rows.dataset
+    steep = Calibrator(slope=1.7, intercept=-0.4)
+    assert write_mapped(before, after, COLUMNS, steep) == steep
+    inputs = read_rows(rows, COLUMNS, splits().test, store, limit=500).inputs
+    check_mapped(before, after, COLUMNS, steep, inputs)
+    built = build_one("onnx-fp32", tabular_job(store, after.read_bytes()))
+    assert built.files is not None, built.failure
+    operators = [n.op_type for n in onnx.load(store.path(built.files) / "model.onnx").graph.node]
+    assert "TreeEnsembleRegressor" in operators
