@@ -448,8 +448,8 @@ def _counted(things: list[Origin]) -> list[Origin]:
 
 
 def is_committed(record: RunRecord) -> bool:
-    """Whether a commit alone names the code."""
-    return re.fullmatch(r"[0-9a-f]{7,64}", record.code_commit) is not None
+    """Whether a commit, or a release, alone names the code."""
+    return re.fullmatch(r"[0-9a-f]{7,64}|v\d[\w.+]*", record.code_commit) is not None
 
 
 MOST_RANKS = 16
