@@ -173,7 +173,8 @@ def as_declared(
         nulls = (null_text,) if isinstance(null_text, str) else null_text
         for file in files:
             is_csv = kind == "CSV"
-            form = csv_form(con, file, own.values(), nulls) if is_csv else json_form(con, file)
+            wanted = own.values()
+            form = csv_form(con, file, wanted, nulls) if is_csv else json_form(con, file, nulls)
             found.setdefault(form, []).append(file)
     _check_columns(table, found, own)
     return f"({' UNION ALL '.join(_selected(form, m, own, bound) for form, m in found.items())})"
@@ -273,8 +274,9 @@ def _sniffed(con: duckdb.DuckDBPyConnection, path: Path, wanted: set[str]) -> di
     return {n: v for n, v in found.items() if v != "(empty)"} | {"skip": row[5]}
 
 
-def json_form(con: duckdb.DuckDBPyConnection, path: Path) -> Form:
+def json_form(con: duckdb.DuckDBPyConnection, path: Path, nulls: Sequence[str] = ()) -> Form:
     """Form of JSON records, one a line or in an array, with all values as text."""
+    missing = ", ".join(map(sql_text, nulls))
     described = con.execute(
         f"DESCRIBE SELECT * FROM read_json({sql_text(path)}, sample_size = -1, maximum_depth = 1, "
         "hive_partitioning = false)"
@@ -284,7 +286,12 @@ def json_form(con: duckdb.DuckDBPyConnection, path: Path) -> Form:
     return Form(
         "read_json",
         f", hive_partitioning = false, columns = {{{columns}}}",
-        tuple((name, sql_name(name)) for name in names),
+        tuple(
+            (name, f"CASE WHEN {sql_name(name)} NOT IN ({missing}) THEN {sql_name(name)} END")
+            if missing
+            else (name, sql_name(name))
+            for name in names
+        ),
     )
 
 

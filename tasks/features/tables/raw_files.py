@@ -84,7 +84,7 @@ class RawTable(FrozenConfig):
     )
     null_text: str | tuple[str, ...] = Field(
         default="NA",
-        description="Text of a CSV that stands for a missing value, or several of them; an empty "
+        description="Text that stands for a missing value in a CSV or JSON, or several; an empty "
         'cell is "".',
     )
     suite: str = Field(
