@@ -71,14 +71,13 @@ def test_a_window_reads_only_its_objects_of_s3(shop: SourceShop, bucket: Any) ->
 
 def test_other_formats_and_folders_of_s3_are_read_too(shop: SourceShop, bucket: Any) -> None:
     usual = shop.rows(shop.read())
-    for number, (_, rows) in enumerate(orders().groupby("customer")):
-        name = rows["customer"].iloc[0]
-        if number < 5:
-            upload(bucket, f"p/customer={name}/a.parquet", rows.drop(columns="customer"))
+    for name, rows in monthly(orders()).items():
         bucket.put_object(Key=f"c/{name}.csv", Body=rows.to_csv(index=False).encode())
     pd.testing.assert_frame_equal(shop.rows(shop.read("s3://shop/c/")), usual)
-    shop.source("s3://shop/p/", time_zone="UTC")
-    assert set(shop.rows(shop.read())["customer"]) == {f"c0{number}" for number in range(5)}
+    for name, rows in list(typed_orders().groupby("customer"))[:5]:
+        upload(bucket, f"p/customer={name}/a.parquet", rows.drop(columns="customer"))
+    by_folder = shop.rows(shop.read("s3://shop/p/"))
+    assert set(by_folder["customer"]) == {f"c0{number}" for number in range(5)}
 
 
 def test_what_s3_lacks_or_withholds_is_told(
