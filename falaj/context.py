@@ -139,7 +139,7 @@ LOGGERS = ("PREFECT_FLOW_RUNS", "PREFECT_TASK_RUNS", "TASKS", "FLOWS")
 
 def row(name: str, text: object) -> str:
     """A line of two columns, as all commands print them."""
-    return f"{name:<10}{text}"
+    return f"{name:<9} {text}"
 
 
 def _moment(type_: type, tokens: list[Token]) -> datetime:

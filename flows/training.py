@@ -30,6 +30,7 @@ from tasks.registry.task import (
 )
 from tasks.reporting.task import publish_search
 from tasks.training.models.making import check_model
+from tasks.training.models.source import source_digest
 from tasks.training.search.config import configured, described
 from tasks.training.search.storage import StudyStorage
 from tasks.training.search.study import Proposal, Study
@@ -61,8 +62,8 @@ def training_flow(config: PipelineConfig) -> TrainingResult:
     if config.training.start == "champion":
         training = config.training.model_dump(mode="json")
         initial = find_start(dataset, config.splits, training, config.registry)
-    device, num_ranks = config.training.device, config.training.num_ranks
-    request = training_request(config.lease, device, num_ranks)
+    device = config.training.device if config.training.has_network else "cpu"
+    request = training_request(config.lease, device, config.training.num_ranks)
     with leased(request, config.lease):
         model = train_distributed(dataset, config.splits, config.training, initial)
     baseline_model = fit_baseline_model(dataset, config.splits, config.baseline_model)
@@ -107,7 +108,8 @@ def run_trials(dataset: ValidatedDataset, config: PipelineConfig) -> StudyRecord
     """
     settings, logger = Settings.from_environment(), get_run_logger()
     base, search = config.training, config.search
-    name = study_name(dataset, config.splits, base, search)
+    own = source_digest(base.own_model, settings.feature_repo) if base.own_model else ""
+    name = study_name(dataset, config.splits, base, search, own)
     storage = StudyStorage.of(search.storage, search_folder(settings), os.environ)
     run = _in_this_process if not search.work_pool else _on_work_pool
 

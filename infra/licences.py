@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from tasks.kernel.settings import PROJECT_ROOT
 
-EXTRAS = ("train", "build", "convert", "serve")
+EXTRAS = ("train", "convert", "serve")
 PAGE = PROJECT_ROOT / "docs" / "reference" / "licences.md"
 FORBIDDEN = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause|proprietary", re.IGNORECASE)
 CHOSEN = {"text-unidecode": "Artistic License"}
@@ -32,7 +32,7 @@ them without any extra. Written by `python -m infra.licences` from what is insta
 """
 
 
-def required(extras: Sequence[str] = EXTRAS) -> list[Distribution]:
+def required(own: Sequence[str] = EXTRAS) -> list[Distribution]:
     """All packages that the project requires with some of its extras, by name.
 
     Those of other packages count only where one names them.
@@ -40,7 +40,7 @@ def required(extras: Sequence[str] = EXTRAS) -> list[Distribution]:
     project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     seen: dict[str, set[str]] = {}
     optional = project["project"]["optional-dependencies"]
-    lists = [project["project"]["dependencies"], *(optional[extra] for extra in extras)]
+    lists = [project["project"]["dependencies"], *(optional[extra] for extra in own)]
     todo = [Requirement(line) for lines in lists for line in lines if line[:6] != "falaj["]
     while todo:
         wanted = todo.pop()

@@ -2,10 +2,11 @@
 
     python -m infra.bench [PART | PART/NAME ...] [--resume] [--home STATE_FOLDER] [--small]
 
-`--list` lists the parts and what they measure; all of it without an argument. A measurement is a
-process of its own, and what it measured is written as soon as it ends, to `<part>.json` and
-`<part>.md` in `docs/benchmarks`. One that fails is a line there, with the reason, and keeps nothing
-else from being measured. Exit code 1 where a figure misses its bound or a measurement fails.
+`--list` lists the parts and what they measure; without an argument all but `gpu`, which needs a
+device. A measurement is a process of its own, and what it measured is written as soon as it ends,
+to `<part>.json` and `<part>.md` in `docs/benchmarks`. One that fails is a line there, with the
+reason, and keeps nothing else from being measured. Exit code 1 where a figure misses its bound or a
+measurement fails.
 """
 
 import argparse
@@ -15,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.bench.parts import MEASUREMENTS, Measurement, chosen
-from infra.bench.results import RESULTS, Result, read_results, write_result
+from infra.bench.parts import MEASUREMENTS, ON_DEVICE, Measurement, chosen
+from infra.bench.results import RESULTS, Result, devices_in_words, read_results, write_result
 from infra.bench.running import LoopState, Runner, say
 
 WRONG_USAGE, INTERRUPTED = 2, 130
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         earlier = [stored[each.part].get(each.name) for each in measurements]
     except ValueError as exc:
         say(str(exc))
+        return WRONG_USAGE
+    if ON_DEVICE & parts and not devices_in_words():
+        say("gpu measures an NVIDIA device, and this machine shows none; nothing was measured")
         return WRONG_USAGE
     # What a bench started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -38,6 +38,7 @@ from tasks.training.strategies.base import Batch, Communicator
 from tasks.training.strategies.communicators import join
 from tasks.training.strategies.config import StrategyConfig
 
+DEVICE = torch.device("cuda", 0)
 Hidden = tuple[int, ...]
 Places = dict[str, tuple[dict[str, object], torch.device]]
 Runs = Mapping[str, tuple[str, Alone | Communicator, dict[str, object], torch.device]]
@@ -52,24 +53,10 @@ LARGEST = 1e12
 TRAINED_ROWS, EPOCHS = 600_000, 4
 
 
-def device() -> torch.device:
-    """The first CUDA device.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"this part measures an NVIDIA device, and PyTorch {torch.__version__} shows none; "
-            "run infra/bench/gpu.sh on a machine that has one"
-        )
-    return torch.device("cuda", 0)
-
-
 def precision(bench: Bench) -> Measured:
     """Two networks in three precisions, and their operations to those of bare products."""
-    on, size = device(), bench.size(8192, 256)
-    limits = {name: product_flops(name, on, size) for name in TYPES}
+    size = bench.size(8192, 256)
+    limits = {name: product_flops(name, size) for name in TYPES}
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     told = ", ".join(f"{name} {flops / 1e12:.1f}" for name, flops in limits.items())
     told += f" TFLOP/s; PyTorch {torch.__version__}, NCCL {nccl}"
@@ -79,9 +66,9 @@ def precision(bench: Bench) -> Measured:
     cases = [(name, hidden, rows) for name, hidden in NETWORKS.items() for rows in ROWS]
     for name, hidden, rows in cases:
         operations = 6.0 * rows * num_weights(hidden)
-        places: Places = {each: ({"precision": each}, on) for each in TYPES}
+        places: Places = {each: ({"precision": each}, DEVICE) for each in TYPES}
         if operations < LARGEST:
-            places["compiled"] = ({"compile": True}, on)
+            places["compiled"] = ({"compile": True}, DEVICE)
             places["processor"] = ({}, torch.device("cpu"))
         alone: Runs = {each: ("alone", Alone(), *place) for each, place in places.items()}
         taken = step_seconds(alone, hidden, rows, bench.size(ROUNDS, 1))
@@ -99,14 +86,14 @@ def precision(bench: Bench) -> Measured:
 
 def strategies(bench: Bench) -> Measured:
     """What one rank pays for exchanging over NCCL, beside one that exchanges nothing."""
-    on, found = device(), Measured()
+    found: Measured = []
     with local_environments(1, bench.folder / "store") as (environment,):
         os.environ.update(environment)
         horovod, on_torch = join(StrategyConfig(), "cuda"), join(StrategyConfig(name="ddp"), "cuda")
         engines: dict[str, Alone | Communicator]
         engines = {"alone": Alone(), "horovod": horovod, "ddp": on_torch, "fsdp": on_torch}
         runs: Runs = {
-            name: (name, each, {"precision": "bf16"}, on) for name, each in engines.items()
+            name: (name, each, {"precision": "bf16"}, DEVICE) for name, each in engines.items()
         }
         for (name, hidden), rows in zip(NETWORKS.items(), ROWS, strict=True):
             taken = step_seconds(runs, hidden, rows, bench.size(2 * ROUNDS, 1))
@@ -121,7 +108,6 @@ def strategies(bench: Bench) -> Measured:
 
 def training(bench: Bench) -> Measured:
     """Whole trainings of the flights' network, on the device and on the processor."""
-    device()
     found: Measured = []
     snapshot = bench.folder / "data.parquet"
     write_rows(snapshot, bench.size(TRAINED_ROWS, 20_000))
@@ -148,14 +134,14 @@ def num_weights(hidden: Hidden) -> int:
     return sum(each.numel() for name, each in named if name.endswith("weight"))
 
 
-def product_flops(name: str, on: torch.device, size: int) -> float:
+def product_flops(name: str, size: int) -> float:
     """Operations a second of a square product of random numbers."""
-    left, right = (torch.randn(size, size, device=on).to(TYPES[name]) for _ in range(2))
+    left, right = (torch.randn(size, size, device=DEVICE).to(TYPES[name]) for _ in range(2))
 
     def products() -> None:
         for _ in range(STEPS):
             functional.linear(left, right)
-        torch.cuda.synchronize(on)
+        torch.cuda.synchronize()
 
     taken = interleaved({name: partial(seconds, products)}, ROUNDS)[name]
     return STEPS * 2.0 * size**3 / statistics.median(taken)

@@ -9,6 +9,10 @@ python=${1:-.venv/bin/python}
 wheels=$(mktemp -d) && trap 'rm -r "$wheels"' EXIT
 failed=
 
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+  echo "the PyTorch of $python shows no CUDA device; nothing was done" >&2
+  exit 2
+}
 HOROVOD_GPU_OPERATIONS=NCCL "$python" infra/horovod/horovod_backend.py "$wheels" >"$wheels/log" &&
   "$python" -m pip install --no-deps --no-index --force-reinstall "$wheels"/horovod-*.whl ||
   { tail -n 40 "$wheels/log"; failed="$failed Horovod"; }

@@ -38,7 +38,7 @@ def read_image(environment: Mapping[str, str] = os.environ) -> str:
         raise ConfigurationError(
             f"{IMAGE_VARIABLE}={image!r} names no release of an image with this project in it; "
             "expected a tag or a digest, such as registry.example.org/falaj:1.4 or "
-            "registry.example.org/falaj@sha256:... Nothing was deployed"
+            "registry.example.org/falaj@sha256:...; `make image` builds one. Nothing was deployed"
         )
     return image
 

@@ -43,9 +43,9 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 def prune(checkout: Checkout, wanted: Sequence[str]) -> None:
     """Uninstall the rest; the environment still counts as complete."""
-    installed: dict[str, str] = {
-        canonicalize_name(each.name): each.version for each in distributions()
-    }
+    installed = dict[str, str]()
+    for each in distributions():
+        installed[canonicalize_name(each.name)] = each.version
     kept = closure(wanted)
     line = ["uv", "pip", "uninstall", "--quiet", "--python", sys.executable]
     subprocess.run([*line, *sorted(installed.keys() - kept)], check=True)

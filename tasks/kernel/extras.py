@@ -18,7 +18,7 @@ def require_extras(*extras: str) -> None:
         ConfigurationError: one is missing; the sentence has the line that installs it.
     """
     for extra in extras:
-        if missing := sorted(name for name in _packages_of(extra) if not _is_installed(name)):
+        if missing := sorted(name for name in _packages_of(extra) if not is_installed(name)):
             raise ConfigurationError(
                 f"{', '.join(missing)}: not installed, and this command needs the extra {extra!r}; "
                 f"run: pip install '{PROJECT}[{','.join(extras)}]'. Nothing was started"
@@ -54,7 +54,8 @@ def _packages_of(extra: str) -> Iterator[str]:
             yield wanted.name
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """Whether a distribution is installed."""
     try:
         distribution(name)
     except PackageNotFoundError:

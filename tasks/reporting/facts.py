@@ -156,22 +156,17 @@ def learned(model: TrainedModel) -> str:
         BOOSTING: "Boosted trees of {} thresholds and leaves",
         AVERAGE: "A network and boosted trees of {} parameters together",
     }.get(model.kind, f"The module of {model.kind}, of {{}} parameters,")
+    rows, best, epochs = days(model.splits.validation), model.best_epoch, len(model.epochs)
     where = f"on {plural(model.num_ranks, 'rank')} ({model.strategy})"
-    rows, best = days(model.splits.validation), model.best_epoch
-    kept = (
-        f"Of {plural(len(model.epochs), 'epoch')}, number {best} did best on {rows} and was kept."
-    )
+    kept = f"Of {plural(epochs, 'epoch')}, number {best} did best on {rows} and was kept."
     if model.kind == BOOSTING:
         where = f"with {model.strategy}"
-        kept = f"Looked at after each ten trees, they did best on {rows} after look {best + 1} of "
-        kept += f"{len(model.epochs)}, and that many were kept."
+        kept = f"Of {plural(epochs, 'step')} of ten trees, the first {best + 1} did best on {rows} "
+        kept += "and were kept."
     if model.kind == AVERAGE:
         kept = f"Epoch {best}, the last one, is the mean of the best epoch and the trees on {rows}."
-    seconds, began = duration(model.seconds), days(model.splits.train)
-    return (
-        f"{what.format(count(model.num_parameters))} learned from {began} {where} in {seconds}. "
-        f"{kept}"
-    )
+    what = f"{what.format(count(model.num_parameters))} learned from {days(model.splits.train)}"
+    return f"{what} {where} in {duration(model.seconds)}. {kept}"
 
 
 def _error_tile(report: EvaluationReport) -> Tile:
@@ -453,8 +448,8 @@ def _counted(things: list[Origin]) -> list[Origin]:
 
 
 def is_committed(record: RunRecord) -> bool:
-    """Whether a commit alone names the code."""
-    return re.fullmatch(r"[0-9a-f]{7,64}", record.code_commit) is not None
+    """Whether a commit, or a release, alone names the code."""
+    return re.fullmatch(r"[0-9a-f]{7,64}|v\d[\w.+]*", record.code_commit) is not None
 
 
 MOST_RANKS = 16

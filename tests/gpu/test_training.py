@@ -80,11 +80,11 @@ def test_every_way_to_train_has_the_cpus_losses(tmp_path: Path, way: str) -> Non
 
 def test_a_training_goes_on_from_the_weights_of_a_champion(tmp_path: Path) -> None:
     champion = train(tmp_path, config(**ON_GPU, max_epochs=2))
-    found = [
+    on_cpu, on_gpu = (
         train(tmp_path, config(**on, start="champion", max_epochs=2), initial=start_of(champion))
         for on in (ON_CPU, ON_GPU)
-    ]
-    np.testing.assert_allclose(*(losses(each.epochs) for each in found), atol=1e-3)
+    )
+    np.testing.assert_allclose(losses(on_gpu.epochs), losses(on_cpu.epochs), atol=1e-3)
 
 
 def test_a_device_tells_what_it_took_and_its_program_runs_on_the_cpu(tmp_path: Path) -> None:

@@ -110,17 +110,30 @@ def _scopes(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(ast.literal_eval(texts[0])) if texts else ()
 
 
+NODE = ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
+Node = tuple[int, int, int, float, str, int, int]
+"""A node's entries of the lists that the operator has for `NODE`."""
+
+
 def _attributes(groups: Groups) -> dict[str, Any]:
-    """The operator's lists, one entry a node, then one a leaf."""
-    nodes = [node for number, tree in enumerate(_each(groups)) for node in _nodes(number, *tree)]
-    leaves = [node for node in nodes if node["modes"] == "LEAF"]
-    names = ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
+    """The operator's lists: one entry a node, and one a leaf."""
+    nodes: list[Node] = []
+    weights: list[float] = []
+    for number, tree in enumerate(_each(groups)):
+        for node, weight in _nodes(number, *tree):
+            nodes.append(node)
+            weights += [] if weight is None else [weight]
+    lists = {
+        f"nodes_{name}": list(entries)
+        for name, entries in zip(NODE, zip(*nodes, strict=True), strict=True)
+    }
+    leaves = [node for node in nodes if node[4] == "LEAF"]
     return {
-        **{f"nodes_{name}": [node[name] for node in nodes] for name in names},
-        "target_treeids": [leaf["treeids"] for leaf in leaves],
-        "target_nodeids": [leaf["nodeids"] for leaf in leaves],
+        **lists,
+        "target_treeids": [leaf[0] for leaf in leaves],
+        "target_nodeids": [leaf[1] for leaf in leaves],
         "target_ids": [0] * len(leaves),
-        "target_weights": [leaf["weight"] for leaf in leaves],
+        "target_weights": weights,
     }
 
 
@@ -138,24 +151,18 @@ def _each(groups: Iterable[Mapping[str, Array]]) -> Iterator[tuple[Array, ...]]:
 
 def _nodes(
     tree: int, columns: Array, thresholds: Array, ways: Array, values: Array
-) -> Iterator[dict[str, Any]]:
-    """Nodes of one tree, its root first."""
+) -> Iterator[tuple[Node, float | None]]:
+    """Nodes of one tree, its root first, and what a leaf weighs."""
     waiting, number = [(0, np.arange(len(values)))], 1
     while waiting:
         node, leaves = waiting.pop()
-        common = {"treeids": tree, "nodeids": node}
         if len(leaves) == 1:
-            yield {
-                **common, "featureids": 0, "values": 0.0, "modes": "LEAF", "truenodeids": 0,
-                "falsenodeids": 0, "weight": float(values[leaves[0]]),
-            }  # fmt: skip
+            yield (tree, node, 0, 0.0, "LEAF", 0, 0), float(values[leaves[0]])
             continue
         # All leaves below a node lie on one side of the questions above it, and on both of its own.
         here = ways[:, leaves]
         (question,) = np.flatnonzero((here != 0).all(1) & (here > 0).any(1) & (here < 0).any(1))
-        yield {
-            **common, "featureids": int(columns[question]), "values": float(thresholds[question]),
-            "modes": "BRANCH_LEQ", "truenodeids": number, "falsenodeids": number + 1,
-        }  # fmt: skip
+        column, threshold = int(columns[question]), float(thresholds[question])
+        yield (tree, node, column, threshold, "BRANCH_LEQ", number, number + 1), None
         waiting += [(number, leaves[here[question] > 0]), (number + 1, leaves[here[question] < 0])]
         number += 2

@@ -29,7 +29,7 @@ PLAIN = {
 PASSING = ("08", "40", "53", "55", "57")
 """Classes of SQLSTATE that go by: connection, conflict, resources, operator."""
 NOT_YET = ("starting up", "shutting down", "too many", "recovery")
-WRONG = ("FATAL", "certificate", "password", "invalid", "SSL")
+WRONG = ("FATAL", "certificate", "password", "invalid", "support SSL")
 """Words of a failed connection that trying again cannot help."""
 
 
@@ -83,15 +83,17 @@ def _address_and_rows(
         parts = urlsplit(given)
         database = unquote(parts.path).strip("/")
         options = _options(parts.query)
-    asked = {"host": "PGHOST"} if not parts.hostname and "host" not in options else {}
-    asked |= {} if "hostaddr" in options else {"hostaddr": "PGHOSTADDR"}
-    options |= {key: environment[name] for key, name in asked.items() if environment.get(name)}
-    hosts = [parts.hostname or "", *(options.get(key, "") for key in ("host", "hostaddr"))]
-    said = variable if given else f"raw table {table.name}"
-    for host in hosts:
+    # These the driver would take from elsewhere, past the check.
+    address = options.get("hostaddr") or environment.get("PGHOSTADDR", "")
+    hosts = [host for host in (parts.hostname, options.get("host")) if host]
+    if not hosts:
+        raise ConfigurationError(
+            f"{variable if given else table.uri!r} names no host; expected one, such as localhost"
+        )
+    for host in (*hosts, address):
         checked = urlencode({**options, "host": host})
-        for refusal in postgres_refusal(f"postgresql:///?{checked}", said):
-            raise ConfigurationError(f"{refusal}")
+        for refusal in postgres_refusal(f"postgresql:///?{checked}", "the uri"):
+            raise ConfigurationError(refusal)
     options.setdefault("connect_timeout", str(CONNECT_S))
     encoded = urlencode(options, quote_via=quote)
     address = urlunsplit(("postgresql", parts.netloc, f"/{quote(database)}", encoded, ""))

@@ -13,7 +13,7 @@ from pyarrow import ArrowInvalid
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.tables.formats import ENDINGS, PACKINGS, format_of, near, own_names, plain_type
+from tasks.features.tables.formats import ENDINGS, ending_of, format_of, near, own_names, plain_type
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
@@ -56,12 +56,12 @@ def named_files(system: FileSystem, path: str) -> list[FileInfo]:
         fixed = re.split(r"[*?]", path, maxsplit=1)[0].rpartition("/")[0]
     rest = path.removeprefix(fixed).strip("/")
     deep = not rest or "/" in rest or "**" in rest
-    listed = system.get_file_info(FileSelector(fixed, allow_not_found=True, recursive=deep))
+    listed = system.get_file_info(FileSelector(fixed or "/", allow_not_found=True, recursive=deep))
     fits = re.compile(_expression(rest) if rest else ".*").fullmatch
     below = {info.path.removeprefix(fixed).strip("/"): info for info in listed}
-    lakes = {"Delta": r"_delta_log/.*", "Iceberg": r"metadata/.*\.metadata\.json"}
+    lakes = {"Delta": r"_delta_log", "Iceberg": r"metadata/.*\.metadata\.json"}
     for kind, log in lakes.items():
-        if not rest and any(re.fullmatch(log, name) for name in below):
+        if any(re.fullmatch(log, name) for name in below):
             raise ConfigurationError(
                 f"{path} is a table of {kind}: its folder also holds rows that were deleted. Name "
                 f"it {kind.lower()}+file:// or {kind.lower()}+s3://"
@@ -95,9 +95,7 @@ def _is_aside(name: str) -> bool:
 
 def _check_endings(found: Sequence[FileInfo], folder: str) -> None:
     for info in found:
-        path = PurePosixPath(info.path.lower())
-        ending = PurePosixPath(path.stem).suffix if path.suffix in PACKINGS else path.suffix
-        if ending not in ENDINGS and path.suffix != ".zip":
+        if ending_of(info.path) not in ENDINGS and info.extension.lower() != "zip":
             raise ConfigurationError(
                 f"{folder} holds {info.base_name}, which is no Parquet, CSV or JSON file; name the "
                 f"others with a pattern, such as {folder.rstrip('/')}/*.parquet"

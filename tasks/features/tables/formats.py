@@ -62,10 +62,15 @@ class Form:
         return f"{self.function}([{', '.join(map(sql_text, files))}]{self.options}{more})"
 
 
-def format_of(name: str) -> Format:
-    """Format that the name of a file promises, whether packed or not; CSV where it says nothing."""
+def ending_of(name: str) -> str:
+    """Ending of a file's name, without that of its packing."""
     path = Path(name.lower())
-    return ENDINGS.get(Path(path.stem).suffix if path.suffix in PACKINGS else path.suffix, "CSV")
+    return Path(path.stem).suffix if path.suffix in PACKINGS else path.suffix
+
+
+def format_of(name: str) -> Format:
+    """Format that the name of a file promises; CSV where it says nothing."""
+    return ENDINGS.get(ending_of(name), "CSV")
 
 
 def unpacked(source: Path, folder: Path) -> Path:
@@ -159,7 +164,7 @@ def as_declared(
         DataContractError: a column is missing or stands twice in a file, or the files differ.
     """
     own, bound = own_names(table), ""
-    kind = _one_format(table, files)
+    kind = _one_format(files)
     found: dict[Form, list[Path]] = {}
     if kind == "Parquet":
         found, bound = _parquet(table, files, own, window)
@@ -326,7 +331,7 @@ def _parquet(
     return found, f" WHERE {name} >= {since} AND {name} < {until} OR {name} IS NULL"
 
 
-def _one_format(table: RawTable, files: Sequence[Path]) -> Format:
+def _one_format(files: Sequence[Path]) -> Format:
     kinds = {format_of(file.name): file.name for file in files}
     if len(kinds) > 1:
         told = " and ".join(f"{name} is {kind}" for kind, name in sorted(kinds.items()))

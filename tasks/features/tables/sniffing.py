@@ -113,7 +113,7 @@ def sniff(path: Path | str) -> SniffedTable:
         ConfigurationError: it names no file.
         DataContractError: the first file is damaged, empty or no table.
     """
-    files = [Path(info.path) for info in named_files(LocalFileSystem(), str(path))]
+    files = [Path(info.path) for info in named_files(LocalFileSystem(), str(Path(path).absolute()))]
     with scratch_folder("falaj-sniff") as scratch, duckdb_session(scratch) as con:
         first = unpacked(files[0], scratch / "unpacked")
         try:

@@ -24,7 +24,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -114,9 +113,10 @@ class LoadedRows:
     def move(self, batch: Batch, begin: int, count: int) -> None:
         """Copy the next `count` rows into a batch, from its row `begin` on."""
         rows, target = slice(self.done, self.done + count), slice(begin, begin + count)
-        sources: tuple[Any, ...] = (self.positions, self.numeric, self.labels)
-        for part, source in zip((*batch.inputs, batch.labels), sources, strict=True):
-            part.numpy()[target] = source[rows]
+        positions, numeric = batch.inputs
+        positions.numpy()[target] = self.positions[rows]
+        numeric.numpy()[target] = self.numeric[rows]
+        batch.labels.numpy()[target] = self.labels[rows]
         self.done += count
 
 

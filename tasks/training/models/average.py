@@ -19,7 +19,7 @@ from tasks.training.core.network import ScoringProgram, TabularNetwork, exported
 from tasks.training.core.objective import objective_of
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.data.preprocess import Preprocessing
-from tasks.training.models.boosting import BLOCK_ROWS, LOSS_ROWS, Rows, measured, read_rows
+from tasks.training.models.boosting import BLOCK_ROWS, Rows, measured, read_rows
 from tasks.training.models.trees import BoostingProgram
 
 
@@ -108,8 +108,7 @@ def _joint_epoch(
     """Losses and quality of the mean, as those of an epoch of the network."""
     objective, path = objective_of(fitted), store.path(request.dataset.snapshot.data)
     train, _ = read_rows(request, path, request.splits.train)
-    sampled = train.every(max(1, len(train.labels) // LOSS_ROWS))
-    (train_loss,), _ = measured(objective, _outputs(program, sampled))
+    (train_loss,), _ = measured(objective, _outputs(program, train.for_losses()))
     chosen_on, _ = read_rows(request, path, request.splits.validation)
     (validation_loss,), (quality,) = measured(objective, _outputs(program, chosen_on))
     return EpochMetrics(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.preprocessing import TargetEncoder
+from threadpoolctl import threadpool_limits
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.training import EpochMetrics, TrainedModel
+from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
@@ -47,20 +49,21 @@ from tasks.training.models.trees import (
     CategoryValues,
     Float64Array,
     Tree,
+    TreeFeatures,
     grouped,
 )
 
 LOGGER = logging.getLogger(__name__)
+# Trees between two looks at the validation window: what an epoch is to a network.
 STEP_TREES = 10
-"""Trees between two looks at the validation window: what an epoch is to a network."""
+# Trees without a lower validation loss after which no more are grown.
 PATIENCE_TREES = 15
-"""Trees without a lower validation loss after which no more are grown."""
+# Parts of the training rows; a row's categories are valued by the labels of the other parts.
 FOLDS = 5
-"""Parts of the training rows; a row's categories are valued by the labels of the other parts."""
 L2 = 1.0
 BLOCK_ROWS = 4096
+# Training rows, about, from which the training loss is taken.
 LOSS_ROWS = 100_000
-"""Training rows, about, from which the training loss is taken."""
 PACKAGES = {"sklearn": "scikit-learn", "lightgbm": "lightgbm"}
 
 
@@ -79,17 +82,32 @@ def check_library(config: BoostingConfig) -> None:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one window in memory."""
+    """Rows of one window in memory.
+
+    Args:
+        codes: of categories, shape (rows, categories).
+        numbers: shape (rows, numbers); NaN is missing.
+        labels: shape (rows,).
+    """
 
     codes: Int32Array
-    """Shape (rows, categories)."""
     numbers: Float32Array
-    """Shape (rows, numbers); NaN is missing."""
     labels: Float32Array
 
-    def every(self, step: int) -> Rows:
-        """One row of each `step`."""
-        return Rows(self.codes[::step], self.numbers[::step], self.labels[::step])
+    def for_losses(self) -> Rows:
+        """So many of them, evenly, as a loss is taken from."""
+        every = slice(None, None, max(1, len(self.labels) // LOSS_ROWS))
+        return Rows(self.codes[every], self.numbers[every], self.labels[every])
+
+
+class Task(NamedTuple):
+    """What trees are grown from: features and targets of the training and the validation rows."""
+
+    features: Float32Array
+    targets: Float64Array
+    later: Float32Array
+    known: Float64Array
+    is_number: bool
 
 
 def train_boosting(request: TrainingRequest, store: ArtifactStore) -> TrainedModel:
@@ -170,16 +188,16 @@ def _fitted(
     values, encoded = _category_values(request, rows, facts, targets)
     started = time.monotonic()
     grow = _sklearn_trees if config.boosting.library == "sklearn" else _lightgbm_trees
-    trees, base = grow(
-        np.hstack([encoded, _bounded(rows.numbers)]),
-        targets,
-        np.hstack([_encoded(chosen_on.codes, values), _bounded(chosen_on.numbers)]),
-        known,
-        config,
-        labels is not None,
+    later = np.hstack([_encoded(chosen_on, values), _bounded(chosen_on.numbers)])
+    task = Task(
+        np.hstack([encoded, _bounded(rows.numbers)]), targets, later, known, labels is not None
     )
+    given = config.launch.threads_per_rank
+    threads = usable_cores() if given == "auto" else given
+    with threadpool_limits(threads, user_api="openmp"):
+        trees, base = grow(task, config)
     seconds = time.monotonic() - started
-    num_features = encoded.shape[1] + rows.numbers.shape[1]
+    num_features = later.shape[1]
     grown = BoostingProgram(values, grouped(trees, num_features), base, labels)
     epochs = _epochs(grown, rows, chosen_on, config.boosting.learning_rate, seconds)
     best = max(range(len(epochs)), key=lambda number: epochs[number].quality)
@@ -275,26 +293,16 @@ def _category_values(
     return values, encoded
 
 
-def _encoded(codes: Int32Array, values: list[CategoryValues]) -> Float32Array:
-    """Values of categories, as the program gives them, shape (rows, categories)."""
-    made = np.empty(codes.shape, dtype=np.float32)
-    for place, column in enumerate(values):
-        table = dict(zip(column.codes.tolist(), column.values.tolist(), strict=True))
-        of_row = [table.get(code, column.unknown) for code in codes[:, place].tolist()]
-        made[:, place] = np.array(of_row, dtype=np.float32)
-    return made
+def _encoded(rows: Rows, values: list[CategoryValues]) -> Float32Array:
+    """Values of the rows' categories, as the program gives them, shape (rows, categories)."""
+    codes, no_numbers = torch.from_numpy(rows.codes), torch.empty(len(rows.codes), 0)
+    encoded: Float32Array = TreeFeatures(values)(codes, no_numbers)[:, : len(values)].numpy()
+    return encoded
 
 
-def _sklearn_trees(
-    features: Float32Array,
-    targets: Float64Array,
-    later: Float32Array,
-    known: Float64Array,
-    config: TrainingConfig,
-    is_number: bool,
-) -> tuple[list[Tree], float]:
+def _sklearn_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], float]:
     asked = config.boosting
-    kind = HistGradientBoostingRegressor if is_number else HistGradientBoostingClassifier
+    kind = HistGradientBoostingRegressor if task.is_number else HistGradientBoostingClassifier
     model: Any = kind(
         max_iter=asked.max_iterations,
         learning_rate=asked.learning_rate,
@@ -305,7 +313,7 @@ def _sklearn_trees(
         n_iter_no_change=PATIENCE_TREES,
         random_state=config.seed,
     )
-    model.fit(features, targets, X_val=later, y_val=known)
+    model.fit(task.features, task.targets, X_val=task.later, y_val=task.known)
     # Private names; a test compares the scores of the trees with those of the model.
     trees = [_tree_of_nodes(of_class[0].nodes) for of_class in model._predictors]
     return trees, float(np.ravel(model._baseline_prediction)[0])
@@ -323,19 +331,12 @@ def _tree_of_nodes(nodes: NDArray[Any]) -> Tree:
     )
 
 
-def _lightgbm_trees(
-    features: Float32Array,
-    targets: Float64Array,
-    later: Float32Array,
-    known: Float64Array,
-    config: TrainingConfig,
-    is_number: bool,
-) -> tuple[list[Tree], float]:
+def _lightgbm_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], float]:
     import lightgbm
 
     asked = config.boosting
     settings = {
-        "objective": "regression" if is_number else "binary",
+        "objective": "regression" if task.is_number else "binary",
         "learning_rate": asked.learning_rate,
         "num_leaves": asked.max_leaf_nodes,
         "min_data_in_leaf": asked.min_leaf_rows,
@@ -345,12 +346,12 @@ def _lightgbm_trees(
         "force_row_wise": True,
         "verbosity": -1,
     }
-    rows = lightgbm.Dataset(features, targets)
+    rows = lightgbm.Dataset(task.features, task.targets)
     model = lightgbm.train(
         settings,
         rows,
         asked.max_iterations,
-        valid_sets=[lightgbm.Dataset(later, known, reference=rows)],
+        valid_sets=[lightgbm.Dataset(task.later, task.known, reference=rows)],
         callbacks=[lightgbm.early_stopping(PATIENCE_TREES, verbose=False)],
     )
     described = model.dump_model(num_iteration=-1)["tree_info"]
@@ -386,8 +387,7 @@ def _epochs(
 ) -> tuple[EpochMetrics, ...]:
     """What each `STEP_TREES` trees brought, on both windows."""
     objective = Regression(program.labels) if program.labels else Classification()
-    sampled = rows.every(max(1, len(rows.labels) // LOSS_ROWS))
-    train, _ = measured(objective, _stages(program, sampled))
+    train, _ = measured(objective, _stages(program, rows.for_losses()))
     validation, qualities = measured(objective, _stages(program, chosen_on))
     each = seconds / len(train)
     return tuple(

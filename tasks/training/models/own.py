@@ -28,15 +28,21 @@ from tasks.training.models.source import HELP
 
 @dataclass(frozen=True)
 class ModelColumns:
-    """What a module is built for."""
+    """What a module is built for.
+
+    Args:
+        categorical: names of the category columns.
+        table_sizes: of each of them; `positions` are below it, and the last one is all that is
+            unknown, rare or missing.
+        numeric: names of the number columns.
+        quantiles: of each of them in the training rows, increasing; none where it is constant.
+        task: `classification` or `regression`.
+    """
 
     categorical: tuple[str, ...]
     table_sizes: tuple[int, ...]
-    """Of each category column; `positions` are below it, and the last one is all that is unknown,
-    rare or missing."""
     numeric: tuple[str, ...]
     quantiles: tuple[tuple[float, ...], ...]
-    """Of each number in the training rows, increasing; none of a column that is constant."""
     task: TaskKind
 
     @classmethod
@@ -151,14 +157,10 @@ class OwnProgram(nn.Module):
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
         """As `core.network.ScoringProgram.forward`."""
-        positions = [
-            (
-                (categorical[:, number : number + 1] == self.get_buffer(f"codes_{number}"))
-                * self.get_buffer(f"places_{number}")
-            ).sum(1)
-            + unknown
-            for number, unknown in enumerate(self.unknown)
-        ]
+        positions = []
+        for number, unknown in enumerate(self.unknown):
+            known = categorical[:, number : number + 1] == self.get_buffer(f"codes_{number}")
+            positions.append((known * self.get_buffer(f"places_{number}")).sum(1) + unknown)
         empty = categorical.to(torch.int64)  # without a category column
         outputs: Tensor = self.module(torch.stack(positions, 1) if positions else empty, numeric)
         return scored(outputs, self.labels)

@@ -27,27 +27,33 @@ from tasks.training.data.preprocess import NO_CODE, Int32Array, LabelScale
 from tasks.training.strategies.base import State
 
 LARGEST = float(np.finfo(np.float32).max)
+# Questions that are asked at once; bounds the memory of a row to some 20 KiB.
 GROUP_QUESTIONS = 1024
-"""Questions that are asked at once; bounds the memory of a row to some 20 KiB."""
+# Count that no row reaches: of a leaf that only fills up a group.
 NO_LEAF = 1e6
-"""Count that no row reaches: of a leaf that only fills up a group."""
 PARTS = ("column", "threshold", "path", "lefts", "leaf")
 Float64Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """One tree, its nodes by number; node 0 is the root."""
+    """One tree, its nodes by number; node 0 is the root.
+
+    Args:
+        feature: whose value a node asks for.
+        threshold: a row goes left where its feature is at most this.
+        missing_left: whether a row goes left where its feature is missing.
+        left: node to the left; -1 of a leaf.
+        right: likewise.
+        value: of a leaf; what the tree adds to the score.
+    """
 
     feature: NDArray[np.int64]
     threshold: Float64Array
-    """A row goes left where its feature is at most this."""
     missing_left: NDArray[np.bool_]
     left: NDArray[np.int64]
-    """-1 of a leaf."""
     right: NDArray[np.int64]
     value: Float64Array
-    """Of a leaf; what the tree adds to the score."""
 
     @property
     def questions(self) -> NDArray[np.int64]:
@@ -196,22 +202,17 @@ class TreeFeatures(nn.Module):
         Returns:
             float32 (rows, 2 * (categories + numbers)).
         """
-        values = [
+        values = []
+        for number, unknown in enumerate(self.unknown):
+            known = categorical[:, number : number + 1] == self.get_buffer(f"codes_{number}")
             # Sums of products, not a matrix product: runtimes round those to fewer bits.
-            (
-                (categorical[:, number : number + 1] == self.get_buffer(f"codes_{number}")).to(
-                    numeric.dtype
-                )
-                * self.get_buffer(f"gains_{number}")
-            ).sum(1, keepdim=True)
-            + unknown
-            for number, unknown in enumerate(self.unknown)
-        ]
+            gains = known.to(numeric.dtype) * self.get_buffer(f"gains_{number}")
+            values.append(gains.sum(1, keepdim=True) + unknown)
         missing = torch.isnan(numeric)
         # Nothing that is missing may reach `clamp`: runtimes differ in what they make of it.
-        known = torch.where(missing, 0.0, numeric).clamp(-LARGEST, LARGEST)
-        least = torch.where(missing, -LARGEST, known)
-        greatest = torch.where(missing, float("inf"), known)
+        finite = torch.where(missing, 0.0, numeric).clamp(-LARGEST, LARGEST)
+        least = torch.where(missing, -LARGEST, finite)
+        greatest = torch.where(missing, float("inf"), finite)
         return torch.cat([*values, least, *values, greatest], dim=1)
 
 

@@ -57,9 +57,13 @@ class PrunedTrial(Exception):  # noqa: N818  (it is no error)
 
 
 def study_name(
-    dataset: ValidatedDataset, splits: DataSplits, base: TrainingConfig, config: SearchConfig
+    dataset: ValidatedDataset,
+    splits: DataSplits,
+    base: TrainingConfig,
+    config: SearchConfig,
+    own_code: str = "",
 ) -> str:
-    """Name of the study of these data, this space and this code."""
+    """Name of the study of these data, this space and this code, that of the user's included."""
     snapshot = dataset.snapshot
     key = content_key(
         snapshot.data.sha256,
@@ -67,6 +71,7 @@ def study_name(
         splits,
         base.computation(),
         config.identity(),
+        own_code,
         code_digest(__file__, "tasks.training.models.making", without=ONLY_MEASURES),
     )
     return f"search-{key[:12]}"

@@ -69,7 +69,7 @@ def falaj(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
 
@@ -135,3 +135,17 @@ def test_setup_finds_horovod_or_says_what_the_machine_lacks(
     assert lacking.returncode == 2
     assert "g++" in lacking.stderr
     assert "C++ compiler" in lacking.stderr
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_runs_the_whole_loop_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    done = falaj(installed, tmp_path, "demo", "--example", "traffic")
+    assert done.returncode == 0, done.stdout + done.stderr
+    project = tmp_path / "falaj-demo"
+    reports = project / ".falaj" / "use_cases" / "traffic" / "reports" / "latest"
+    assert f"{reports}/report.html" in done.stdout
+    assert '"v0.1.0"' in (reports / "report.json").read_text()  # no commit of a checkout
+    assert [path.name for path in tmp_path.iterdir()] == ["falaj-demo"]
+    kept = falaj(installed, tmp_path, "demo", "--folder", str(installed))
+    assert kept.returncode == 2
+    assert "not empty" in kept.stderr

@@ -15,7 +15,7 @@ from tasks.features.tables.build import EMPTY, build_feature_tables
 from tests.support.data.repository import vouched
 from tests.support.data.sources import SourceShop, seen
 
-HISTORY = 48
+HISTORY = 24
 FIRST = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=HISTORY + 4)
 Append = Callable[[int], Path]
 

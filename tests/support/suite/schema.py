@@ -38,6 +38,7 @@ def use_case_schema() -> dict[str, Any]:
         for field in fields:
             parts[name]["properties"][field].pop("default", None)
     schema["properties"]["registry"].pop("default")
+    schema["properties"]["model"] = parts["TrainingConfig"]["properties"]["model"]
     schema["required"] = [name for name in schema["required"] if name not in FOLLOWING]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -13,10 +13,15 @@ from tests.support.data.builders import dataset, frame, splits
 SMALL = {"max_iterations": 40, "learning_rate": 0.2, "max_leaf_nodes": 8, "min_leaf_rows": 20}
 
 
-def boosting_config(**changes: Any) -> TrainingConfig:
+def boosting_config(threads: int = 1, **changes: Any) -> TrainingConfig:
     """A training of few small trees, with some of their settings changed."""
     return TrainingConfig.model_validate(
-        {"model": "gradient-boosting", "min_category_rows": 5, "boosting": SMALL | changes}
+        {
+            "model": "gradient-boosting",
+            "min_category_rows": 5,
+            "launch": {"threads_per_rank": threads},
+            "boosting": SMALL | changes,
+        }
     )
 
 

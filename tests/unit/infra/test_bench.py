@@ -111,11 +111,16 @@ def test_one_failure_is_written_down_and_the_rest_is_measured(
     assert [name for name, each in results.items() if not each.holds] == ["leases"]
 
 
-def test_what_needs_a_device_is_measured_where_it_is_named_and_nowhere_else() -> None:
+def test_what_needs_a_device_is_measured_where_it_is_named_and_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     named = chosen(["gpu"])
-    assert named
     assert {each.part for each in named} == ON_DEVICE
     assert set(chosen([])) == set(MEASUREMENTS) - set(named)
+    monkeypatch.setattr(command, "devices_in_words", str)  # there is none
+    assert command.main(["gpu", "--results", str(tmp_path)]) == command.WRONG_USAGE
+    assert "this machine shows none; nothing was measured" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_tells_its_devices_where_it_has_some() -> None:

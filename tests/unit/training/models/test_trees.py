@@ -1,10 +1,12 @@
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits
 
 from tasks.training.core.network import exported
 from tasks.training.models import boosting
@@ -18,6 +20,13 @@ from tasks.training.models.trees import (
 )
 
 NUM_FEATURES = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tests run beside each other: threads that wait for one another take each other's cores."""
+    with threadpool_limits(1, user_api="openmp"):
+        yield
 
 
 def numbers(num_rows: int, seed: int = 0) -> np.ndarray:

@@ -20,6 +20,20 @@ def test_a_point_changes_its_fields_alone() -> None:
     assert described(point) == "learning_rate=0.03, hidden_sizes=[64, 32], num_bins=8"
 
 
+def test_settings_of_trees_are_searched_and_no_trial_of_trees_ends_early() -> None:
+    trees = BASE.model_copy(update={"model": "gradient-boosting"})
+    check_space(
+        trees, space_of(**{"boosting.learning_rate": {"kind": "float", "low": 0.02, "high": 0.2}})
+    )
+    made = configured(trees, {"boosting.max_leaf_nodes": 15})
+    assert made.boosting == trees.boosting.model_copy(update={"max_leaf_nodes": 15})
+    assert (made.judged_epochs, BASE.judged_epochs) == (1, BASE.max_epochs)
+    with pytest.raises(ConfigurationError, match="boosting"):
+        check_space(
+            trees, space_of(**{"boosting.max_leaf_nodes": {"kind": "int", "low": 1, "high": 64}})
+        )
+
+
 @pytest.mark.parametrize(
     ("dimension", "sentence"),
     [
