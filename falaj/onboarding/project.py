@@ -151,9 +151,11 @@ def _described(rows: Rows, proposal: Proposal, label: SniffedColumn) -> list[str
     sniffed = rows.sniffed
     form = f", separated by {sniffed.delimiter!r}" if sniffed.delimiter else ""
     more = f" of {sniffed.num_files} files" if sniffed.num_files > 1 else ""
-    least = "at least " if sniffed.is_sample else ""
+    total = int(str(rows.one("SELECT count(*) FROM rows")[0]))
+    late = 0 if more or sniffed.is_sample else sniffed.num_rows - total
+    more += f" ({late:,} dated in the future are left out)" if late else ""
     lines = [
-        row("Found", f"{least}{sniffed.num_rows:,} rows{more}, {sniffed.format}{form}"),
+        row("Found", f"{total:,} rows{more}, {sniffed.format}{form}"),
         *(_column_line(column, proposal, label) for column in sniffed.columns),
         row("Task", f"{proposal.task}: {proposal.label if proposal.horizon else proposal.meaning}"),
     ]

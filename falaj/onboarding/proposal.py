@@ -217,7 +217,7 @@ def _propose_series(rows: Rows, label: SniffedColumn, proposal: Proposal) -> Non
         f"mean({value}) over {recent}, {_duration(week)}",
         f"min({value}) over {_duration(week)}",
         f"max({value}) over {_duration(week)}",
-        *(f"last({name})" for name in others[:3]),
+        *(f"last({name})" for name in others[:2]),
     ]
     proposal.baseline = f"history__season_before_{back}"
 
