@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -21,7 +22,7 @@ from tasks.features.tables.copies import Source, copy_window, inside_window, lib
 from tasks.features.tables.formats import check_present, near, own_names, plain_type
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import ANSWER_S, CONNECT_S, s3_endpoint
-from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 
 PASSING = re.compile(
     r"connect|timed? ?out|timeout|NETWORK|dns|\b50[0234]\b|slow ?down", re.IGNORECASE
@@ -51,7 +52,8 @@ def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path)
 
     held = rows.get_fragments(inside_window(rows.schema, table, window))
     files = pa.table(found.get_add_actions(flatten=True)).to_pydict()
-    sizes = dict(zip(files["path"], files["size_bytes"], strict=True))
+    paths = map(unquote, files["path"])  # quoted once more than the fragments' are
+    sizes = dict(zip(paths, files["size_bytes"], strict=True))
     num_bytes = sum(sizes[fragment.path] for fragment in held)
     return Source(_pinned(table, found.metadata().id, found.version(), num_bytes), bring)
 
@@ -133,7 +135,7 @@ def _explained(table: RawTable, kind: str) -> Iterator[None]:
     """Tell what a library says; these two have an exception of their own for everything."""
     try:
         yield
-    except (ConfigurationError, TransientError):
+    except FalajError:
         raise
     except Exception as exc:
         plain = re.sub(r"\x1b\[\d+m", "", str(exc))

@@ -237,8 +237,10 @@ def test_a_table_of_delta_lake_is_read_in_one_version(
     where = {"file": str(shop.folder), "s3": "s3://shop/lake"}[storage]
     options = {"aws_endpoint": bucket.meta.client.meta.endpoint_url, "allow_http": "true"}
     for rows in monthly(typed_orders()).values():
-        table = pa.Table.from_pandas(rows, preserve_index=False)
-        deltalake.write_deltalake(where, table, mode="append", storage_options=options)
+        table = pa.Table.from_pandas(rows.assign(till="a / b"), preserve_index=False)
+        deltalake.write_deltalake(
+            where, table, partition_by=["till"], mode="append", storage_options=options
+        )
     uri = {"file": "delta+file://raw/orders", "s3": "delta+s3://shop/lake"}[storage]
     whole = shop.read(uri)
     pd.testing.assert_frame_equal(shop.rows(whole), usual)
@@ -283,6 +285,11 @@ def test_a_table_of_iceberg_is_read_in_one_snapshot(
     pd.testing.assert_frame_equal(shop.rows(shop.read(f"iceberg+file://{metadata}")), usual)
     with pytest.raises(ConfigurationError, match="Table does not exist"):
         shop.read("iceberg+catalog://lake/shop.nothing")
+    catalog.create_table("shop.narrow", schema=first.drop("items").schema).append(
+        first.slice(0, 9).drop("items")
+    )
+    with pytest.raises(DataContractError, match="items are missing; it has order_id"):
+        shop.read("iceberg+catalog://lake/shop.narrow")
     catalog.close()
 
 
