@@ -4,10 +4,12 @@ Set-up installs the whole lock, each file checked against its digests; an image 
 a part of it. In the checkout: `.venv/bin/python -m infra.images.prune 'falaj[serve]'`.
 """
 
-import subprocess
+import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import distribution, distributions
+from contextlib import suppress
+from importlib.metadata import Distribution, distribution, distributions
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -42,16 +44,28 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def prune(checkout: Checkout, wanted: Sequence[str]) -> None:
-    """Uninstall the rest; the environment still counts as complete."""
-    installed = dict[str, str]()
-    for each in distributions():
-        installed[canonicalize_name(each.name)] = each.version
+    """Remove the rest; the environment still counts as complete.
+
+    A file that a package shares with one that is kept stays: `mlflow` holds all of `mlflow-skinny`,
+    and an installer that removes the one breaks the other.
+    """
+    installed = {str(canonicalize_name(each.name)): each for each in distributions()}
     kept = closure(wanted)
-    line = ["uv", "pip", "uninstall", "--quiet", "--python", sys.executable]
-    subprocess.run([*line, *sorted(installed.keys() - kept)], check=True)
-    listing = [f"{name}=={installed[name]}\n" for name in sorted(kept)]
+    needed = {path for name in kept for path in _files(installed[name])}
+    for name in installed.keys() - kept:
+        for path in _files(installed[name]) - needed:
+            compiled = Path(cache_from_source(path))
+            for each in (compiled, path):
+                each.unlink(missing_ok=True)
+                with suppress(OSError):  # not empty, or gone
+                    os.removedirs(each.parent)
+    listing = [f"{name}=={installed[name].version}\n" for name in sorted(kept)]
     (checkout.venv / LIST).write_text("".join(listing), encoding="utf-8")
     checkout.mark_complete(checkout.wanted_digest())
+
+
+def _files(package: Distribution) -> set[Path]:
+    return {Path(os.path.normpath(file.locate())) for file in package.files or ()}
 
 
 if __name__ == "__main__":
