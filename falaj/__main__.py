@@ -1,4 +1,4 @@
-"""Falaj's command line: `python -m falaj COMMAND`; `python -m falaj --help` lists the commands.
+"""Falaj's command line: `falaj COMMAND`, or `python -m falaj COMMAND`; `--help` lists them.
 
 Exit codes: 0 done; 1 failed, or not all well; 2 wrong usage or configuration; 3 not running; 4 data
 refused; 5 a gate refused; 6 drift found (5 of `run` and 6 with `--exit-code`); 130 interrupted.

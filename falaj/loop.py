@@ -141,7 +141,7 @@ def drift(
         if found is None:
             raise RegistryError(
                 f"{config.registry.model_name} has no version to compare with; train a first one: "
-                "`python -m falaj run`"
+                "`falaj run`"
             )
         lines = [row("Drift", f"{found.result} in {found.current}"), *found.evidence]
         is_found = exit_code and found.result is not DriftResult.STABLE

@@ -87,7 +87,7 @@ def list_versions(model: str | None = None, /, *, context: Here) -> Shown:
     if (registry := open_registry(context.settings)) is not None:
         for name in [model] if model else registry.names():
             found += [version_facts(v, registry) for v in reversed(registry.versions(name))]
-    none = ["No version is registered; `python -m falaj run` makes the first one."]
+    none = ["No version is registered; `falaj run` makes the first one."]
     return Shown(found, [_version_line(facts) for facts in found] or none)
 
 
@@ -107,14 +107,14 @@ def _find(
     registry = open_registry(settings)
     if registry is None:
         raise RegistryError(
-            f"nothing is registered in {settings.home}; `python -m falaj run` makes a first version"
+            f"nothing is registered in {settings.home}; `falaj run` makes a first version"
         )
     if version is not None:
         return registry.version(name, version), registry
     found = registry.by_alias(name, CHAMPION) or registry.by_alias(name, CANDIDATE)
     if found is None:
         raise RegistryError(
-            f"{name} has neither a champion nor a candidate; `python -m falaj models list` shows "
+            f"{name} has neither a champion nor a candidate; `falaj models list` shows "
             "what there is"
         )
     return found, registry
@@ -397,6 +397,6 @@ def _check_no_release(model: str, settings: Settings) -> None:
     release = ReleaseLedger(settings.metadata_url).open_release(model)
     if release is not None:
         raise ConfigurationError(
-            f"a release of {model} version {release.candidate} is open; end it first with `python "
-            f"-m falaj release rollback {model} --approver NAME`. Nothing was changed"
+            f"a release of {model} version {release.candidate} is open; end it first with `falaj "
+            f"release rollback {model} --approver NAME`. Nothing was changed"
         )

@@ -525,7 +525,7 @@ def list_keys(*, file: File = None, context: Here) -> Shown:
         f"{key.subject:<20}{key.tenant or '-':<12}{' '.join(key.grants)}"
         for key in found
     ]
-    return Shown(facts, lines or ["There is no key; `python -m falaj keys create` makes one."])
+    return Shown(facts, lines or ["There is no key; `falaj keys create` makes one."])
 
 
 def _facts(key: ApiKey, now: datetime) -> dict[str, object]:

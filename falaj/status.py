@@ -121,7 +121,7 @@ def _model_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield row("Use case", f"{facts['use_case']}, model {facts['model']}")
     champion, candidate = facts["champion"], facts["candidate"]
     if champion is None:
-        yield row("Champion", "none; `python -m falaj run` trains and promotes a first one")
+        yield row("Champion", "none; `falaj run` trains and promotes a first one")
     else:
         since = facts["promoted_at"] or champion["created"]
         yield row(
@@ -130,7 +130,7 @@ def _model_lines(facts: dict[str, Any]) -> Iterator[str]:
     if candidate is not None and (champion is None or candidate["version"] != champion["version"]):
         yield row("Candidate", f"version {candidate['version']}, {quality_text(candidate)}")
     for version in facts["waits_for_approval"]:
-        answer = f"python -m falaj models approve {facts['model']} {version} --approver NAME"
+        answer = f"falaj models approve {facts['model']} {version} --approver NAME"
         yield row("Approval", f"version {version} waits: {answer}")
     if drift := facts["drift"]:
         when = f"{age(drift['stored_at'])} ago"
@@ -168,7 +168,7 @@ def open_address(
 
 def _made(file: Path, how: str) -> Path:
     if not file.exists():
-        raise ArtifactError(f"{file} does not exist yet; `python -m falaj {how}` makes it")
+        raise ArtifactError(f"{file} does not exist yet; `falaj {how}` makes it")
     return file
 
 
@@ -176,8 +176,8 @@ def _ui(context: Context) -> str:
     address = platform_address(context.home, "ui_url")
     if address is None or not is_running(context.home):
         raise NotRunningError(
-            f"no platform runs on {context.home}, so there is no UI; `python -m falaj up` starts "
-            "one, `python -m falaj ui` shows the runs of the state folder"
+            f"no platform runs on {context.home}, so there is no UI; `falaj up` starts "
+            "one, `falaj ui` shows the runs of the state folder"
         )
     return address
 

@@ -302,8 +302,8 @@ def deployment_for(flow_name: str, use_case: str) -> DeploymentResponse | None:
         known = ", ".join(sorted(f"{d.name} ({_use_case_of(d)})" for d in found))
         raise ConfigurationError(
             f"no deployment of {flow_name!r} is of use case {use_case!r}; there are {known}. "
-            "Nothing was started, and what asked for it stays; deploy it with python -m "
-            "falaj deploy"
+            "Nothing was started, and what asked for it stays; deploy it with "
+            "`falaj deploy`"
         )
     return min(fitting, key=lambda d: (not d.name.startswith(flow_name), d.name), default=None)
 

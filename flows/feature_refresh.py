@@ -126,6 +126,6 @@ def difference(report: ParityReport) -> FeatureStoreError:
     more = "More of them are in artifact feature-parity-differences; " * bool(report.examples)
     return FeatureStoreError(
         f"online and offline features of {report.feature_service}: {report.result}. "
-        f"{'. '.join(report.evidence)}. {more}`python -m falaj features rebuild VIEW` writes a "
+        f"{'. '.join(report.evidence)}. {more}`falaj features rebuild VIEW` writes a "
         "view online again from its table"
     )

@@ -208,7 +208,7 @@ def ask_a_person(asked: OpenQuestion) -> Answer | None:
     if runtime.deployment.id is None:
         raise ConfigurationError(
             f"this run was started without a deployment, so it cannot wait for an answer about "
-            f"{ref.name} version {ref.version}. Start {APPROVAL}, or run `python -m falaj models "
+            f"{ref.name} version {ref.version}. Start {APPROVAL}, or run `falaj models "
             f"approve {ref.name} {ref.version} --approver NAME`"
         )
     if not _was_suspended():
@@ -222,7 +222,7 @@ def ask_a_person(asked: OpenQuestion) -> Answer | None:
     except ValidationError as exc:
         raise RegistryError(
             f"the run was set going without an answer about {ref.name} version {ref.version}; "
-            f"nothing was approved. Start {APPROVAL} again, or run `python -m falaj models approve "
+            f"nothing was approved. Start {APPROVAL} again, or run `falaj models approve "
             f"{ref.name} {ref.version} --approver NAME`"
         ) from exc
     if told.approver == SETTLED:
@@ -296,7 +296,7 @@ def how_to_answer(decision: PromotionDecision) -> str:
     """A sentence for the person who is to decide, where no run asks."""
     ref = decision.candidate
     return (
-        f"{outcome(decision)}; answer with `python -m falaj models approve {ref.name} "
+        f"{outcome(decision)}; answer with `falaj models approve {ref.name} "
         f"{ref.version} --approver NAME`, or `reject`. The gates are asked once more then"
     )
 

@@ -162,7 +162,7 @@ class GatewayTraffic:
             raise ConfigurationError(
                 f"the gateway lets no model {model} through; it knows "
                 f"{', '.join(sorted(plan.config.models))}. Add it to models in "
-                f"{plan.files.config_file} and run `python -m falaj gateway prepare`"
+                f"{plan.files.config_file} and run `falaj gateway prepare`"
             )
         return plan
 

@@ -1,4 +1,4 @@
-"""`python -m falaj retry [RUN]`: resume at the stage at which a loop failed or was cut off."""
+"""`falaj retry [RUN]`: resume at the stage at which a loop failed or was cut off."""
 
 import time
 from typing import Any
@@ -21,7 +21,7 @@ LOOPS = ["pipeline", "retraining"]
 ENDED_BADLY = [StateType.FAILED, StateType.CRASHED]
 UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 DEPLOYMENTS = PROJECT_ROOT / "infra" / "deploying" / "prefect.yaml"
-KILLED = "Its process was killed; python -m falaj retry resumes it."
+KILLED = "Its process was killed; falaj retry resumes it."
 POLL_S = 1.0
 PAGE = 200
 

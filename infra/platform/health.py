@@ -169,7 +169,7 @@ def pool_faults(
     absent = set(own) - {pool.name for pool in pools}
     faults = [
         f"there is no work pool {name!r}, for which this machine runs a worker; "
-        "logs/deploying.log shows why; python -m falaj deploy makes it"
+        "logs/deploying.log shows why; falaj deploy makes it"
         for name in sorted(absent)
     ]
     return faults + [
@@ -209,7 +209,7 @@ def given_up(api: PrefectApi) -> list[str]:
     return [
         f"run {run['name']} was cut off {number} times, last "
         f"{age(datetime.fromisoformat(run['end_time']))} ago, and is not started again. Its log "
-        f"shows what it was doing; to resume: python -m falaj --on-platform retry {run['name']}"
+        f"shows what it was doing; to resume: falaj --on-platform retry {run['name']}"
         for run, number in zip(crashed, tries, strict=True)
         if number >= most
     ]
@@ -489,7 +489,7 @@ def check_scheduler(api: PrefectApi) -> Finding:
     scheduled = api.scheduled_deployments()
     if not scheduled:
         seen = "no deployment has an active schedule, so whether it works cannot be seen"
-        advice = "python -m falaj deploy makes the deployments with their schedules"
+        advice = "falaj deploy makes the deployments with their schedules"
         return Finding("scheduler", "warning", seen, advice)
     if planned := api.planned_runs(now().isoformat()):
         seen = f"next run {planned[0]['name']} at {planned[0]['expected_start_time'][:19]} UTC"

@@ -110,7 +110,7 @@ class SecurityConfig(_Config):
     """Who may ask a serving process for what.
 
     Attributes:
-        api_keys: file of digests, made by `python -m falaj keys`; None for no keys.
+        api_keys: file of digests, made by `falaj keys`; None for no keys.
         certificates: grants by the subject of a client's certificate, as the edge tells it
             (RFC 2253, as `CN=batch,O=acme`). A server without an edge refuses to start with them.
         certificate_tenants: tenant of such a subject.
@@ -194,7 +194,7 @@ def check_exposure(config: SecurityConfig, host: str) -> None:
     if config.tls is None:
         raise ConfigurationError(
             f"the server is to listen on {host} without TLS; name security.tls (make a "
-            "certificate with `python -m falaj certificates`) or listen on 127.0.0.1"
+            "certificate with `falaj certificates`) or listen on 127.0.0.1"
         )
 
 

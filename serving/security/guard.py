@@ -159,7 +159,7 @@ class SecurityGuard:
         if config.certificates and not config.behind_edge:
             raise ConfigurationError(
                 "security.certificates come from the edge, and this server has none before it; "
-                "start it with the file that `python -m falaj gateway prepare` wrote, "
+                "start it with the file that `falaj gateway prepare` wrote, "
                 "or remove them"
             )
         self._config = config
@@ -383,7 +383,7 @@ def _is_local(authority: bytes) -> bool:
 
 
 BEHIND_EDGE_FILE = Path("edge") / "server-security.yaml"
-"""The same with mutual TLS, as `python -m falaj gateway prepare` writes it."""
+"""The same with mutual TLS, as `falaj gateway prepare` writes it."""
 
 
 @dataclass(frozen=True)
@@ -413,7 +413,7 @@ def secured(section: SecuritySection, home: Path, host: str) -> Secured | None:
     """
     file = home / (BEHIND_EDGE_FILE if section.edge else SECURITY_FILE)
     if section.edge and not file.exists():
-        raise ConfigurationError(f"there is no {file}; run `python -m falaj gateway prepare` first")
+        raise ConfigurationError(f"there is no {file}; run `falaj gateway prepare` first")
     if not file.exists():
         return None
     config = read_security(file)

@@ -256,7 +256,7 @@ def _check_has_inputs(incumbent: RegisteredProgram, columns: DatasetSchema) -> N
         raise DataContractError(
             f"the champion, version {model.version} of {model.name}, needs {', '.join(lost)}, "
             "which the training set no longer has, so the two cannot be compared on the same rows. "
-            "Keep what it needs until another model serves, or take the champion back: python -m "
+            "Keep what it needs until another model serves, or take the champion back: "
             f"falaj models withdraw {model.name} {model.version} --reason WHY --approver NAME. "
             "Nothing was judged"
         )

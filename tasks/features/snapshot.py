@@ -97,7 +97,7 @@ def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:
         held = ", ".join(sorted(tables.sources)) or "nothing"
         raise DataContractError(
             f"window {window} is not covered by the refreshed windows ({held}); run "
-            f"`python -m falaj features refresh {reached:%Y-%m-%dT%H:%MZ} "
+            f"`falaj features refresh {reached:%Y-%m-%dT%H:%MZ} "
             f"{window.end:%Y-%m-%dT%H:%MZ}`. Nothing was retrieved"
         )
 

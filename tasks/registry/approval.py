@@ -350,7 +350,7 @@ def announcement(ref: ModelVersionRef, run_folder: Path, home: Path) -> str:
         "",
         found if base else f"MLflow run `{plain(ref.run_id)}`",
         "",
-        f"Lineage: `python -m falaj trace models/{plain(ref.name)}/{ref.version}`",
+        f"Lineage: `falaj trace models/{plain(ref.name)}/{ref.version}`",
         "",
     ]
     return "\n".join([*lines, *_picture(run_folder)]) + "\n"

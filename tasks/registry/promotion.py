@@ -221,7 +221,7 @@ def settle(
         raise RegistryError(
             f"the run that asks about {name} version {number} was resumed as if the question were "
             "settled, and it is not. Nothing was changed; approve or reject it with "
-            f"`python -m falaj models approve {name} {number} --approver NAME`"
+            f"`falaj models approve {name} {number} --approver NAME`"
         )
     return decision
 

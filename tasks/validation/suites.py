@@ -303,7 +303,7 @@ def with_baseline(suite: Suite, baseline: Baseline) -> Suite:
     if unknown := sorted(baseline.needed_columns - known):
         raise ConfigurationError(
             f"the baseline of suite {suite.suite} names column(s) {', '.join(unknown)}, which the "
-            "suite does not have. Profile it again with `python -m falaj baseline`"
+            "suite does not have. Profile it again with `falaj baseline`"
         )
     fields = {name: getattr(suite, name) for name in Suite.model_fields}
     return Suite(**{**fields, "baseline": baseline, "expectations": (*suite.expectations, rules)})

@@ -1,7 +1,7 @@
 """Roll back by hand, with nothing left out: from the decision to the last old answer a client got.
 
 Registry, serving process, Envoy and clients are real. Each round releases a version until it
-answers every request, then a person runs `python -m falaj release rollback`. Counted is the time
+answers every request, then a person runs `falaj release rollback`. Counted is the time
 from the moment that the record has of the decision to the last answer of that version.
 """
 

@@ -225,7 +225,7 @@ def needs_a_person(
     if _was_cut_off(fact, config) and fact.tries > config.max_retries and not fact.pids:
         return (
             f"it was cut off {fact.tries} times and is not started again. Its log shows what it "
-            f"was doing; to resume: python -m falaj --on-platform retry {fact.name}"
+            f"was doing; to resume: falaj --on-platform retry {fact.name}"
         )
     return None
 

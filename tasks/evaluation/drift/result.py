@@ -108,7 +108,7 @@ MIN_EXCESS_RISE = 0.02
 """Rise of the Brier score beyond what the scores promise that is reason enough to retrain."""
 LIKE_A_LEAK = (
     " It surely lost more than half of what it told: a feature may have known the label in "
-    "training. `python -m falaj models withdraw` takes such a version back"
+    "training. `falaj models withdraw` takes such a version back"
 )
 
 

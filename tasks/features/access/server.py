@@ -1,6 +1,6 @@
 """Feast's feature server under this project's guards: `python -m tasks.features.access.server`.
 
-Started by `python -m falaj features serve`. Callers send OIDC tokens over HTTP; what no permission
+Started by `falaj features serve`. Callers send OIDC tokens over HTTP; what no permission
 of the repository names is denied, denials and refused tokens are audited. Feast's own checks let
 every authenticated caller do everything in a project that has no permissions.
 """

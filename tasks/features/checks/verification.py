@@ -65,7 +65,7 @@ def find_snapshot(name: str, store: ArtifactStore) -> FeatureSnapshot:
         held = ", ".join(sorted(digest[:12] for digest in found)) or "none"
         raise ArtifactError(
             f"{name!r} names {len(found)} snapshots ({held}); give the beginning of one digest, as "
-            "the report or `python -m falaj trace` shows it"
+            "the report or `falaj trace` shows it"
         )
     return next(iter(found.values()))
 

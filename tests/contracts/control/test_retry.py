@@ -1,4 +1,4 @@
-"""`python -m falaj retry` on the embedded default: a run that failed or was killed goes on."""
+"""`falaj retry` on the embedded default: a run that failed or was killed goes on."""
 
 import json
 import signal

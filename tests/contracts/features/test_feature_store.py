@@ -125,6 +125,6 @@ def test_a_window_that_ends_in_the_future_is_refused_before_anything_is_touched(
 def test_a_window_that_was_not_refreshed_is_refused(ten_days: Refreshed) -> None:
     installation, tables = ten_days
     with pytest.raises(
-        DataContractError, match=r"not covered .* run `python -m falaj features refresh 2013-01-11"
+        DataContractError, match=r"not covered .* run `falaj features refresh 2013-01-11"
     ):
         installation.snapshot(tables, days(5, 10))

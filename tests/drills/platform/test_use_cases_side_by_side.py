@@ -1,7 +1,7 @@
 """Three use cases on one platform and one state folder: nobody touches what is another's.
 
 The third is real data of another kind again, by a feature repository in a temporary folder and
-nothing else. They are deployed by `python -m falaj deploy`, and the loops run through their
+nothing else. They are deployed by `falaj deploy`, and the loops run through their
 deployments on real workers.
 """
 

@@ -1,7 +1,7 @@
 """A whole installation that releases: registry, serving process, Envoy before it, clients.
 
 Nothing stands in for anything: versions are registered and converted, `python -m serving` serves
-them behind `python -m falaj gateway run`, clients send tokens over TLS, and what is decided reads
+them behind `falaj gateway run`, clients send tokens over TLS, and what is decided reads
 the log that the serving process writes.
 """
 
@@ -170,7 +170,7 @@ class Whole:
         return seen
 
     def command(self, *words: str) -> str:
-        """Run `python -m falaj` with these words; what it says."""
+        """Run `falaj` with these words; what it says."""
         code, said = run_falaj(*words, **self.environment)
         assert code == 0, said
         return said

@@ -36,7 +36,7 @@ FIGURES = (
 
 def commands() -> Iterator[str]:
     """Every command with what it does."""
-    yield from ("| `python -m falaj` | what it does |", "|---|---|")
+    yield from ("| `falaj` | what it does |", "|---|---|")
     for group in COMMANDS.values():
         for name, (_, what) in group.items():
             yield f"| `{name}` | {what.rstrip('.')} |"
