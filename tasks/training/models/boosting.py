@@ -45,6 +45,7 @@ from tasks.training.data.preprocess import (
 from tasks.training.models.config import BoostingConfig
 from tasks.training.models.trees import (
     LARGEST,
+    NO_LEAF,
     BoostingProgram,
     CategoryValues,
     Float64Array,
@@ -163,14 +164,14 @@ def train_boosting(request: TrainingRequest, store: ArtifactStore) -> TrainedMod
 def num_parameters(program: BoostingProgram) -> int:
     """Thresholds and leaves of all trees."""
     groups = program.trees.groups()
-    leaves = sum(int((group["lefts"] < 1e5).sum()) for group in groups)
+    leaves = sum(int((group["lefts"] < NO_LEAF).sum()) for group in groups)
     return 2 * leaves - sum(len(group["leaf"]) for group in groups)
 
 
 def _line(epoch: EpochMetrics) -> str:
     return (
-        f"{(epoch.epoch + 1) * STEP_TREES} trees: train loss {epoch.train_loss:.5f}, validation "
-        f"loss {epoch.validation_loss:.5f}, {epoch.quality_name} {epoch.quality:.5f}\n"
+        f"step {epoch.epoch} (of {STEP_TREES} trees): train loss {epoch.train_loss:.5f}, "
+        f"validation loss {epoch.validation_loss:.5f}, {epoch.quality_name} {epoch.quality:.5f}\n"
     )
 
 

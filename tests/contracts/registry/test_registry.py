@@ -18,7 +18,7 @@ from tasks.contracts.training import StartingPoint
 from tasks.kernel.errors import ConfigurationError, RegistryError
 from tasks.kernel.files import digest_of
 from tasks.registry import task as registry_tasks
-from tasks.registry.candidate import IMPORTS, claim_model_name, register_import
+from tasks.registry.candidate import IMPORTS, claim_model_name, register_candidate, register_import
 from tasks.registry.config import PromotionConfig
 from tasks.registry.mlflow_registry import CANDIDATE, CHAMPION
 from tasks.registry.model_folder import attach_variants, read_version
@@ -31,7 +31,7 @@ from tasks.registry.programs import (
 )
 from tests.support.data.builders import COLUMNS
 from tests.support.registry import builders
-from tests.support.registry.builders import CONFIG, World, comparison
+from tests.support.registry.builders import CONFIG, World, comparison, evaluation
 from tests.support.services.prefect_platform import PrefectApi, shown
 from tests.support.suite.promises import Promise, proves
 
@@ -249,6 +249,20 @@ def test_a_training_begins_with_the_champion_and_a_repeated_one_where_it_began_b
     assert (found.version.version, found.trained_on) == (1, world.model().splits.train)
     assert world.store.path(found.checkpoint).read_bytes().startswith(b"checkpoint 0 ")
     assert start(world.model(0).config) is None  # what made the champion began from scratch
+
+
+def test_a_training_of_a_network_does_not_begin_with_trees(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    trees = world.model().model_copy(update={"config": {"model": "gradient-boosting"}})
+    report = evaluation(world.store, trees, 0.75)
+    ref = register_candidate(
+        trees, report, world.dataset, CONFIG, world.location, world.store, "abc1234"
+    )
+    world.registry.set_alias(world.registry.confirmed(ref), CHAMPION)
+    found = find_start(world.dataset, trees.splits, {"seed": 1}, NAME, world.location, world.store)
+    assert found is None
+    assert "not a network whose weights mean the same here" in caplog.text
 
 
 # Promoting

@@ -47,7 +47,7 @@ def test_trees_are_a_model_like_any_other_and_are_grown_once(
     pairs = scores[labels == 1][:, None] - scores[labels == 0]
     auc = (np.sign(pairs) / 2 + 0.5).mean()
     assert auc == pytest.approx(best.quality, abs=1e-4)
-    assert "trees: train loss" in store.path(model.log).read_text()
+    assert "step 0 (of 10 trees): train loss" in store.path(model.log).read_text()
 
     built = store.num_builds
     again = making.make_model(asked, store, tmp_path)
