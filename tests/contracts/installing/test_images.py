@@ -159,7 +159,7 @@ def test_a_loop_runs_in_the_training_image_and_the_serving_image_answers_with_it
 def test_images_say_what_they_are_and_hold_no_builder_and_no_source_of_packages(
     training: Image, serving: Image
 ) -> None:
-    tools = {"training": "gcc g++ pip cmake git", "serving": "gcc g++ pip cmake git uv make"}
+    tools = {"training": "gcc g++ pip uv cmake git", "serving": "gcc g++ pip uv cmake git make"}
     for image, target in ((training, "training"), (serving, "serving")):
         [about] = json.loads(image.podman("inspect", image.name))
         labels = {name.rpartition(".")[2]: text for name, text in about["Labels"].items()}
