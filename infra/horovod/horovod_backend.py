@@ -97,7 +97,8 @@ def gpu_environment(outer: dict[str, str], folder: Path) -> dict[str, str]:
     """
     import torch  # the build environment has it; without GPUs nothing of this is asked
 
-    on_path = shutil.which("nvcc", path=outer.get("PATH")) or "/usr/local/cuda/bin/nvcc"
+    usual = Path("/usr/local/cuda") / "bin" / "nvcc"
+    on_path = shutil.which("nvcc", path=outer.get("PATH")) or usual
     named = outer.get("HOROVOD_CUDA_HOME") or outer.get("CUDA_HOME")
     toolkit = Path(named) if named else Path(on_path).resolve().parents[1]
     version, wanted, nccl = toolkit_version(toolkit / "bin" / "nvcc"), torch.version.cuda, None

@@ -19,6 +19,7 @@ FOLDER = PROJECT_ROOT / "docs" / "reference"
 VARIABLES = {
     "FALAJ_HOME": "State folder; else `.falaj` beside the project.",
     "FALAJ_FEATURE_REPO": "Project, a folder with `use_case.yaml`; else found from here upward.",
+    "FALAJ_PROJECT": "Project's name in profiles of Feast; set by Falaj.",
     "FALAJ_FEATURE_REPOS": "Several projects to deploy, separated by colons.",
     "FALAJ_PROFILE": "Stores of the feature repository: `local`, `server`, `cluster`, or your own.",
     "FALAJ_DATABASE_URL": "Metadata database that several hosts share; else SQLite.",
