@@ -13,7 +13,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows
 from tasks.features.tables.build import EMPTY, build_feature_tables
 from tests.support.data.repository import vouched
-from tests.support.data.sources import SourceShop, seen
+from tests.support.services.raw_sources import SourceShop, seen
 
 HISTORY = 24
 FIRST = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=HISTORY + 4)

@@ -15,7 +15,14 @@ import pytest
 
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tests.support.data.shop import orders
-from tests.support.data.sources import MONTHS, SourceShop, month, monthly, seen, typed_orders
+from tests.support.services.raw_sources import (
+    MONTHS,
+    SourceShop,
+    month,
+    monthly,
+    seen,
+    typed_orders,
+)
 from tests.support.services.servers import new_database, postgres_server, s3_server
 
 COLUMNS = "order_id bigint, customer text, ordered timestamptz, items int, amount numeric"

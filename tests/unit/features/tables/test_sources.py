@@ -12,7 +12,14 @@ from tasks.features.tables import landing
 from tasks.features.tables.copies import Source
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tests.support.data.shop import orders
-from tests.support.data.sources import MONTHS, SourceShop, month, monthly, seen, typed_orders
+from tests.support.services.raw_sources import (
+    MONTHS,
+    SourceShop,
+    month,
+    monthly,
+    seen,
+    typed_orders,
+)
 
 
 @pytest.fixture
