@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from infra.gateway.config import GatewayFiles
 from infra.orchestration.client import is_running, platform_environment, running_platform
-from infra.platform.apps import PasswordGate, WithReports
 from infra.platform import services
+from infra.platform.apps import PasswordGate, WithReports
 from infra.platform.config import (
     CONFIG_VARIABLE,
     DATABASE_URL,
