@@ -238,7 +238,7 @@ def table(status: Status) -> str:
     services = [(s.name, s.condition, age(s.since), s.restarts, s.detail) for s in status.services]
     lines += _columns("Service Condition Since Restarts Detail", services)
     pools = [(p.name, p.online, "paused" if p.paused else "hands out runs") for p in status.pools]
-    lines += _columns("Pool Workers", pools)
+    lines += _columns("Pool Workers State", pools)
     leases = [
         ("held" if a.grant else "waiting", age(a.since), a.priority, a) for a in status.leases
     ]

@@ -20,6 +20,7 @@ from infra.platform.files import PlatformFiles, PlatformState, ensure_password, 
 from infra.platform.health import (
     Finding,
     PoolStatus,
+    Status,
     check_api,
     check_database,
     check_disk,
@@ -295,3 +296,17 @@ def test_a_file_is_no_state_folder(tmp_path: Path, command: str) -> None:
     file = tmp_path / "file"
     file.touch()
     assert main(["--home", str(file / "home"), command]) == EXIT_WRONG_INPUT
+
+
+def test_the_status_shows_each_pool_with_its_workers_and_whether_it_is_paused() -> None:
+    pools = [
+        PoolStatus(name=n, type="process", paused=p, online=1)
+        for n, p in (("cpu", False), ("gpu", True))
+    ]
+    shown = table(Status(running=True, phase="up", home=Path("home"), pools=tuple(pools)))
+    lines = shown[shown.index("Pool") :].splitlines()[:3]
+    assert [line.split(maxsplit=2) for line in lines] == [
+        ["Pool", "Workers", "State"],
+        ["cpu", "1", "hands out runs"],
+        ["gpu", "1", "paused"],
+    ]
