@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tasks.contracts.release import RegisteredProgram
     from tasks.contracts.run import RunRecord
     from tasks.conversion.targets.interface import LoadedModel
-    from tasks.registry.mlflow_registry import RegisteredVersion
+    from tasks.registry.mlflow_registry import RegisteredVersion, Registry
 
 EVENT_TIME = "event_timestamp"
 MOST_ROWS = 4096
@@ -138,29 +138,26 @@ class Project:
         return Run(RunRecord.model_validate_json(json.dumps(record)), folder / "report.html")
 
     def models(self) -> pd.DataFrame:
-        """All versions of the project's model, newest first, with their primary metric.
+        """All versions of the project's model, newest first.
 
         Returns:
-            A row a version: version, alias, metric, value, low, high.
+            A row a version: version, aliases, created, metric, value, low, high; the last four are
+            empty where it was not judged here.
         """
         import pandas as pd
 
-        from tasks.registry.mlflow_registry import Registry
-        from tasks.registry.model_folder import read_version
+        from falaj.models import open_registry, version_facts
 
-        name, registry = self.config.registry.model_name, Registry(self._location)
-        aliases: dict[int, list[str]] = {}
-        for alias in ("champion", "candidate"):
-            if (version := registry.by_alias(name, alias)) is not None:
-                aliases.setdefault(version.ref.version, []).append(alias)
+        columns = ["version", "aliases", "created", "metric", "value", "low", "high"]
+        registry = open_registry(self.settings)
+        if registry is None:
+            return pd.DataFrame(columns=columns)
         rows = []
-        for version in registry.versions(name):
-            number, manifest = version.ref.version, read_version(version).manifest
-            row: dict[str, Any] = {"version": number, "alias": ", ".join(aliases.get(number, ()))}
-            if manifest is not None:
-                row |= {"trained until": manifest.splits.train.end}
-            rows.append(row)
-        return pd.DataFrame(rows).sort_values("version", ascending=False, ignore_index=True)
+        for version in reversed(registry.versions(self.config.registry.model_name)):
+            facts = version_facts(version, registry)
+            quality = facts["quality"].model_dump() if facts["quality"] else {}
+            rows.append({**facts, **quality, "aliases": ", ".join(facts["aliases"])})
+        return pd.DataFrame(rows, columns=columns)
 
     def champion(self) -> Model:
         """The version in service.
@@ -168,10 +165,8 @@ class Project:
         Raises:
             RegistryError: nothing was promoted yet.
         """
-        from tasks.registry.mlflow_registry import Registry
-
         name = self.config.registry.model_name
-        version = Registry(self._location).by_alias(name, "champion")
+        version = self._registry.by_alias(name, "champion")
         if version is None:
             raise RegistryError(f"{name} has no champion yet; run() trains and promotes one")
         return Model(self, version)
@@ -182,10 +177,7 @@ class Project:
         Raises:
             RegistryError: there is no such version.
         """
-        from tasks.registry.mlflow_registry import Registry
-
-        name = self.config.registry.model_name
-        return Model(self, Registry(self._location).version(name, number))
+        return Model(self, self._registry.version(self.config.registry.model_name, number))
 
     def features(self, keys: pd.DataFrame, at: datetime | str | None = None) -> pd.DataFrame:
         """The features of entities.
@@ -225,6 +217,18 @@ class Project:
 
         data = self.latest_run().record.dataset.snapshot.data
         return pd.read_parquet(self.settings.store.path(data))
+
+    @property
+    def _registry(self) -> Registry:
+        """The registry; asking for a version of one that is not there makes none."""
+        from falaj.models import open_registry
+
+        registry = open_registry(self.settings)
+        if registry is None:
+            raise RegistryError(
+                f"nothing is registered in {self.settings.home}; run() trains and promotes one"
+            )
+        return registry
 
     @property
     def _location(self) -> Any:

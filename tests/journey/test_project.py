@@ -61,7 +61,9 @@ def test_a_notebook_shows_what_matters(project: falaj.Project) -> None:
 def test_versions_are_listed_with_their_aliases(project: falaj.Project) -> None:
     versions = project.models()  # other tests of the loop may have added newer ones
     assert versions["version"].is_monotonic_decreasing
-    assert sum("champion" in alias for alias in versions["alias"]) == 1
+    champion = versions[versions["aliases"].str.contains("champion")]
+    assert champion["version"].tolist() == [project.champion().version]
+    assert (champion["low"] < champion["value"]).all()
 
 
 def test_a_project_without_a_model_says_what_to_do(
