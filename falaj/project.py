@@ -100,13 +100,13 @@ class Project:
             raise FalajError(f"`falaj {' '.join(words)}` ended with {process.returncode}: {last}")
         return "".join(said)
 
-    def check(self) -> str:
-        """Find mistakes in seconds, without training.
+    def check(self) -> None:
+        """Find mistakes in seconds, without training, and print what was found.
 
         Raises:
             FalajError: there are some; the lines above say which.
         """
-        return self.command("check")
+        self.command("check")
 
     def run(self) -> Run:
         """Run the whole loop; finished stages are reused.
@@ -184,8 +184,9 @@ class Project:
 
         Args:
             keys: a row an entity, with the key columns.
-            at: moment at which they were known, or the column of `keys` that holds it, with a time
-                zone; they are then read from history, as in training. None: now, online.
+            at: moment at which they were known, with a time zone (`"2026-01-31T12:00Z"`), or the
+                column of `keys` that holds it; they are then read from history, as in training.
+                None: now, online.
 
         Returns:
             `keys` with a column `<view>__<feature>` for each feature, rows in the same order.
@@ -264,11 +265,19 @@ class Project:
 
 
 def _historical(store: Any, service: Any, keys: pd.DataFrame, at: datetime | str) -> pd.DataFrame:
+    import pandas as pd
+
     from tasks.features.offline.duck import sql_text
 
-    frame = keys.rename(columns={at: EVENT_TIME}) if isinstance(at, str) else keys.copy()
-    if not isinstance(at, str):
-        frame[EVENT_TIME] = at
+    named = isinstance(at, str) and at in keys.columns
+    try:
+        frame = keys.rename(columns={at: EVENT_TIME}) if named else keys.copy()
+        frame[EVENT_TIME] = frame[EVENT_TIME] if named else pd.Timestamp(at)
+    except ValueError as exc:
+        raise DataContractError(
+            f"at={at!r} is neither a moment nor one of the columns {', '.join(keys.columns)}. "
+            "Nothing was read"
+        ) from exc
     if getattr(frame[EVENT_TIME].dtype, "tz", None) is None:
         raise DataContractError(
             f"the moments are {frame[EVENT_TIME].dtype}, expected times with a zone, such as "
@@ -286,7 +295,7 @@ def _historical(store: Any, service: Any, keys: pd.DataFrame, at: datetime | str
         )
         found: pd.DataFrame = job.to_df().sort_values("falaj_row")
     found = found.drop(columns="falaj_row").set_axis(keys.index)
-    return found.rename(columns={EVENT_TIME: at}) if isinstance(at, str) else found
+    return found.rename(columns={EVENT_TIME: str(at)}) if named else found
 
 
 @dataclass(frozen=True)

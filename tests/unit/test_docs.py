@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 
 from falaj.__main__ import app
-from tests.support.suite import reference
+from tests.support.suite import notebook, reference
 from tests.support.suite.blocks import ROOT, Block, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -60,3 +61,10 @@ def test_every_variable_that_the_code_reads_is_described() -> None:
             if file.suffix in (".py", ".yaml", ".yml") and True:
                 read |= set(re.findall(r"\bFALAJ_[A-Z][A-Z_]+[A-Z]\b", file.read_text()))
     assert read == set(reference.VARIABLES)
+
+
+def test_the_notebook_was_run_whole_and_its_page_shows_that() -> None:
+    ran = nbformat.read(notebook.NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+    cells = [cell for cell in ran.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert notebook.PAGE.read_text(encoding="utf-8") == notebook.page(ran)
