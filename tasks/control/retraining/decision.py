@@ -173,7 +173,12 @@ def _on_release(evidence: Evidence) -> str:
 
 
 def _on_performance(evidence: Evidence) -> str:
-    named = {"AUC": evidence.auc_change, "R²": evidence.r2_change, "skill": evidence.skill_change}
+    named = {
+        "Brier score beyond what the scores promise": evidence.excess_brier_change,
+        "AUC": evidence.auc_change,
+        "R²": evidence.r2_change,
+        "skill": evidence.skill_change,
+    }
     changes = [f"{name} changed by {_shown(m)}" for name, m in named.items() if m is not None]
     return f"labels show a stale model: {', '.join(changes) or 'it errs more than it promises'}"
 
