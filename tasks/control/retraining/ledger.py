@@ -14,21 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    RowMapping,
-    Select,
-    Table,
-    and_,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
 
 from tasks.contracts.base import RESULT
 from tasks.control.config import RetrainingPolicy
@@ -71,7 +58,7 @@ class Ledger:
     """
 
     def __init__(self, url: str) -> None:
-        self.engine: Engine = database.open_database(url)
+        self.engine: sa.Engine = database.open_database(url)
 
     def store_result(
         self, model: str, use_case: str, evidence: Evidence, policy: RetrainingPolicy
@@ -96,7 +83,7 @@ class Ledger:
                 policy=policy.model_dump_json(),
                 stored_at=database.database_now(connection),
             )
-            query = select(_results).where(_results.c.result_id == result_id)
+            query = sa.select(_results).where(_results.c.result_id == result_id)
             return _read(StoredResult, connection.execute(query).mappings().one())
 
     def result(self, result_id: str) -> StoredResult:
@@ -105,7 +92,7 @@ class Ledger:
         Raises:
             DataContractError: there is none.
         """
-        found = self._rows(select(_results).where(_results.c.result_id == result_id))
+        found = self._rows(sa.select(_results).where(_results.c.result_id == result_id))
         if not found:
             raise DataContractError(
                 f"no drift result {result_id!r} is in this database; expected one that a drift "
@@ -116,17 +103,17 @@ class Ledger:
 
     def newest_result(self, model: str, use_case: str) -> StoredResult | None:
         """The result on a model that was stored last; None before the first."""
-        query = select(_results).where(_of(_results, model, use_case))
+        query = sa.select(_results).where(_of(_results, model, use_case))
         found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
         return _read(StoredResult, found[0]) if found else None
 
     def unsettled(self) -> list[tuple[str, str]]:
         """Models and use cases with unanswered drift results, or incidents without an action."""
-        unanswered = select(_results.c.model, _results.c.use_case).where(
+        unanswered = sa.select(_results.c.model, _results.c.use_case).where(
             _results.c.answered_at.is_(None)
         )
         waiting = (
-            select(_incidents.c.model, _incidents.c.use_case)
+            sa.select(_incidents.c.model, _incidents.c.use_case)
             .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
             .where(
                 _incidents.c.closed_at.is_(None),
@@ -140,7 +127,7 @@ class Ledger:
     def claims(self, state: ClaimState, model: str | None = None) -> list[Claim]:
         """Claims in one state, the oldest first."""
         query = (
-            select(_actions, _results.c.version, _results.c.evidence)
+            sa.select(_actions, _results.c.version, _results.c.evidence)
             .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.state == state.value)
             .order_by(_actions.c.claimed_at)
@@ -215,7 +202,9 @@ class Ledger:
     def numbered(self, numbers: Sequence[int], result_id: str | None = None) -> list[Decision]:
         """Decisions by their numbers, and those about a drift result, the oldest first."""
         table = tables.decisions
-        query = _with_runs().where(or_(table.c.number.in_(numbers), table.c.result_id == result_id))
+        query = _with_runs().where(
+            sa.or_(table.c.number.in_(numbers), table.c.result_id == result_id)
+        )
         return [_read(Decision, row) for row in self._rows(query.order_by(table.c.number))]
 
     @contextmanager
@@ -229,14 +218,14 @@ class Ledger:
         with database.transaction(self.engine, reads_only=True) as connection:
             return database.database_now(connection)
 
-    def _rows(self, query: Any) -> list[RowMapping]:
+    def _rows(self, query: Any) -> list[sa.RowMapping]:
         with database.transaction(self.engine, reads_only=True) as connection:
             return list(connection.execute(query).mappings())
 
-    def _change(self, which: ColumnElement[bool], **values: Any) -> bool:
+    def _change(self, which: sa.ColumnElement[bool], **values: Any) -> bool:
         """Change one action; False where none is so."""
         with database.transaction(self.engine) as connection:
-            changed = connection.execute(update(_actions).where(which).values(values))
+            changed = connection.execute(sa.update(_actions).where(which).values(values))
             return changed.rowcount == 1
 
 
@@ -264,7 +253,7 @@ class Incidents:
         actor: who asks, as the record names it.
     """
 
-    def __init__(self, connection: Connection, model: str, use_case: str, actor: str) -> None:
+    def __init__(self, connection: sa.Connection, model: str, use_case: str, actor: str) -> None:
         self._execute = connection.execute
         self.model, self.use_case, self.actor = model, use_case, actor
         self.now = database.database_now(connection)
@@ -273,23 +262,23 @@ class Incidents:
         # Where the clock was set back, what was claimed "later" counts from now on. Else a clock
         # that had been years ahead would hold every cool-down for years.
         later = (_actions.c.model == model) & (_actions.c.claimed_at > self.now)
-        self._execute(update(_actions).where(later).values(claimed_at=self.now))
+        self._execute(sa.update(_actions).where(later).values(claimed_at=self.now))
 
     def unanswered(self) -> list[StoredResult]:
         """Results without an answer, in the order in which they were stored."""
         open_ones = self._mine(_results) & _results.c.answered_at.is_(None)
-        rows = self._execute(select(_results).where(open_ones).order_by(_results.c.number))
+        rows = self._execute(sa.select(_results).where(open_ones).order_by(_results.c.number))
         return [_read(StoredResult, row) for row in rows.mappings()]
 
     def result(self, result_id: str) -> StoredResult:
         """One stored drift result."""
-        query = select(_results).where(_results.c.result_id == result_id)
+        query = sa.select(_results).where(_results.c.result_id == result_id)
         return _read(StoredResult, self._execute(query).mappings().one())
 
     def latest_window_end(self) -> datetime | None:
         """End of the latest window that was answered."""
         answered = self._mine(_results) & _results.c.answered_at.is_not(None)
-        query = select(_results.c.window_end).where(answered)
+        query = sa.select(_results.c.window_end).where(answered)
         latest: datetime | None = self._execute(
             query.order_by(_results.c.window_end.desc()).limit(1)
         ).scalar_one_or_none()
@@ -297,13 +286,13 @@ class Incidents:
 
     def mark_answered(self, result_id: str) -> None:
         """Note that the result has its answer."""
-        change = update(_results).where(_results.c.result_id == result_id)
+        change = sa.update(_results).where(_results.c.result_id == result_id)
         self._execute(change.values(answered_at=self.now))
 
     def open_ones(self) -> list[Incident]:
         """Incidents that have not been closed, the oldest first."""
         rows = self._execute(
-            select(_incidents, _actions.c.action, _actions.c.state)
+            sa.select(_incidents, _actions.c.action, _actions.c.state)
             .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
             .where(self._mine(_incidents), _incidents.c.closed_at.is_(None))
             .order_by(_incidents.c.opened_at, _incidents.c.episode_id)
@@ -330,7 +319,7 @@ class Incidents:
                 return known
         incident_id = content_key("episode", self.model, self.use_case, cause, newest)
         self._execute(
-            insert(_incidents).values(
+            sa.insert(_incidents).values(
                 episode_id=incident_id,
                 model=self.model,
                 use_case=self.use_case,
@@ -350,7 +339,7 @@ class Incidents:
     def spent(self) -> list[Spent]:
         """Retrainings and recalibrations of the model that were claimed before, oldest first."""
         rows = self._execute(
-            select(_actions, _results.c.version)
+            sa.select(_actions, _results.c.version)
             .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.model == self.model)
             .where(_actions.c.action.in_([action.value for action in KINDS]))
@@ -367,7 +356,7 @@ class Incidents:
             for row in rows.mappings()
         ]
 
-    def _when_claimed(self, row: RowMapping) -> datetime:
+    def _when_claimed(self, row: sa.RowMapping) -> datetime:
         """As the clock shows it that is set now, however wrong it was then."""
         if row["boot"] != self._boot:  # only the database's clock is left
             claimed_at: datetime = row["claimed_at"]
@@ -377,7 +366,7 @@ class Incidents:
     def claim(self, incident: Incident, action: Action, result_id: str, reason: str) -> None:
         """Take the one action of an incident; the primary key lets nobody take it twice."""
         self._execute(
-            insert(_actions).values(
+            sa.insert(_actions).values(
                 episode_id=incident.incident_id,
                 model=self.model,
                 use_case=self.use_case,
@@ -403,7 +392,7 @@ class Incidents:
     ) -> int:
         """Add one row to the record; returns its number."""
         made = self._execute(
-            insert(tables.decisions)
+            sa.insert(tables.decisions)
             .values(
                 decided_at=self.now,
                 model=self.model,
@@ -425,16 +414,16 @@ class Incidents:
     def last_outcome(self, incident: Incident) -> Outcome | None:
         """Outcome of the latest row about an incident."""
         table = tables.decisions
-        query = select(table.c.outcome).where(table.c.episode_id == incident.incident_id)
+        query = sa.select(table.c.outcome).where(table.c.episode_id == incident.incident_id)
         found = self._execute(query.order_by(table.c.number.desc()).limit(1)).scalar_one_or_none()
         return None if found is None else Outcome(found)
 
-    def _mine(self, table: Table) -> ColumnElement[bool]:
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return _of(table, self.model, self.use_case)
 
     def _update(self, incident: Incident, **values: Any) -> None:
         which = _incidents.c.episode_id == incident.incident_id
-        self._execute(update(_incidents).where(which).values(values))
+        self._execute(sa.update(_incidents).where(which).values(values))
 
 
 def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
@@ -445,17 +434,17 @@ def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
     return content_key("verdict", model, use_case, content)
 
 
-def _of(table: Table, model: str, use_case: str) -> ColumnElement[bool]:
-    return and_(table.c.model == model, table.c.use_case == use_case)
+def _of(table: sa.Table, model: str, use_case: str) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.model == model, table.c.use_case == use_case)
 
 
-def _in_state(incident_id: str, state: ClaimState) -> ColumnElement[bool]:
-    return and_(_actions.c.episode_id == incident_id, _actions.c.state == state.value)
+def _in_state(incident_id: str, state: ClaimState) -> sa.ColumnElement[bool]:
+    return sa.and_(_actions.c.episode_id == incident_id, _actions.c.state == state.value)
 
 
-def _may_be_started(incident_id: str, place: str, now: datetime) -> ColumnElement[bool]:
+def _may_be_started(incident_id: str, place: str, now: datetime) -> sa.ColumnElement[bool]:
     """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
-    free = or_(
+    free = sa.or_(
         _actions.c.place.is_(None),
         _actions.c.place == place,
         _actions.c.started_at < now - RESERVED_FOR,
@@ -464,20 +453,20 @@ def _may_be_started(incident_id: str, place: str, now: datetime) -> ColumnElemen
     return _in_state(incident_id, ClaimState.CLAIMED) & free
 
 
-def _lock(connection: Connection, model: str) -> None:
+def _lock(connection: sa.Connection, model: str) -> None:
     """Hold the row of a model until the transaction ends."""
     table = tables.models
     database.insert_if_absent(connection, table, model=model)
-    connection.execute(select(table).where(table.c.model == model).with_for_update()).all()
+    connection.execute(sa.select(table).where(table.c.model == model).with_for_update()).all()
 
 
-def _with_runs() -> Select[Any]:
+def _with_runs() -> sa.Select[Any]:
     decisions = tables.decisions
     return (
-        select(
+        sa.select(
             decisions,
             _actions.c.run_id,
-            func.coalesce(_actions.c.run_state, _actions.c.state).label("run_state"),
+            sa.func.coalesce(_actions.c.run_state, _actions.c.state).label("run_state"),
             _results.c.version,
             _results.c.evidence,
         )
@@ -486,11 +475,11 @@ def _with_runs() -> Select[Any]:
     )
 
 
-def _read(kind: type[Value], row: RowMapping) -> Value:
+def _read(kind: type[Value], row: sa.RowMapping) -> Value:
     return kind(**_fields(kind, row))
 
 
-def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
+def _fields(kind: type[BaseModel], row: sa.RowMapping) -> dict[str, Any]:
     """The columns of a row that are fields of a value, those of JSON read."""
     columns = {name: COLUMNS.get(name, name) for name in kind.model_fields}
     fields = {name: row[column] for name, column in columns.items() if column in row}
@@ -500,7 +489,7 @@ def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
     return fields
 
 
-def _read_claim(row: RowMapping) -> Claim:
+def _read_claim(row: sa.RowMapping) -> Claim:
     started = end = None
     if row["run_id"] is not None:
         started = _read(StartedAction, row)

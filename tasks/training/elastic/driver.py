@@ -18,23 +18,9 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from tasks.contracts.base import Contract
 from tasks.kernel.errors import TrainingError, TransientError
+from tasks.training.elastic import link
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import SHORTEST_REST_S, Cooldown, HostWatch, discovery_of
-from tasks.training.elastic.link import (
-    NOTICE_S,
-    Broken,
-    End,
-    Failed,
-    Finished,
-    FromRank,
-    Leave,
-    Left,
-    Ping,
-    Pulse,
-    Ready,
-    Regroup,
-    Start,
-)
 from tasks.training.elastic.process import (
     SILENCE_LIMIT_S,
     ElasticSpec,
@@ -244,29 +230,29 @@ class ElasticDriver:
         if now - self._pinged_s >= PING_EVERY_S:
             self._pinged_s = now
             for member in self._fleet:
-                member.send(Ping())
+                member.send(link.Ping())
 
     # Hearing the ranks
 
-    def _take(self, member: Member, message: FromRank) -> None:
+    def _take(self, member: Member, message: link.FromRank) -> None:
         member.heard_s = now = time.monotonic()
         match message:
-            case Ready():
+            case link.Ready():
                 if member.state is MemberState.IN_GROUP:
                     self._group_ends(now, broken=bool(message.failed))
                 member.ready_s = member.ready_s or now
                 member.state = MemberState.READY
                 member.commit, member.failed = message.commit, message.failed
-            case Pulse():
+            case link.Pulse():
                 member.commit = message.commit
                 self._history.num_commits = max(self._history.num_commits, message.commit)
-            case Left():
+            case link.Left():
                 member.left = True
-            case Finished():
+            case link.Finished():
                 member.state = MemberState.FINISHED
                 if member.rank == 0:
                     self._done_since = now
-            case Failed():
+            case link.Failed():
                 member.error = message
 
     # Ranks that end
@@ -287,7 +273,7 @@ class ElasticDriver:
             self._group_ends(now, broken=not (member.left and member.left_in_good_order))
             self._close_rendezvous()
         if member.left_in_good_order:
-            self._cooldown.rest(member.place, NOTICE_S, now)
+            self._cooldown.rest(member.place, link.NOTICE_S, now)
             self._reason = f"{member.place} left"
             self._history.note("left", member.place, f"{member.place} left before its host ended")
         else:
@@ -299,7 +285,7 @@ class ElasticDriver:
         if broken and not self._break_sent:
             self._break_sent = True
             for member in self._fleet.those(MemberState.IN_GROUP):
-                member.send(Broken(group=member.group))
+                member.send(link.Broken(group=member.group))
 
     def _note_loss(self, member: Member, now: float) -> None:
         place = member.host if member.lost_host else member.place
@@ -343,7 +329,7 @@ class ElasticDriver:
         for member in self._fleet:
             if member.slot >= slots.get(member.host, 0) and not member.asked_to_leave:
                 member.asked_to_leave = True
-                member.send(Leave())
+                member.send(link.Leave())
                 LOGGER.info("%s is no longer offered; it is asked to leave", member.place)
         for host, count in slots.items():
             for slot in range(count):
@@ -366,7 +352,7 @@ class ElasticDriver:
         elif not self._regroup_sent and self._somebody_joins(now):
             self._regroup_sent = True
             for member in in_group:
-                member.send(Regroup())
+                member.send(link.Regroup())
 
     def _await_the_rest(self, in_group: list[Member], waited_s: float) -> None:
         """Others of the group are lost or back: give up those that never notice."""
@@ -431,7 +417,7 @@ class ElasticDriver:
             member.state, member.rank = MemberState.IN_GROUP, slot.rank
             member.group, member.heard_s = self._history.num_groups, now
             member.send(
-                Start(
+                link.Start(
                     group=self._history.num_groups,
                     **{field: getattr(slot, field) for field in SLOT_FIELDS},
                     address=rendezvous.address,
@@ -455,6 +441,6 @@ class ElasticDriver:
         for member in self._fleet:
             if not member.asked_to_leave:
                 member.asked_to_leave = True
-                member.send(End())
+                member.send(link.End())
             if now - done_since > SETTLE_S:
                 self._give_up(member, "did not end")
