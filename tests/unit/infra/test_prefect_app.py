@@ -15,16 +15,7 @@ import sqlalchemy as sa
 from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
 
-from infra.platform.apps import (
-    LOOK_EVERY,
-    MAX_BODY_BYTES,
-    RepeatBusy,
-    begin_as_writer,
-    content_security_policy,
-    log_busy_in_one_line,
-    rest_longer,
-    roll_back_when_dropped,
-)
+from infra.platform import apps
 from tests.support.host.processes import wait_until
 
 FAST = (0.0, 0.0, 0.0)
@@ -80,14 +71,16 @@ def ask(app: Any, parts: list[bytes], method: str) -> tuple[int, bytes]:
         pytest.param(2, [b"para", b"meters"], "POST", 201, 3, id="busy twice"),
         pytest.param(99, [b"x"], "POST", 503, 1 + len(FAST), id="busy for ever"),
         pytest.param(1, [b"x"], "GET", 503, 1, id="only reads"),
-        pytest.param(1, [b"x" * MAX_BODY_BYTES, b"y", b"z"], "POST", 503, 1, id="long to keep"),
+        pytest.param(
+            1, [b"x" * apps.MAX_BODY_BYTES, b"y", b"z"], "POST", 503, 1, id="long to keep"
+        ),
     ],
 )
 def test_a_change_that_found_the_database_busy_is_asked_again_with_the_same_body(
     times: int, parts: list[bytes], method: str, status: int, num_asked: int
 ) -> None:
     app = Busy(times)
-    assert ask(RepeatBusy(app, FAST), parts, method) == (status, f"made {status}".encode())
+    assert ask(apps.RepeatBusy(app, FAST), parts, method) == (status, f"made {status}".encode())
     assert app.bodies == [b"".join(parts)] * num_asked
     # The caller's end is still heard of.
     assert app.after == [{"type": "http.disconnect"}] * num_asked
@@ -112,11 +105,11 @@ def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
             pass
 
     monkeypatch.setattr(background_workers, "Worker", Kept)
-    rest_longer()
+    apps.rest_longer()
     asyncio.run(start_and_end())
     [worker] = made
-    assert worker.minimum_check_interval == LOOK_EVERY
-    assert worker.scheduling_resolution == LOOK_EVERY
+    assert worker.minimum_check_interval == apps.LOOK_EVERY
+    assert worker.scheduling_resolution == apps.LOOK_EVERY
 
 
 @pytest.fixture
@@ -131,8 +124,8 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> None:
         (connection, "_terminate_force_close"),
     ):
         monkeypatch.setattr(kept, name, getattr(kept, name))
-    begin_as_writer()
-    roll_back_when_dropped()
+    apps.begin_as_writer()
+    apps.roll_back_when_dropped()
 
 
 def can_write(file: Path) -> bool:
@@ -208,7 +201,7 @@ def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_tr
 ) -> None:
     logger = logging.getLogger("prefect.server.utilities.worker_channel")
     factory = logging.getLogRecordFactory()
-    log_busy_in_one_line()
+    apps.log_busy_in_one_line()
     try:
         for said in ("database is locked", "no such table: run"):
             try:
@@ -234,7 +227,7 @@ def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_tr
 )
 def test_pages_may_use_their_own_server_and_no_other_address(api_url: str, origin: str) -> None:
     directives = dict(
-        part.strip().split(" ", 1) for part in content_security_policy(api_url).split(";")
+        part.strip().split(" ", 1) for part in apps.content_security_policy(api_url).split(";")
     )
     assert directives["default-src"] == "'self'"
     allowed = {word for words in directives.values() for word in words.split()}
