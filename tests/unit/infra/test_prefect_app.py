@@ -1,4 +1,4 @@
-"""A busy database: requests are repeated, locks end, one line is logged; an idle server rests."""
+"""A busy database: locks end, one line is logged; an idle server rests."""
 
 import asyncio
 import gc
@@ -17,73 +17,6 @@ from sqlalchemy.exc import OperationalError
 
 from infra.platform import apps
 from tests.support.host.processes import wait_until
-
-FAST = (0.0, 0.0, 0.0)
-
-
-class Busy:
-    """An application that is busy for some requests, and tells each body that it was sent."""
-
-    def __init__(self, times: int) -> None:
-        self.times, self.bodies, self.after = times, [], []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        assert scope.setdefault("root_path", "") == "", "routed already"
-        scope["root_path"] = "/api"  # as mounting does
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        self.bodies.append(body)
-        status = 503 if len(self.bodies) <= self.times else 201
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"made ", "more_body": True})
-        await send({"type": "http.response.body", "body": str(status).encode()})
-        self.after.append(await receive())
-        if status == 503:  # Starlette does so after it has answered
-            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
-
-
-def ask(app: Any, parts: list[bytes], method: str) -> tuple[int, bytes]:
-    """Status and body of the answer to one request."""
-    sent: list[Any] = []
-    waiting = [
-        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
-        for number, part in enumerate(parts)
-    ] + [{"type": "http.disconnect"}] * 9
-
-    async def receive() -> Any:
-        return waiting.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    with suppress(OperationalError):  # a server logs it: the answer has been given
-        asyncio.run(app({"type": "http", "method": method, "path": "/"}, receive, send))
-    starts = [m["status"] for m in sent if m["type"] == "http.response.start"]
-    assert len(starts) == 1, "more than one answer, or none"
-    return starts[0], b"".join(m.get("body", b"") for m in sent)
-
-
-@pytest.mark.parametrize(
-    ("times", "parts", "method", "status", "num_asked"),
-    [
-        pytest.param(2, [b"para", b"meters"], "POST", 201, 3, id="busy twice"),
-        pytest.param(99, [b"x"], "POST", 503, 1 + len(FAST), id="busy for ever"),
-        pytest.param(1, [b"x"], "GET", 503, 1, id="only reads"),
-        pytest.param(
-            1, [b"x" * apps.MAX_BODY_BYTES, b"y", b"z"], "POST", 503, 1, id="long to keep"
-        ),
-    ],
-)
-def test_a_change_that_found_the_database_busy_is_asked_again_with_the_same_body(
-    times: int, parts: list[bytes], method: str, status: int, num_asked: int
-) -> None:
-    app = Busy(times)
-    assert ask(apps.RepeatBusy(app, FAST), parts, method) == (status, f"made {status}".encode())
-    assert app.bodies == [b"".join(parts)] * num_asked
-    # The caller's end is still heard of.
-    assert app.after == [{"type": "http.disconnect"}] * num_asked
 
 
 def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
