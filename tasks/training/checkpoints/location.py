@@ -8,7 +8,6 @@ it has none, the ranks ask the usual chain: the credentials file under HOME, the
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,11 +31,10 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.files import flush_to_disk, replacing
+from tasks.kernel.files import flush_to_disk, replacing, write_atomically
 from tasks.training.config import CheckpointConfig
 
 FILE_NAME = "s3-access.json"
-OWNER_ONLY = 0o600
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -109,13 +107,8 @@ def access_handed_over(
         yield
         return
     access = S3Access.of_driver(environment)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        with (
-            refused_writes_explained(file),
-            os.fdopen(os.open(file, flags, OWNER_ONLY), "w") as stream,
-        ):
-            json.dump(access.arguments(), stream)
+        write_atomically(file, json.dumps(access.arguments()), private=True)
         yield
     finally:
         file.unlink(missing_ok=True)
