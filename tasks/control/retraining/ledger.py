@@ -19,18 +19,9 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.contracts.base import RESULT
 from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining import records
 from tasks.control.retraining.budget import KINDS, Spent
 from tasks.control.retraining.decision import Action, Cause, Choice, Evidence
-from tasks.control.retraining.records import (
-    Claim,
-    ClaimState,
-    Decision,
-    Order,
-    Outcome,
-    RunEnd,
-    StartedAction,
-    StoredResult,
-)
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.process import boot_id
 from tasks.kernel.settings import content_key
@@ -62,7 +53,7 @@ class Ledger:
 
     def store_result(
         self, model: str, use_case: str, evidence: Evidence, policy: RetrainingPolicy
-    ) -> StoredResult:
+    ) -> records.StoredResult:
         """Keep a drift result under the digest of its content; the same one is kept once.
 
         Numbers are given under the model's lock, so results are seen in their order.
@@ -84,9 +75,9 @@ class Ledger:
                 stored_at=database.database_now(connection),
             )
             query = sa.select(_results).where(_results.c.result_id == result_id)
-            return _read(StoredResult, connection.execute(query).mappings().one())
+            return _read(records.StoredResult, connection.execute(query).mappings().one())
 
-    def result(self, result_id: str) -> StoredResult:
+    def result(self, result_id: str) -> records.StoredResult:
         """A stored drift result.
 
         Raises:
@@ -99,13 +90,13 @@ class Ledger:
                 "check stored here. Nothing was decided; check that drift check and controller "
                 "use the same FALAJ_DATABASE_URL or state folder"
             )
-        return _read(StoredResult, found[0])
+        return _read(records.StoredResult, found[0])
 
-    def newest_result(self, model: str, use_case: str) -> StoredResult | None:
+    def newest_result(self, model: str, use_case: str) -> records.StoredResult | None:
         """The result on a model that was stored last; None before the first."""
         query = sa.select(_results).where(_of(_results, model, use_case))
         found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
-        return _read(StoredResult, found[0]) if found else None
+        return _read(records.StoredResult, found[0]) if found else None
 
     def unsettled(self) -> list[tuple[str, str]]:
         """Models and use cases with unanswered drift results, or incidents without an action."""
@@ -124,7 +115,7 @@ class Ledger:
         found = self._rows(unanswered.union(waiting))
         return sorted((row["model"], row["use_case"]) for row in found)
 
-    def claims(self, state: ClaimState, model: str | None = None) -> list[Claim]:
+    def claims(self, state: records.ClaimState, model: str | None = None) -> list[records.Claim]:
         """Claims in one state, the oldest first."""
         query = (
             sa.select(_actions, _results.c.version, _results.c.evidence)
@@ -149,12 +140,12 @@ class Ledger:
         now = self._now()
         return self._change(_may_be_started(incident_id, place, now), place=place, started_at=now)
 
-    def mark_started(self, incident_id: str, started: StartedAction) -> bool:
+    def mark_started(self, incident_id: str, started: records.StartedAction) -> bool:
         """Note what carries an action out; False where somebody else did so, or will."""
         now = self._now()
         return self._change(
             _may_be_started(incident_id, started.place, now),
-            state=ClaimState.STARTED.value,
+            state=records.ClaimState.STARTED.value,
             **started.model_dump(),
             started_at=now,
             trouble=None,
@@ -163,17 +154,17 @@ class Ledger:
     def take_up(self, incident_id: str, run_id: str) -> bool:
         """Make a run that was lost a claim again; False where somebody else has done so."""
         return self._change(
-            _in_state(incident_id, ClaimState.STARTED) & (_actions.c.run_id == run_id),
-            state=ClaimState.CLAIMED.value,
+            _in_state(incident_id, records.ClaimState.STARTED) & (_actions.c.run_id == run_id),
+            state=records.ClaimState.CLAIMED.value,
             **dict.fromkeys(("kind", "place", "run_id", "started_at")),
             trouble=f"run {run_id} was lost",
         )
 
-    def mark_ended(self, incident_id: str, end: RunEnd, trouble: str | None = None) -> bool:
+    def mark_ended(self, incident_id: str, end: records.RunEnd, trouble: str | None = None) -> bool:
         """Note how the run of an action ended; False where that is known already."""
         return self._change(
-            _in_state(incident_id, ClaimState.STARTED),
-            state=ClaimState.ENDED.value,
+            _in_state(incident_id, records.ClaimState.STARTED),
+            state=records.ClaimState.ENDED.value,
             ended_at=self._now(),
             run_state=end.state,
             run_seconds=end.seconds,
@@ -182,7 +173,7 @@ class Ledger:
 
     def decisions(
         self, *, since: datetime | None = None, limit: int = 50, **wanted: str | None
-    ) -> list[Decision]:
+    ) -> list[records.Decision]:
         """Decisions and refusals, the newest first.
 
         Args:
@@ -197,15 +188,17 @@ class Ledger:
                 query = query.where(table.c[name] == str(value))
         if since is not None:
             query = query.where(table.c.decided_at >= since)
-        return [_read(Decision, row) for row in self._rows(query)]
+        return [_read(records.Decision, row) for row in self._rows(query)]
 
-    def numbered(self, numbers: Sequence[int], result_id: str | None = None) -> list[Decision]:
+    def numbered(
+        self, numbers: Sequence[int], result_id: str | None = None
+    ) -> list[records.Decision]:
         """Decisions by their numbers, and those about a drift result, the oldest first."""
         table = tables.decisions
         query = _with_runs().where(
             sa.or_(table.c.number.in_(numbers), table.c.result_id == result_id)
         )
-        return [_read(Decision, row) for row in self._rows(query.order_by(table.c.number))]
+        return [_read(records.Decision, row) for row in self._rows(query.order_by(table.c.number))]
 
     @contextmanager
     def deciding(self, model: str, use_case: str, actor: str) -> Iterator[Incidents]:
@@ -264,16 +257,16 @@ class Incidents:
         later = (_actions.c.model == model) & (_actions.c.claimed_at > self.now)
         self._execute(sa.update(_actions).where(later).values(claimed_at=self.now))
 
-    def unanswered(self) -> list[StoredResult]:
+    def unanswered(self) -> list[records.StoredResult]:
         """Results without an answer, in the order in which they were stored."""
         open_ones = self._mine(_results) & _results.c.answered_at.is_(None)
         rows = self._execute(sa.select(_results).where(open_ones).order_by(_results.c.number))
-        return [_read(StoredResult, row) for row in rows.mappings()]
+        return [_read(records.StoredResult, row) for row in rows.mappings()]
 
-    def result(self, result_id: str) -> StoredResult:
+    def result(self, result_id: str) -> records.StoredResult:
         """One stored drift result."""
         query = sa.select(_results).where(_results.c.result_id == result_id)
-        return _read(StoredResult, self._execute(query).mappings().one())
+        return _read(records.StoredResult, self._execute(query).mappings().one())
 
     def latest_window_end(self) -> datetime | None:
         """End of the latest window that was answered."""
@@ -305,12 +298,12 @@ class Incidents:
                 newest=row["newest"],
                 is_claimed=row["state"] is not None,
                 recalibrated=(row["action"], row["state"])
-                == (Action.RECALIBRATE.value, ClaimState.ENDED.value),
+                == (Action.RECALIBRATE.value, records.ClaimState.ENDED.value),
             )
             for row in rows.mappings()
         ]
 
-    def of(self, result: StoredResult, cause: Cause) -> Incident:
+    def of(self, result: records.StoredResult, cause: Cause) -> Incident:
         """The open incident of this cause, or a new one; the result is its newest."""
         newest, version = result.result_id, result.evidence.version
         for known in self.open_ones():
@@ -351,7 +344,7 @@ class Incidents:
                 seconds=row["run_seconds"],
                 action=Action(row["action"]),
                 version=row["version"],
-                has_ended=row["state"] == ClaimState.ENDED.value,
+                has_ended=row["state"] == records.ClaimState.ENDED.value,
             )
             for row in rows.mappings()
         ]
@@ -373,7 +366,7 @@ class Incidents:
                 action=action.value,
                 result_id=result_id,
                 reason=reason,
-                state=ClaimState.CLAIMED.value,
+                state=records.ClaimState.CLAIMED.value,
                 claimed_at=self.now,
                 claimed_by=self.actor,
                 boot=self._boot,
@@ -385,7 +378,7 @@ class Incidents:
         self,
         result_id: str,
         choice: Choice,
-        outcome: Outcome,
+        outcome: records.Outcome,
         reason: str,
         incident: Incident | None = None,
         carried_out_as: Action | None = None,
@@ -411,12 +404,12 @@ class Incidents:
         )
         return int(made.scalar_one())
 
-    def last_outcome(self, incident: Incident) -> Outcome | None:
+    def last_outcome(self, incident: Incident) -> records.Outcome | None:
         """Outcome of the latest row about an incident."""
         table = tables.decisions
         query = sa.select(table.c.outcome).where(table.c.episode_id == incident.incident_id)
         found = self._execute(query.order_by(table.c.number.desc()).limit(1)).scalar_one_or_none()
-        return None if found is None else Outcome(found)
+        return None if found is None else records.Outcome(found)
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return _of(table, self.model, self.use_case)
@@ -438,7 +431,7 @@ def _of(table: sa.Table, model: str, use_case: str) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.model == model, table.c.use_case == use_case)
 
 
-def _in_state(incident_id: str, state: ClaimState) -> sa.ColumnElement[bool]:
+def _in_state(incident_id: str, state: records.ClaimState) -> sa.ColumnElement[bool]:
     return sa.and_(_actions.c.episode_id == incident_id, _actions.c.state == state.value)
 
 
@@ -450,7 +443,7 @@ def _may_be_started(incident_id: str, place: str, now: datetime) -> sa.ColumnEle
         _actions.c.started_at < now - RESERVED_FOR,
         _actions.c.started_at > now + RESERVED_FOR,  # the clock was set back
     )
-    return _in_state(incident_id, ClaimState.CLAIMED) & free
+    return _in_state(incident_id, records.ClaimState.CLAIMED) & free
 
 
 def _lock(connection: sa.Connection, model: str) -> None:
@@ -489,13 +482,15 @@ def _fields(kind: type[BaseModel], row: sa.RowMapping) -> dict[str, Any]:
     return fields
 
 
-def _read_claim(row: sa.RowMapping) -> Claim:
+def _read_claim(row: sa.RowMapping) -> records.Claim:
     started = end = None
     if row["run_id"] is not None:
-        started = _read(StartedAction, row)
+        started = _read(records.StartedAction, row)
     if row["run_state"] is not None:
-        end = RunEnd(state=row["run_state"], seconds=row["run_seconds"])
-    return Claim(**_fields(Claim, row), order=_read(Order, row), started=started, end=end)
+        end = records.RunEnd(state=row["run_state"], seconds=row["run_seconds"])
+    return records.Claim(
+        **_fields(records.Claim, row), order=_read(records.Order, row), started=started, end=end
+    )
 
 
 def _read_stored(kind: type[Value], text: str) -> Value:
