@@ -8,8 +8,6 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
@@ -22,6 +20,7 @@ from pydantic import (
 from serving.security.config import Rate, SecurityConfig, read_security
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
+from tasks.kernel.values import Contract
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
@@ -57,11 +56,7 @@ class GatewayFiles:
         return self.folder / f"{kind}.json"
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Experiment(_Config):
+class Experiment(Contract):
     """An A/B test: requests with this header go to this track, whatever the shares are."""
 
     header: str = Field(pattern=r"^[a-z0-9-]+$", description="In small letters.")
@@ -78,13 +73,13 @@ class Experiment(_Config):
         return header
 
 
-class ModelConfig(_Config):
+class ModelConfig(Contract):
     """A model that the gateway lets through."""
 
     experiments: tuple[Experiment, ...] = Field(default=(), description="A/B by a header.")
 
 
-class GatewayConfig(_Config):
+class GatewayConfig(Contract):
     """The gateway of one installation.
 
     Attributes:
@@ -125,7 +120,7 @@ class GatewayConfig(_Config):
         return self
 
 
-class Shares(_Config):
+class Shares(Contract):
     """How a model's traffic is split.
 
     Attributes:
