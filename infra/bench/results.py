@@ -16,7 +16,6 @@ from tasks.kernel.files import write_atomically
 from tasks.kernel.settings import PROJECT_ROOT
 
 RESULTS = PROJECT_ROOT / "docs" / "benchmarks"
-CHANGED = "-dirty"
 
 
 class Host(BaseModel):
@@ -117,7 +116,7 @@ def checked_out() -> str:
     ]
     if any(each.returncode for each in said):
         return ""
-    return said[0].stdout.strip() + (CHANGED if said[1].stdout.strip() else "")
+    return said[0].stdout.strip() + ("-dirty" if said[1].stdout.strip() else "")
 
 
 def read_results(folder: Path, part: str) -> Results:

@@ -21,7 +21,7 @@ from infra.bench.figures import Figure, LeftOut
 from infra.bench.loop import FIRST_RUN, run_measured
 from infra.bench.parts import OUTCOME_FILE, Measurement, Outcome
 from infra.bench.processes import run_python
-from infra.bench.results import CHANGED, Result, checked_out, this_host
+from infra.bench.results import Result, checked_out, this_host
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
 FIRST_DAY = datetime(2013, 1, 1, 5, tzinfo=UTC)
@@ -125,7 +125,7 @@ class LoopState:
 
 @dataclass(frozen=True)
 class Runner:
-    """Measures, and knows what had been measured before.
+    """Measures.
 
     Attributes:
         scratch: for all that is written beside results.
@@ -135,15 +135,6 @@ class Runner:
     loop: LoopState
     small: bool
     commit: str = field(default_factory=checked_out)
-
-    def is_done(self, earlier: Result) -> bool:
-        """Whether an earlier result is of this commit, of the same size, and no failure."""
-        return (
-            earlier.failure is None
-            and (earlier.commit, earlier.small) == (self.commit, self.small)
-            and bool(self.commit)
-            and not self.commit.endswith(CHANGED)
-        )
 
     def measure(self, measurement: Measurement) -> Result:
         """Run one measurement to its end, or to its failure."""

@@ -19,11 +19,12 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWe
 from prefect.client.orchestration import PrefectClient
 from prefect.events.actions import ActionTypes, RunDeployment, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter
+from pydantic import Field, SecretStr, TypeAdapter
 
 from infra.deploying.deployments import OWN_TAG, read_deployment
 from infra.deploying.items import BlockItem, Comparison, Found, Item, find_block
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.values import Contract
 
 DECISION_DEPLOYMENT = "decision/decision"
 
@@ -33,7 +34,7 @@ claims keep one incident from being answered twice, and its sweep, which runs as
 was passed over here."""
 
 
-class Notification(BaseModel):
+class Notification(Contract):
     """One thing that people are notified of.
 
     Attributes:
@@ -42,8 +43,6 @@ class Notification(BaseModel):
         subject: Jinja, one line.
         body: Jinja, plain text that is readable Markdown too.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="Kebab-case; unique.")
     expect: frozenset[str]

@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from flows.config import faults, read_pipeline_config
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
+from tasks.kernel.values import Contract
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")  # a link to the one at the top
 POOLS_FOLDER = Path(__file__).parents[1] / "work_pools"
@@ -30,14 +31,10 @@ Slug = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$", max_length=60)]
 PoolType = Literal["process", "kubernetes"]
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+File = TypeVar("File", bound=Contract)
 
 
-File = TypeVar("File", bound=_Entry)
-
-
-class Schedule(_Entry):
+class Schedule(Contract):
     """When a deployment runs by itself; with its slug a schedule's id survives a deploy.
 
     With `active: false` it is off; without a word it is on at first, and then as people set it.
@@ -54,22 +51,22 @@ class Schedule(_Entry):
         return self
 
 
-class Limit(_Entry):
+class Limit(Contract):
     """How many runs of a deployment may be under way."""
 
     limit: int = Field(ge=1)
     collision_strategy: Literal["ENQUEUE", "CANCEL_NEW"]
 
 
-class PoolPlace(_Entry):
+class PoolPlace(Contract):
     """Where runs wait for a worker."""
 
     name: Slug
     work_queue_name: Slug
-    job_variables: dict[str, Any] = {}
+    job_variables: dict[str, Any] = Field(default={})
 
 
-class Deployment(_Entry):
+class Deployment(Contract):
     """One entry of the file; the entry point is the flow's module path."""
 
     name: Slug
@@ -77,7 +74,7 @@ class Deployment(_Entry):
     entrypoint: str = Field(pattern=r"^[a-z_]\w*(\.[a-z_]\w*){2,}$")
     work_pool: PoolPlace
     tags: tuple[str, ...] = Field(min_length=1)
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field(default={})
     enforce_parameter_schema: Literal[True]
     concurrency_limit: Limit | None = None
     schedules: tuple[Schedule, ...] = ()
@@ -88,7 +85,7 @@ class Deployment(_Entry):
         return USE_CASE_REFERENCE in self.parameters.values()
 
 
-class PrefectFile(_Entry):
+class PrefectFile(Contract):
     """The whole of `prefect.yaml`; `pull` is empty, see docs/explanation/operation.md."""
 
     name: str
@@ -105,7 +102,7 @@ class PrefectFile(_Entry):
         return self
 
 
-class Queue(_Entry):
+class Queue(Contract):
     """One queue of every pool; priority 1 is served first."""
 
     priority: int = Field(ge=1)
@@ -113,14 +110,14 @@ class Queue(_Entry):
     limit: int | None = Field(default=None, ge=1)
 
 
-class Pool(_Entry):
+class Pool(Contract):
     """One pool; the template is the file of its base job template, beside `pools.yaml`."""
 
     template: str
     description: str
 
 
-class PoolsFile(_Entry):
+class PoolsFile(Contract):
     """The whole of `pools.yaml`."""
 
     queues: dict[str, Queue]

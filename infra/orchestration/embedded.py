@@ -10,13 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from infra.orchestration.client import (
-    SERVER_SETTINGS,
-    base_environment,
-    only_one,
-    prefect_settings,
-    server_command,
-)
+from infra.orchestration import client
 from infra.platform.api import answers
 from tasks.kernel.errors import (
     ConfigurationError,
@@ -34,7 +28,7 @@ LONGEST_REASON = 300
 
 # A flow that runs in this process needs the API and its records; schedules, late runs and work
 # pools are for a platform that stays up.
-SERVER_ENVIRONMENT = SERVER_SETTINGS | {
+SERVER_ENVIRONMENT = client.SERVER_SETTINGS | {
     **{
         f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false"
         for name in (
@@ -84,13 +78,13 @@ def only_run(home: Path) -> Iterator[None]:
             "or set FALAJ_HOME to another folder"
         )
 
-    with only_one(home / "run.lock", refusal, wait_s=0):
+    with client.only_one(home / "run.lock", refusal, wait_s=0):
         yield
 
 
 def client_environment(home: Path, port: int) -> dict[str, str]:
     """What Prefect reads in this process; to be set before Prefect is imported."""
-    return prefect_settings(home / "prefect", f"http://127.0.0.1:{port}/api")
+    return client.prefect_settings(home / "prefect", f"http://127.0.0.1:{port}/api")
 
 
 @contextmanager
@@ -106,12 +100,12 @@ def prefect_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         make_folder(folder)
         log.touch()
     environment = {
-        **base_environment(os.environ),
+        **client.base_environment(os.environ),
         **SERVER_ENVIRONMENT,
         "PREFECT_HOME": str(folder),
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
     }
-    command = server_command("create_prefect", "127.0.0.1", port)
+    command = client.server_command("create_prefect", "127.0.0.1", port)
     # Ctrl-C is for the flow, which needs the server until it has ended.
     with guarded_process(command, log, environment, folder=PROJECT_ROOT, own_group=True) as server:
         yield server

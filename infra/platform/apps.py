@@ -8,9 +8,6 @@ Prefect:
 - A connection that is dropped within a transaction is rolled back first. SQLAlchemy closes the
   connection of a cancelled coroutine. SQLite keeps the transaction, and the lock of all writers,
   until each statement of that connection is gone: Python's garbage collector decides when.
-- A request that found the database busy is repeated before it is refused. Prefect answers 503: ask
-  again. Its own clients do. A browser does not, so that a click on Submit, Cancel or Resume had no
-  effect, without a message. The transaction was rolled back, so asking again is safe.
 - Pages send requests to this server alone. Prefect's newer UI calls an analytics service though
   analytics is off; a content security policy has the browser refuse it.
 - A locked database is one line in the log, not a hundred. An idle server rests longer.
@@ -21,12 +18,10 @@ loopback is open to all. MLflow's own accounts need a further database and a sec
 password opens both UIs.
 """
 
-import asyncio
 import hmac
 import html
 import logging
 import os
-import random
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -37,8 +32,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from asyncpg import PostgresError
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
@@ -47,15 +40,7 @@ from starlette.types import Receive, Scope, Send
 from infra.platform.api import basic_auth
 from infra.platform.config import MLFLOW_PASSWORD, REPORTS_HOME
 
-BUSY = 503
-DELAYS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
-"""Before each repetition; about six seconds in all, then the refusal is passed on."""
-
 LOOK_EVERY = timedelta(seconds=1)
-
-MAX_BODY_BYTES = 2_000_000
-"""A longer request is passed on as it comes, and not repeated. Parameters of a run may have 512
-KiB."""
 
 REPORTS_PATH = re.compile(r"/((?:use_cases/[a-z][a-z0-9-]*/)?reports)(/|$)")
 """Folders of reports lie under the state folder as their addresses do: one for each use case."""
@@ -67,73 +52,6 @@ INDEX = """<!DOCTYPE html>
 </ul></body></html>
 """
 OPEN_PATHS = frozenset({"/health", "/version"})
-
-
-class RepeatBusy:
-    """Repeats a request that was answered 503, as Prefect's own clients do.
-
-    Args:
-        app: the ASGI application behind it.
-        delays_s: seconds before each repetition, each lengthened by chance up to twice.
-    """
-
-    def __init__(self, app: Any, delays_s: tuple[float, ...] = DELAYS_S) -> None:
-        self._app, self._delays_s = app, delays_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; HTTP requests that change something are kept, to be asked again."""
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._app(scope, receive, send)
-            return
-        messages = await _read(receive)
-        is_whole = messages[-1]["type"] == "http.request" and not messages[-1].get("more_body")
-        for delay_s in self._delays_s if is_whole else ():
-            answer = _Answer(send)
-            try:
-                # On a copy: routing writes into it which part of the path has been consumed.
-                await self._app(dict(scope), _again(messages, receive), answer.send)
-            except (SQLAlchemyError, PostgresError):  # raised once more after the answer
-                if not answer.is_busy:
-                    raise
-            if not answer.is_busy:
-                return
-            await asyncio.sleep(delay_s * (1 + random.random()))
-        await self._app(scope, _again(messages, receive), send)
-
-
-class _Answer:
-    """Lets an answer through, but for one that says that the database was busy."""
-
-    def __init__(self, send: Any) -> None:
-        self._send, self.is_busy = send, False
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.is_busy = message["status"] == BUSY
-        if not self.is_busy:
-            await self._send(message)
-
-
-async def _read(receive: Any) -> list[Any]:
-    """The messages of a request up to its end, its disconnection, or the limit."""
-    messages: list[Any] = []
-    num_bytes = 0
-    while True:
-        message = await receive()
-        messages.append(message)
-        num_bytes += len(message.get("body", b""))
-        if not message.get("more_body") or num_bytes > MAX_BODY_BYTES:
-            return messages
-
-
-def _again(messages: list[Any], receive: Any) -> Any:
-    """What the application receives: the messages that are kept, then what comes."""
-    kept = iter(messages)
-
-    async def following() -> Any:
-        return next(kept, None) or await receive()
-
-    return following
 
 
 def rest_longer() -> None:
@@ -255,7 +173,7 @@ def create_prefect() -> Any:
     begin_as_writer()
     roll_back_when_dropped()
     rest_longer()
-    return OwnAddressesOnly(RepeatBusy(create_app()), PREFECT_UI_API_URL.value() or "")
+    return OwnAddressesOnly(create_app(), PREFECT_UI_API_URL.value() or "")
 
 
 class PasswordGate:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from infra.platform.files import PlatformFiles
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
+from tasks.kernel.values import Contract
 
 COORDINATOR = "coordinator"
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
@@ -34,10 +35,8 @@ PORTS = {
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class PlatformConfig(BaseModel):
+class PlatformConfig(Contract):
     """The configuration of one platform; the same for all its processes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: Literal["embedded", "server"] = Field(
         default="embedded",

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 import socket
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from typing import Literal, TypeVar
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from infra.orchestration.client import only_one, platform_folder, read_password
-from tasks.kernel.errors import ConfigurationError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 
 LOCK_WAIT_S = 2.0
@@ -200,12 +199,7 @@ def ensure_password(files: PlatformFiles) -> tuple[str, bool]:
         files.secret.chmod(0o600)
         return kept, False
     made = f"{USER}:{secrets.token_urlsafe(18)}"
-    previous = os.umask(0o077)  # the file must not be readable by others even for a moment
-    try:
-        with refused_writes_explained(files.secret):
-            write_atomically(files.secret, made + "\n")
-    finally:
-        os.umask(previous)
+    write_atomically(files.secret, made + "\n", private=True)
     return made, True
 
 

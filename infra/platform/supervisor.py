@@ -11,7 +11,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -163,14 +162,13 @@ class Child:
     def start(self) -> None:
         """Start it, now or, where that cannot be, later."""
         self._remove_temporary()
-        line = [sys.executable, "-S", guard.__file__, str(os.getpid()), str(GRACE_S), "--"]
         try:
             self.service.before_start()
             make_folder(self.log.parent)
             self._temporary = new_folder(TEMPORARY)
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(
-                    [*line, *self.service.command],
+                    guard.guarded(self.service.command, GRACE_S),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

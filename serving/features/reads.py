@@ -16,13 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.errors import (
-    BadRequestError,
-    FeaturesRefusedError,
-    NotReadyError,
-    OverloadedError,
-    ServingError,
-)
+from serving import errors
 from serving.features.recipe import Recipe, build_inputs
 from tasks.features.online.answer import LABELS, NEVER, OnlineAnswer
 from tasks.kernel.errors import DataContractError, FalajError, StaleFeaturesError, TransientError
@@ -95,7 +89,7 @@ def _plain(values: Any) -> list[Any]:
 
 
 Resolved = tuple[Mapping[str, Any], EntityFeatures]
-Outcome = Resolved | ServingError
+Outcome = Resolved | errors.ServingError
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +149,7 @@ class SharedReads:
         """
         if len(self._waiting) >= MOST_WAITING:
             self.refused["overloaded"] += 1
-            raise OverloadedError(
+            raise errors.OverloadedError(
                 f"{len(self._waiting)} requests wait for features, as many as may. Nothing was "
                 f"read; come again in {RETRY_AFTER_S:g} s",
                 RETRY_AFTER_S,
@@ -177,11 +171,11 @@ class SharedReads:
             self.counted["rows"] += sum(waiting.num_rows for waiting in group)
             self.counted["shared"] += len(group) if len(group) > 1 else 0
             for waiting, outcome in zip(group, outcomes, strict=True):
-                if isinstance(outcome, ServingError):
+                if isinstance(outcome, errors.ServingError):
                     self.refused[outcome.reason] += 1
                 if waiting.future.done():
                     continue  # nobody waits any more
-                if isinstance(outcome, ServingError):
+                if isinstance(outcome, errors.ServingError):
                     waiting.future.set_exception(outcome)
                 else:
                     waiting.future.set_result(outcome)
@@ -237,7 +231,7 @@ def _made(waiting: Waiting, answer: OnlineAnswer) -> Outcome:
     columns = {**answer.columns, **waiting.columns}
     try:
         inputs = build_inputs(waiting.recipe.columns, columns, waiting.num_rows)
-    except BadRequestError as exc:
+    except errors.BadRequestError as exc:
         return exc
     features = EntityFeatures(
         waiting.recipe, answer, waiting.columns, waiting.began, time.monotonic()
@@ -245,19 +239,19 @@ def _made(waiting: Waiting, answer: OnlineAnswer) -> Outcome:
     return inputs, features
 
 
-def _as_ours(exc: Exception) -> ServingError:
+def _as_ours(exc: Exception) -> errors.ServingError:
     """The error of a read as its client sees it; what nobody expects goes to the log too."""
     if isinstance(exc, DataContractError):
-        return BadRequestError(str(exc))
+        return errors.BadRequestError(str(exc))
     if isinstance(exc, StaleFeaturesError):
-        return FeaturesRefusedError(str(exc))
+        return errors.FeaturesRefusedError(str(exc))
     if isinstance(exc, TransientError):
-        return NotReadyError(str(exc), RETRY_AFTER_S)
+        return errors.NotReadyError(str(exc), RETRY_AFTER_S)
     if isinstance(exc, FalajError):
         logger.error("features could not be read: %s", exc)
-        return NotReadyError(str(exc))
+        return errors.NotReadyError(str(exc))
     logger.error("a read of features failed unexpectedly", exc_info=exc)
-    return ServingError(
+    return errors.ServingError(
         f"features could not be read ({type(exc).__name__}); the server's log says more. Nothing "
         "was computed"
     )

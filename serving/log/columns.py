@@ -10,32 +10,8 @@ import pyarrow as pa
 
 from serving.interfaces import Array, Call, Served, ServedBatch
 from tasks.contracts.conversion import Signature
+from tasks.predictions import schema as log
 from tasks.predictions.config import MAX_ANSWER_VALUES, PredictionLogConfig
-from tasks.predictions.schema import (
-    AGE,
-    BATCH_ROWS,
-    COMPUTE_US,
-    ENTITY,
-    ERROR,
-    EVENT_TIME,
-    FEATURE,
-    FIXED,
-    HARDWARE,
-    LATENCY_US,
-    MODEL,
-    REQUEST_ID,
-    REQUEST_ROW,
-    SCORE,
-    SCORES,
-    STATE,
-    SUBJECT,
-    TRACK,
-    VARIANT,
-    VERSION,
-    Mask,
-    in_order,
-    typed,
-)
 
 STATES = ("fresh", "stale", "missing", "ahead")
 """Words for the states that an online read gives as numbers, in their order."""
@@ -68,7 +44,7 @@ class Layout:
     """
 
     def __init__(
-        self, signature: Signature | None, config: PredictionLogConfig, mask: Mask | None
+        self, signature: Signature | None, config: PredictionLogConfig, mask: log.Mask | None
     ) -> None:
         self._left_out = frozenset(config.left_out)
         self._hidden = frozenset(config.masked)
@@ -84,8 +60,8 @@ class Layout:
         columns: Columns = {
             **_served(batches, rows),
             **_times(batches, rows, spread),
-            REQUEST_ID: spread.over([call.request_id for call in calls], pa.string()),
-            REQUEST_ROW: pa.array(spread.row_in_call),
+            log.REQUEST_ID: spread.over([call.request_id for call in calls], pa.string()),
+            log.REQUEST_ROW: pa.array(spread.row_in_call),
             **self._subject(spread.over([call.subject for call in calls], pa.string())),
             **self._scores(batches),
             **self._features(batches),
@@ -100,16 +76,18 @@ class Layout:
         waited = [r.moment - r.call.arrived for r in refusals]
         moments = [round((r.at - late) * 1e6) for r, late in zip(refusals, waited, strict=True)]
         columns: Columns = {
-            EVENT_TIME: pa.array(moments, pa.int64()).cast(FIXED.field(EVENT_TIME).type),
-            REQUEST_ID: pa.array([call.request_id for call in calls], pa.string()),
-            REQUEST_ROW: pa.array(np.zeros(len(calls), np.int32)),
-            MODEL: pa.array([call.model for call in calls], pa.string()),
-            VERSION: pa.array([r.version or None for r in refusals], pa.string()),
-            TRACK: pa.array([call.track for call in calls], pa.string()),
+            log.EVENT_TIME: pa.array(moments, pa.int64()).cast(
+                log.FIXED.field(log.EVENT_TIME).type
+            ),
+            log.REQUEST_ID: pa.array([call.request_id for call in calls], pa.string()),
+            log.REQUEST_ROW: pa.array(np.zeros(len(calls), np.int32)),
+            log.MODEL: pa.array([call.model for call in calls], pa.string()),
+            log.VERSION: pa.array([r.version or None for r in refusals], pa.string()),
+            log.TRACK: pa.array([call.track for call in calls], pa.string()),
             **self._subject(pa.array([call.subject for call in calls], pa.string())),
-            ERROR: pa.array([r.error for r in refusals], pa.string()),
-            LATENCY_US: pa.array([round(late * 1e6) for late in waited], pa.int64()),
-            BATCH_ROWS: pa.array([call.num_rows for call in calls], pa.int32()),
+            log.ERROR: pa.array([r.error for r in refusals], pa.string()),
+            log.LATENCY_US: pa.array([round(late * 1e6) for late in waited], pa.int64()),
+            log.BATCH_ROWS: pa.array([call.num_rows for call in calls], pa.int32()),
         }
         return _ordered(columns, len(refusals))
 
@@ -123,8 +101,8 @@ class Layout:
         return values
 
     def _subject(self, subjects: pa.Array) -> Columns:
-        shown = self._hide(SUBJECT, subjects)
-        return {} if shown is None else {SUBJECT: shown}
+        shown = self._hide(log.SUBJECT, subjects)
+        return {} if shown is None else {log.SUBJECT: shown}
 
     def _features(self, batches: Sequence[ServedBatch]) -> Columns:
         columns: Columns = {}
@@ -134,7 +112,7 @@ class Layout:
             for name, values in zip(spec.columns, by_column, strict=True):
                 shown = self._hide(name, pa.array(values))
                 if shown is not None:
-                    columns[FEATURE + name] = shown
+                    columns[log.FEATURE + name] = shown
         return columns
 
     def _scores(self, batches: Sequence[ServedBatch]) -> Columns:
@@ -142,12 +120,12 @@ class Layout:
         values = _joined([batch.outputs[name] for batch in batches])
         flat = values.reshape(len(values), -1)
         if flat.shape[1] == 1:
-            return {SCORE: pa.array(flat[:, 0].astype(np.float64))}
+            return {log.SCORE: pa.array(flat[:, 0].astype(np.float64))}
         if flat.shape[1] > MAX_ANSWER_VALUES:
             return {}
         offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
         numbers = pa.array(flat.astype(np.float32).reshape(-1))
-        return {SCORES: pa.ListArray.from_arrays(pa.array(offsets), numbers)}
+        return {log.SCORES: pa.ListArray.from_arrays(pa.array(offsets), numbers)}
 
     def _entities(self, calls: Sequence[Call]) -> Columns:
         """Keys, ages and states of the calls that named entities; null for the others."""
@@ -157,9 +135,10 @@ class Layout:
             values: list[Any] = []
             for some, num_rows in given:
                 values.extend(some.get(name) or [None] * num_rows)
-            made = pa.array(values, typed(name), from_pandas=True)  # NaN is null: nothing stored
-            is_key = name.startswith(ENTITY)
-            shown = self._hide(name.removeprefix(ENTITY), made) if is_key else made
+            # NaN is null: nothing stored.
+            made = pa.array(values, log.typed(name), from_pandas=True)
+            is_key = name.startswith(log.ENTITY)
+            shown = self._hide(name.removeprefix(log.ENTITY), made) if is_key else made
             if shown is not None:
                 columns[name] = shown
         return columns
@@ -202,8 +181,8 @@ def _joined(arrays: Sequence[Array]) -> Array:
 
 
 _OF_SERVED = {
-    name: attrgetter("track" if name == TRACK else name)
-    for name in (MODEL, VERSION, VARIANT, TRACK, HARDWARE)
+    name: attrgetter("track" if name == log.TRACK else name)
+    for name in (log.MODEL, log.VERSION, log.VARIANT, log.TRACK, log.HARDWARE)
 }
 
 
@@ -234,12 +213,12 @@ def _times(batches: Sequence[ServedBatch], rows: Array, spread: _Spread) -> Colu
     waited = finished[of_call] - arrived
     event_us = np.rint((finished_at[of_call] - waited) * 1e6).astype(np.int64)
     compute_us = np.rint((finished - started) * 1e6).astype(np.int64)
-    moments = pa.array(spread.numbers(event_us)).cast(FIXED.field(EVENT_TIME).type)
+    moments = pa.array(spread.numbers(event_us)).cast(log.FIXED.field(log.EVENT_TIME).type)
     return {
-        EVENT_TIME: moments,
-        LATENCY_US: pa.array(spread.numbers(np.rint(waited * 1e6).astype(np.int64))),
-        COMPUTE_US: pa.array(np.repeat(compute_us, rows)),
-        BATCH_ROWS: pa.array(np.repeat(rows, rows).astype(np.int32)),
+        log.EVENT_TIME: moments,
+        log.LATENCY_US: pa.array(spread.numbers(np.rint(waited * 1e6).astype(np.int64))),
+        log.COMPUTE_US: pa.array(np.repeat(compute_us, rows)),
+        log.BATCH_ROWS: pa.array(np.repeat(rows, rows).astype(np.int32)),
     }
 
 
@@ -248,20 +227,20 @@ def _entity_columns(call: Call) -> dict[str, list[Any]]:
     if call.entities is None:
         return {}
     columns: dict[str, list[Any]] = {
-        ENTITY + key: [None if value is None else str(value) for value in values]
+        log.ENTITY + key: [None if value is None else str(value) for value in values]
         for key, values in call.entities.items()
     }
     answer = getattr(call.features, "answer", call.features)
     for position, view in enumerate(getattr(answer, "view_names", ())):
-        columns[AGE + view] = [float(age) for age in answer.age_s[position]]
-        columns[STATE + view] = [STATES[int(code)] for code in answer.state[position]]
+        columns[log.AGE + view] = [float(age) for age in answer.age_s[position]]
+        columns[log.STATE + view] = [STATES[int(code)] for code in answer.state[position]]
     return columns
 
 
 def _ordered(columns: Columns, num_rows: int) -> pa.Table:
     """All fixed columns, null where nothing was given, and the others behind them."""
-    for field in FIXED:
+    for field in log.FIXED:
         if field.name not in columns:
             columns[field.name] = pa.nulls(num_rows, field.type)
-    names = in_order(columns)
+    names = log.in_order(columns)
     return pa.table([columns[name] for name in names], names=names)

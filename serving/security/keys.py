@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, ValidationError
 
 from serving.errors import EndedError, UnauthorizedError
 from serving.security.config import Grant
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
 from tasks.kernel.files import file_state, locked, write_atomically
+from tasks.kernel.values import Contract
 
 LOGGER = logging.getLogger(__name__)
 
@@ -27,15 +28,13 @@ SECRET_BYTES = 32
 _KEY = re.compile(r"falaj_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
-class ApiKey(BaseModel):
+class ApiKey(Contract):
     """What is kept of a key: nothing that would let anybody in.
 
     Attributes:
         id: the part of the key that names it; no secret.
         digest: SHA-256 of the whole key, hexadecimal.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     digest: str
@@ -53,8 +52,7 @@ class ApiKey(BaseModel):
         return "expired" if self.expires is not None and self.expires <= now else "valid"
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _File(Contract):
     keys: tuple[ApiKey, ...] = ()
 
 

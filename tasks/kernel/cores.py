@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from tasks.kernel.values import Contract
 
 SYSFS = Path("/sys")
 PROCFS = Path("/proc")
 
 
-class CoreLimit(BaseModel):
+class CoreLimit(Contract):
     """How many cores a control group may keep busy at a time, whichever they are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_cores: int | None = Field(default=None, ge=1, description="Cores; none: no limit.")
     group: str = Field(default="", description="The control group that is limited.")

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.kernel.errors import TransientError
 from tasks.kernel.guard import KILL_WAIT_S, guarded
+from tasks.kernel.values import Contract
 
 PROCFS = Path("/proc")
 ENDED_STATES = ("Z", "X")
@@ -28,10 +29,8 @@ STOP_MARGIN_S = 10.0
 TOKEN = r"[0-9a-f]{8}\.[0-9a-f]+\.[0-9a-f]+"
 
 
-class ProcessName(BaseModel):
+class ProcessName(Contract):
     """One process of one boot of one machine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     boot: str = Field(description="Id of the machine's boot.")
     space: str = Field(description="Namespace of process ids, such as a container has its own.")

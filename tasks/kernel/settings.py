@@ -21,17 +21,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
-from tasks.kernel.files import (
-    digest_of,
-    flush_to_disk,
-    make_folder,
-    read_yaml,
-    require_space,
-    scratch_folder,
-    size_of,
-)
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +92,7 @@ class Settings:
         """
         file = self.feature_repo / USE_CASE_FILE
         try:
-            described = read_yaml(file, str(file))
+            described = files.read_yaml(file, str(file))
         except FileNotFoundError as exc:
             raise ConfigurationError(f"{no_project(self.feature_repo)}. Nothing was read") from exc
         name = described.get("name")
@@ -281,7 +273,7 @@ class ArtifactStore:
                 f"{artifact.uri} is named by a result but absent from {self.root}; "
                 "run the stage that makes it again"
             )
-        if verify and (seen := digest_of(path)) != artifact.sha256:
+        if verify and (seen := files.digest_of(path)) != artifact.sha256:
             raise ArtifactError(
                 f"{artifact.uri} has SHA-256 {seen[:12]}, expected {artifact.sha256[:12]}: it "
                 f"was changed or damaged. Remove {path.parent} and run again to rebuild it"
@@ -320,23 +312,23 @@ class ArtifactStore:
 
     @contextmanager
     def _staging(self, final: Path) -> Iterator[Path]:
-        require_space(self.root)
+        files.require_space(self.root)
         with refused_writes_explained(final):
-            make_folder(final.parent)
-            with scratch_folder(STAGING, final.parent) as folder:
+            files.make_folder(final.parent)
+            with files.scratch_folder(STAGING, final.parent) as folder:
                 yield folder
 
     @staticmethod
     def _publish(folder: Path, final: Path) -> None:
         for path in folder.rglob("*"):
             if path.is_file():
-                flush_to_disk(path)
+                files.flush_to_disk(path)
         try:
             folder.rename(final)
         except OSError:
             if not (final / "value.json").exists():  # else another process was first: same content
                 raise
-        flush_to_disk(final.parent)
+        files.flush_to_disk(final.parent)
 
 
 @dataclass(frozen=True)
@@ -353,8 +345,8 @@ class StagedFolder:
         path = self.path / name
         return Artifact(
             uri=f"{URI_SCHEME}{self.kind}/{self.key}/{name}",
-            sha256=digest_of(path),
-            num_bytes=size_of(path),
+            sha256=files.digest_of(path),
+            num_bytes=files.size_of(path),
         )
 
 
@@ -383,7 +375,7 @@ def _plain(part: object) -> object:
     if isinstance(part, BaseModel):
         return part.model_dump(mode="json")
     if isinstance(part, Path):
-        return digest_of(part)
+        return files.digest_of(part)
     if isinstance(part, tuple | list):
         return [_plain(item) for item in part]
     return part

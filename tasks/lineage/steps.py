@@ -17,15 +17,9 @@ from urllib.parse import urlsplit
 
 import duckdb
 
+from tasks.contracts import data
 from tasks.contracts.base import Artifact, ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
-from tasks.contracts.data import (
-    FeatureRefresh,
-    SourceFile,
-    TableRef,
-    ValidatedDataset,
-    ValidationResult,
-)
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import (
@@ -49,7 +43,7 @@ class Node:
     num_bytes: int | None = None
     uri: str | None = None
     """Where its files are, in the artifact store."""
-    validation: ValidationResult | None = None
+    validation: data.ValidationResult | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ def _tables(con: duckdb.DuckDBPyConnection, text: str) -> set[str]:
     )
 
 
-def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iterator[Step]:
+def refresh_steps(refresh: data.FeatureRefresh, queries: Mapping[str, Query]) -> Iterator[Step]:
     """Steps of one feature refresh.
 
     Args:
@@ -142,7 +136,7 @@ def refresh_steps(refresh: FeatureRefresh, queries: Mapping[str, Query]) -> Iter
 def version_steps(
     version: ModelVersionRef,
     model: CandidateModel,
-    dataset: ValidatedDataset,
+    dataset: data.ValidatedDataset,
     evaluation: EvaluationReport,
     query: Query | None,
 ) -> Iterator[Step]:
@@ -179,7 +173,7 @@ def _origin(model: CandidateModel) -> tuple[str, ModelVersionRef | None, str]:
     return "compress", how.parent, f"{made} loss, {ended}"
 
 
-def _snapshot_steps(dataset: ValidatedDataset, query: Query | None) -> Iterator[Step]:
+def _snapshot_steps(dataset: data.ValidatedDataset, query: Query | None) -> Iterator[Step]:
     """Steps that made a snapshot: its views out of their tables, then the rows themselves."""
     snapshot, pins = dataset.snapshot, dataset.snapshot.pins
     if pins is None:
@@ -205,7 +199,7 @@ def _snapshot_steps(dataset: ValidatedDataset, query: Query | None) -> Iterator[
 
 def conversion_steps(
     version: ModelVersionRef,
-    rows: ValidatedDataset | PreparedRows,
+    rows: data.ValidatedDataset | PreparedRows,
     variants: Iterable[ModelVariant],
 ) -> Iterator[Step]:
     """Steps from a model version, and what calibrates and judges, to each converted form."""
@@ -254,7 +248,7 @@ def _judge_step(
     return Step(f"judge.{version.name}", (model, snapshot), (scored,), description)
 
 
-def _file(source: SourceFile) -> Node:
+def _file(source: data.SourceFile) -> Node:
     parts = urlsplit(source.uri)
     namespace = f"{parts.scheme}://{parts.netloc}" if parts.netloc else "file"
     name = parts.path.lstrip("/") if parts.netloc else parts.path
@@ -267,7 +261,7 @@ def _of(
     *,
     note: str = "",
     num_rows: int | None = None,
-    validation: ValidationResult | None = None,
+    validation: data.ValidationResult | None = None,
 ) -> Node:
     """What an artifact holds."""
     size, uri = artifact.num_bytes, artifact.uri
@@ -275,7 +269,7 @@ def _of(
 
 
 def _table(
-    group: str, ref: TableRef, vouched: Mapping[str, ValidationResult] | None = None
+    group: str, ref: data.TableRef, vouched: Mapping[str, data.ValidationResult] | None = None
 ) -> Node:
     result = vouched.get(ref.artifact.sha256) if vouched else None
     return _of(f"{group}/{ref.name}", ref.artifact, num_rows=ref.num_rows, validation=result)
@@ -286,7 +280,7 @@ def _view(name: str, number: int, definition: str, table: Node) -> Node:
     return Node(f"views/{name}", content, note=f"v{number}, definition {definition[:12]}")
 
 
-def _snapshot(dataset: ValidatedDataset) -> Node:
+def _snapshot(dataset: data.ValidatedDataset) -> Node:
     snapshot, pins = dataset.snapshot, dataset.snapshot.pins
     return _of(
         f"snapshots/{snapshot.feature_service}",

@@ -35,18 +35,8 @@ from numpy.typing import NDArray
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.files import private_folder, write_atomically
+from tasks.predictions import schema as log
 from tasks.predictions.reading import LogQuery, ReadTally, logged_columns, read_rows
-from tasks.predictions.schema import (
-    BY_ENTITY,
-    BY_REQUEST,
-    ENTITY,
-    EVENT_TIME,
-    MOMENT_TYPE,
-    REQUEST_ID,
-    REQUEST_ROW,
-    labels_folder,
-    log_root,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +46,10 @@ MAX_LABELS = 20_000_000
 TOLERANCE = timedelta(minutes=5)
 MICROSECOND = timedelta(microseconds=1)
 _AT, _ROW, _NUMBER = "at", "row", "number"
-_OF_REQUEST = [REQUEST_ID, REQUEST_ROW]
+_OF_REQUEST = [log.REQUEST_ID, log.REQUEST_ROW]
 _KINDS = {
-    **{REQUEST_ID: pa.string(), REQUEST_ROW: pa.int32(), EVENT_TIME: MOMENT_TYPE},
-    **{LABEL: pa.float64(), KNOWN_AT: MOMENT_TYPE},
+    **{log.REQUEST_ID: pa.string(), log.REQUEST_ROW: pa.int32(), log.EVENT_TIME: log.MOMENT_TYPE},
+    **{LABEL: pa.float64(), KNOWN_AT: log.MOMENT_TYPE},
 }
 """Types of the columns of labels; all others are entity keys, which are texts."""
 
@@ -104,13 +94,13 @@ def import_labels(home: Path, model: str, source: Path, now: datetime) -> LabelI
             "labels. Nothing was imported"
         ) from exc
     keys = _keys_of(table, source)
-    kind = BY_REQUEST if keys == [REQUEST_ID, REQUEST_ROW] else BY_ENTITY
+    kind = log.BY_REQUEST if keys == [log.REQUEST_ID, log.REQUEST_ROW] else log.BY_ENTITY
     normal = _normal(table, keys, source, now)
     known = normal.filter(pc.is_valid(normal.column(LABEL)))
     given = [n for n in normal.schema.names if n != KNOWN_AT or KNOWN_AT in table.schema.names]
-    file = labels_folder(home, model) / f"{kind}-{_digest(known.select(given))}.parquet"
+    file = log.labels_folder(home, model) / f"{kind}-{_digest(known.select(given))}.parquet"
     if not file.exists():
-        private_folder(log_root(home))
+        private_folder(log.log_root(home))
         sink = pa.BufferOutputStream()
         pq.write_table(known, sink, compression="zstd")
         write_atomically(file, sink.getvalue().to_pybytes())
@@ -122,26 +112,26 @@ def _keys_of(table: pa.Table, source: Path) -> list[str]:
     if LABEL not in names:
         raise DataContractError(
             f"{source} has no column {LABEL!r}, only {', '.join(names) or 'none'}; expected it, "
-            f"and {REQUEST_ID} or entity keys with {EVENT_TIME}. Nothing was imported"
+            f"and {log.REQUEST_ID} or entity keys with {log.EVENT_TIME}. Nothing was imported"
         )
-    if REQUEST_ID in names:
-        return [REQUEST_ID, REQUEST_ROW]
-    others = [n for n in names if n not in (LABEL, KNOWN_AT, EVENT_TIME, REQUEST_ROW)]
-    if EVENT_TIME not in names or not others:
+    if log.REQUEST_ID in names:
+        return [log.REQUEST_ID, log.REQUEST_ROW]
+    others = [n for n in names if n not in (LABEL, KNOWN_AT, log.EVENT_TIME, log.REQUEST_ROW)]
+    if log.EVENT_TIME not in names or not others:
         raise DataContractError(
-            f"{source} has the columns {', '.join(names)}; expected {REQUEST_ID}, or entity keys "
-            f"and {EVENT_TIME}, beside {LABEL}. Nothing was imported"
+            f"{source} has the columns {', '.join(names)}; expected {log.REQUEST_ID}, or entity "
+            f"keys and {log.EVENT_TIME}, beside {LABEL}. Nothing was imported"
         )
-    return [*others, EVENT_TIME]
+    return [*others, log.EVENT_TIME]
 
 
 def _normal(table: pa.Table, keys: Sequence[str], source: Path, now: datetime) -> pa.Table:
     """The columns under the names and types that a join expects."""
     num_rows, given = table.num_rows, [*keys, LABEL, KNOWN_AT]
-    absent = {REQUEST_ROW: np.zeros(num_rows), KNOWN_AT: pa.nulls(num_rows, MOMENT_TYPE)}
+    absent = {log.REQUEST_ROW: np.zeros(num_rows), KNOWN_AT: pa.nulls(num_rows, log.MOMENT_TYPE)}
     for name in absent.keys() - table.schema.names:
         table = table.append_column(name, pa.array(absent[name]))
-    names = [n if n in _KINDS else ENTITY + n.removeprefix(ENTITY) for n in given]
+    names = [n if n in _KINDS else log.ENTITY + n.removeprefix(log.ENTITY) for n in given]
     schema = pa.schema([(name, _KINDS.get(name, pa.string())) for name in names])
     try:
         normal = table.select(given).rename_columns(names).cast(schema)
@@ -150,7 +140,7 @@ def _normal(table: pa.Table, keys: Sequence[str], source: Path, now: datetime) -
             f"{source}: {str(exc).splitlines()[0]}; expected numbers as labels, texts or whole "
             "numbers as keys, and moments with a time zone. Nothing was imported"
         ) from exc
-    since = pc.fill_null(normal.column(KNOWN_AT), pa.scalar(now, MOMENT_TYPE))
+    since = pc.fill_null(normal.column(KNOWN_AT), pa.scalar(now, log.MOMENT_TYPE))
     normal = normal.set_column(len(given) - 1, KNOWN_AT, since)
     bad = [name for name in normal.schema.names if name != LABEL and normal[name].null_count]
     finite = pc.all(pc.is_finite(normal.column(LABEL)), skip_nulls=True).as_py()
@@ -264,8 +254,8 @@ class LabelJoin:
         shift: timedelta = timedelta(0),
     ) -> None:
         """See `labelled_rows`; nothing but the heads of files is read yet."""
-        folder = labels_folder(home, query.model)
-        self._by_request = sorted(folder.glob(f"{BY_REQUEST}-*.parquet"))
+        folder = log.labels_folder(home, query.model)
+        self._by_request = sorted(folder.glob(f"{log.BY_REQUEST}-*.parquet"))
         self._by_entity = _by_keys(folder)
         self._keys = _logged_keys(self._by_entity, home, query)
         self.query, self._known_by, self._tally, self._shift = query, known_by, tally, shift
@@ -279,7 +269,7 @@ class LabelJoin:
     @property
     def columns(self) -> list[str]:
         """Columns of rows that `find` needs."""
-        return [*_OF_REQUEST, EVENT_TIME, *self._keys]
+        return [*_OF_REQUEST, log.EVENT_TIME, *self._keys]
 
     @property
     def unmatched(self) -> int:
@@ -296,7 +286,7 @@ class LabelJoin:
         Raises:
             DataContractError: a table is damaged, or they have more than `MAX_LABELS` labels.
         """
-        wanted = None if requests is None else ds.field(REQUEST_ID).isin(requests.unique())
+        wanted = None if requests is None else ds.field(log.REQUEST_ID).isin(requests.unique())
         if self._by_request:
             of_request = self._read(self._by_request, wanted)
             self._loaded = [_Labels(of_request, _OF_REQUEST, self._tally, by_moment=False)]
@@ -309,7 +299,9 @@ class LabelJoin:
         """What is known of rows that have at least the needed columns."""
         label = np.full(rows.num_rows, np.nan)
         known = np.full(rows.num_rows, np.iinfo(np.int64).min)
-        moments = np.asarray(rows.column(EVENT_TIME).cast(pa.int64())) + self._shift // MICROSECOND
+        moments = (
+            np.asarray(rows.column(log.EVENT_TIME).cast(pa.int64())) + self._shift // MICROSECOND
+        )
         for labels in self._loaded:
             if set(labels.keys) <= set(rows.column_names):
                 frame = rows.select(labels.keys).to_pandas()
@@ -333,7 +325,7 @@ class LabelJoin:
                     "Nothing was joined"
                 )
         whole = pa.concat_tables(tables, promote_options="default")
-        latest = pa.scalar(self._known_by.astimezone(UTC), MOMENT_TYPE)
+        latest = pa.scalar(self._known_by.astimezone(UTC), log.MOMENT_TYPE)
         frame: pd.DataFrame = whole.filter(pc.field(KNOWN_AT) <= latest).to_pandas()
         return frame
 
@@ -341,12 +333,12 @@ class LabelJoin:
 def _by_keys(folder: Path) -> dict[tuple[str, ...], list[Path]]:
     """Tables of labels by the entity keys that they name; those of most keys first."""
     found: dict[tuple[str, ...], list[Path]] = {}
-    for file in sorted(folder.glob(f"{BY_ENTITY}-*.parquet")):
+    for file in sorted(folder.glob(f"{log.BY_ENTITY}-*.parquet")):
         try:
             names = pq.read_schema(file).names
         except (OSError, pa.ArrowException) as exc:
             raise _damaged(file, exc) from exc
-        keys = tuple(sorted(name for name in names if name.startswith(ENTITY)))
+        keys = tuple(sorted(name for name in names if name.startswith(log.ENTITY)))
         found.setdefault(keys, []).append(file)
     return dict(sorted(found.items(), key=lambda item: (-len(item[0]), item[0])))
 
@@ -370,9 +362,11 @@ def _near(window: TimeWindow | None, shift: timedelta) -> ds.Expression | None:
     """Moments of the labels that rows of a window can meet."""
     if window is None:
         return None
-    moment = ds.field(EVENT_TIME)
+    moment = ds.field(log.EVENT_TIME)
     first, last = window.start + shift - TOLERANCE, window.end + shift + TOLERANCE
-    return (moment >= pa.scalar(first, MOMENT_TYPE)) & (moment <= pa.scalar(last, MOMENT_TYPE))
+    return (moment >= pa.scalar(first, log.MOMENT_TYPE)) & (
+        moment <= pa.scalar(last, log.MOMENT_TYPE)
+    )
 
 
 class _Labels:
@@ -385,13 +379,13 @@ class _Labels:
     def __init__(
         self, labels: pd.DataFrame, keys: list[str], tally: JoinTally, *, by_moment: bool
     ) -> None:
-        labels = _one_of_each(labels, [*keys, EVENT_TIME] if by_moment else keys, tally)
+        labels = _one_of_each(labels, [*keys, log.EVENT_TIME] if by_moment else keys, tally)
         self.keys, self.met = keys, np.zeros(len(labels), bool)
         self._label = labels[LABEL].to_numpy(np.float64)
         self._known = _int_us(labels[KNOWN_AT])
         self._index: pd.MultiIndex | None = None
         if by_moment:
-            timed = {_AT: _int_us(labels[EVENT_TIME]), _NUMBER: np.arange(len(labels))}
+            timed = {_AT: _int_us(labels[log.EVENT_TIME]), _NUMBER: np.arange(len(labels))}
             named = labels[keys].assign(**timed)
             self._timed = named.sort_values(_AT, kind="stable")
         else:
@@ -460,11 +454,11 @@ def labels_of_requests(home: Path, join: LabelJoin, seen_after: timedelta) -> pd
         DataContractError: a table is damaged, or there are too many labels.
     """
     tables = list(read_rows(home, join.query, join.columns)) if join.has_labels else []
-    rows = pa.schema([(REQUEST_ID, pa.string()), (REQUEST_ROW, pa.int32())]).empty_table()
+    rows = pa.schema([(log.REQUEST_ID, pa.string()), (log.REQUEST_ROW, pa.int32())]).empty_table()
     label, since = np.empty(0), np.empty(0, np.int64)
     if tables:
         rows = _first_of_each(pa.concat_tables(tables))
-        join.load(rows.column(REQUEST_ID))
+        join.load(rows.column(log.REQUEST_ID))
         found = join.find(rows)
         has = ~np.isnan(found.label)
         rows, label = rows.filter(pa.array(has)), found.label[has]
@@ -477,7 +471,7 @@ def labels_of_requests(home: Path, join: LabelJoin, seen_after: timedelta) -> pd
 
 def _first_of_each(rows: pa.Table) -> pa.Table:
     """Of each row of a request the one that arrived first, in the order of the rows."""
-    frame = rows.select([*_OF_REQUEST, EVENT_TIME]).to_pandas()
-    arrived = frame.sort_values(EVENT_TIME, kind="stable")
+    frame = rows.select([*_OF_REQUEST, log.EVENT_TIME]).to_pandas()
+    arrived = frame.sort_values(log.EVENT_TIME, kind="stable")
     first = arrived.drop_duplicates(_OF_REQUEST).index.sort_values()
     return rows.take(pa.array(first.to_numpy()))

@@ -16,20 +16,7 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import replacing
-from tasks.predictions.schema import (
-    ERROR,
-    EVENT_TIME,
-    FIXED,
-    SCORES,
-    TRACK,
-    VARIANT,
-    VERSION,
-    day_of,
-    in_order,
-    logged_models,
-    model_folder,
-    typed,
-)
+from tasks.predictions import schema as log
 from tasks.predictions.segments import folder_held, visible_segments
 from tasks.predictions.upkeep import damaged, fitted
 
@@ -91,7 +78,7 @@ def read_rows(
     Raises:
         DataContractError: no segment has a column that was asked for, and the log is not empty.
     """
-    with folder_held(model_folder(home, query.model), exclusive=False):
+    with folder_held(log.model_folder(home, query.model), exclusive=False):
         segments = logged_segments(home, query.model, query.window)
         schema = _schema(segments, columns)
         _check_known(query, columns, schema, segments)
@@ -117,15 +104,20 @@ def count_by_version(
     home: Path, model: str | None, window: TimeWindow | None, tally: ReadTally | None = None
 ) -> list[LogCount]:
     """Rows by model, version, variant and track, in this order."""
-    keys = [VERSION, VARIANT, TRACK]
-    each = [(EVENT_TIME, "count"), (EVENT_TIME, "min"), (EVENT_TIME, "max"), (ERROR, "count")]
+    keys = [log.VERSION, log.VARIANT, log.TRACK]
+    each = [
+        (log.EVENT_TIME, "count"),
+        (log.EVENT_TIME, "min"),
+        (log.EVENT_TIME, "max"),
+        (log.ERROR, "count"),
+    ]
     whole = {f"{name}_{what}": "sum" if what == "count" else what for name, what in each}
     found: list[LogCount] = []
-    for name in [model] if model else logged_models(home):
+    for name in [model] if model else log.logged_models(home):
         query = LogQuery(name, window, answered=None)
         counted = [
             table.group_by(keys).aggregate(each).to_pandas()
-            for table in read_rows(home, query, [*keys, EVENT_TIME, ERROR], tally=tally)
+            for table in read_rows(home, query, [*keys, log.EVENT_TIME, log.ERROR], tally=tally)
         ]
         if counted:
             parts = pd.concat(counted).fillna(dict.fromkeys(keys, ""))
@@ -138,13 +130,16 @@ def count_by_version(
 
 def logged_columns(home: Path, model: str, window: TimeWindow | None = None) -> pa.Schema:
     """All columns that a model's segments have, with their types."""
-    with folder_held(model_folder(home, model), exclusive=False):
+    with folder_held(log.model_folder(home, model), exclusive=False):
         return _schema(logged_segments(home, model, window), None)
 
 
 def logged_segments(home: Path, model: str, window: TimeWindow | None = None) -> list[Path]:
     """Segments that have rows of these days."""
-    days = [(day_of(folder), folder) for folder in sorted(model_folder(home, model).glob("day=*"))]
+    days = [
+        (log.day_of(folder), folder)
+        for folder in sorted(log.model_folder(home, model).glob("day=*"))
+    ]
     return [
         segment
         for day, folder in days
@@ -160,16 +155,16 @@ def _meets(day: date, window: TimeWindow) -> bool:
 
 def _schema(segments: Sequence[Path], columns: Sequence[str] | None) -> pa.Schema:
     """The wanted columns with their types; of two types the newest segment's."""
-    types: dict[str, pa.DataType] = {f.name: f.type for f in FIXED}
+    types: dict[str, pa.DataType] = {f.name: f.type for f in log.FIXED}
     for segment in segments:
         try:
             present = ds.dataset(segment, format="parquet").schema
         except (OSError, pa.ArrowException):
             continue  # reading it reports it
-        types.update({f.name: typed(f.name) or f.type for f in present})
+        types.update({f.name: log.typed(f.name) or f.type for f in present})
     if columns is None:
-        return pa.schema([(name, types[name]) for name in in_order(types)])
-    return pa.schema([(name, types.get(name) or typed(name) or pa.null()) for name in columns])
+        return pa.schema([(name, types[name]) for name in log.in_order(types)])
+    return pa.schema([(name, types.get(name) or log.typed(name) or pa.null()) for name in columns])
 
 
 def _check_known(
@@ -179,8 +174,8 @@ def _check_known(
     if unknown:
         raise DataContractError(
             f"the log of {query.model} has no column {', '.join(unknown)}; expected such as "
-            f"{FIXED.names[0]}, or f:<feature>, e:<key>, age_s:<view>, state:<view>. Was the field "
-            "left out by configuration? Nothing was read"
+            f"{log.FIXED.names[0]}, or f:<feature>, e:<key>, age_s:<view>, state:<view>. Was the "
+            "field left out by configuration? Nothing was read"
         )
 
 
@@ -214,13 +209,13 @@ def _read_segment(
 def _filter(query: LogQuery, present: Sequence[str]) -> ds.Expression:
     wanted = pc.scalar(True)
     if query.window is not None:
-        moment = ds.field(EVENT_TIME)
+        moment = ds.field(log.EVENT_TIME)
         wanted &= (moment >= query.window.start) & (moment < query.window.end)
-    for name, values in ((VERSION, query.versions), (TRACK, query.tracks)):
+    for name, values in ((log.VERSION, query.versions), (log.TRACK, query.tracks)):
         if values is not None:
             wanted &= ds.field(name).isin(list(values))
-    if query.answered is not None and ERROR in present:
-        refused = ds.field(ERROR).is_valid()
+    if query.answered is not None and log.ERROR in present:
+        refused = ds.field(log.ERROR).is_valid()
         wanted &= ~refused if query.answered else refused
     return wanted
 
@@ -242,7 +237,7 @@ def write_window(tables: Iterator[pa.Table], schema: pa.Schema, target: Path) ->
             "Nothing was written"
         )
     is_csv = target.suffix == ".csv"
-    names = [n for n in schema.names if not (is_csv and n == SCORES)]
+    names = [n for n in schema.names if not (is_csv and n == log.SCORES)]
     schema = pa.schema([schema.field(name) for name in names])
     rows = 0
     # Whoever exports says by moving or opening the file who else may read what people sent.

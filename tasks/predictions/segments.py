@@ -17,29 +17,14 @@ import pyarrow.parquet as pq
 
 from tasks.kernel.errors import StorageError, TransientError, refused_writes_explained
 from tasks.kernel.files import flush_to_disk, is_held, locked, private_folder
-from tasks.predictions.schema import (
-    ASIDE,
-    BATCH_ROWS,
-    COMPUTE_US,
-    EVENT_TIME,
-    LATENCY_US,
-    MERGED,
-    REPLACES,
-    REQUEST_ID,
-    SCORE,
-    SUBJECT,
-    TRACK,
-    VERSION,
-    WRITTEN,
-    log_root,
-)
+from tasks.predictions import schema as log
 
 logger = logging.getLogger(__name__)
 
 ROW_GROUP_ROWS = 65_536
 _STATISTICS = [
-    *(EVENT_TIME, VERSION, TRACK, SUBJECT, REQUEST_ID),
-    *(SCORE, LATENCY_US, COMPUTE_US, BATCH_ROWS),
+    *(log.EVENT_TIME, log.VERSION, log.TRACK, log.SUBJECT, log.REQUEST_ID),
+    *(log.SCORE, log.LATENCY_US, log.COMPUTE_US, log.BATCH_ROWS),
 ]
 LOCK = ".lock"
 
@@ -55,7 +40,7 @@ class SegmentWriter:
         self._token = secrets.token_hex(6)
         self._number = 0
         self._held = ExitStack()
-        root = log_root(home)
+        root = log.log_root(home)
         with refused_writes_explained(root):
             private_folder(root)
             self._file = root / "writers" / f"{self._token}.lock"
@@ -94,11 +79,11 @@ class SegmentWriter:
         """
         self._number += 1
         moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        beginning = WRITTEN if replaces is None else MERGED
+        beginning = log.WRITTEN if replaces is None else log.MERGED
         name = f"{beginning}{moment}-{self._token}-{self._number}.parquet"
         folder.mkdir(parents=True, exist_ok=True)
-        aside = folder / f"{ASIDE}{self._token}-{name}"
-        metadata = {REPLACES: ",".join(replaces).encode()} if replaces is not None else {}
+        aside = folder / f"{log.ASIDE}{self._token}-{name}"
+        metadata = {log.REPLACES: ",".join(replaces).encode()} if replaces is not None else {}
         try:
             _write(tables, schema.with_metadata(metadata), aside)
             flush_to_disk(aside)
@@ -111,7 +96,7 @@ class SegmentWriter:
 
 def _write(tables: Iterator[pa.Table], schema: pa.Schema, file: Path) -> None:
     texts = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_dictionary(f.type)]
-    repeated = [name for name in texts if name != REQUEST_ID]
+    repeated = [name for name in texts if name != log.REQUEST_ID]
     with pq.ParquetWriter(
         file,
         schema,
@@ -136,8 +121,8 @@ def _remove_leftovers(root: Path) -> None:
             alive.add(file.name.removesuffix(".lock"))
         else:
             file.unlink()
-    for aside in root.glob(f"model=*/day=*/{ASIDE}*"):
-        if aside.name.removeprefix(ASIDE).split("-")[0] not in alive:
+    for aside in root.glob(f"model=*/day=*/{log.ASIDE}*"):
+        if aside.name.removeprefix(log.ASIDE).split("-")[0] not in alive:
             logger.warning("%s was left by a process that is gone; removed", aside)
             aside.unlink(missing_ok=True)
 
@@ -189,12 +174,12 @@ def _listed(folder: Path) -> tuple[list[Path], set[str]]:
     files = sorted(file for file in folder.glob("*.parquet") if not file.name.startswith("."))
     gone: set[str] = set()
     for file in files:
-        if file.name.startswith(MERGED):
+        if file.name.startswith(log.MERGED):
             try:
                 metadata = pq.read_metadata(file).metadata or {}
             except (OSError, pa.ArrowException):
                 continue  # of a damaged one nothing is known, so it replaces none
-            gone.update(metadata.get(REPLACES, b"").decode().split(","))
+            gone.update(metadata.get(log.REPLACES, b"").decode().split(","))
     return files, gone
 
 

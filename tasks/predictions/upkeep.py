@@ -18,20 +18,8 @@ import pyarrow.parquet as pq
 
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import private_folder, write_atomically
+from tasks.predictions import schema as log
 from tasks.predictions.config import PredictionLogConfig
-from tasks.predictions.schema import (
-    BY_REQUEST,
-    REQUEST_ID,
-    SUBJECT,
-    WRITTEN,
-    day_of,
-    labels_folder,
-    log_root,
-    logged_models,
-    mask_key_file,
-    model_folder,
-    open_mask,
-)
 from tasks.predictions.segments import (
     ROW_GROUP_ROWS,
     SegmentWriter,
@@ -73,10 +61,10 @@ def keep_up(
     """
     kept_from = now - timedelta(days=config.retention_days)
     finished_before = (now - timedelta(hours=SETTLED_H)).date()
-    for folder in sorted(log_root(home).glob("model=*")):
+    for folder in sorted(log.log_root(home).glob("model=*")):
         with folder_held(folder, exclusive=True, wait=False) as held:
             for day_folder in sorted(folder.glob("day=*")) if held else ():
-                day = day_of(day_folder)
+                day = log.day_of(day_folder)
                 if stopping():
                     return
                 if day is not None and day < kept_from.date():
@@ -100,7 +88,7 @@ def _keep_day(home: Path, folder: Path, writer: SegmentWriter, *, is_finished: b
     remove_replaced(folder)
     segments, least = visible_segments(folder), 2
     if not is_finished:
-        segments = [file for file in segments if file.name.startswith(WRITTEN)]
+        segments = [file for file in segments if file.name.startswith(log.WRITTEN)]
         least = COMPACT_SEGMENTS
     if len(segments) < least:
         return
@@ -121,7 +109,7 @@ def _is_whole(home: Path, segment: Path) -> bool:
             pass
     except (OSError, pa.ArrowException) as exc:
         logger.error("%s", damaged(segment, exc))
-        aside = private_folder(log_root(home) / "damaged")
+        aside = private_folder(log.log_root(home) / "damaged")
         day = segment.parent
         segment.rename(aside / f"{day.parent.name}.{day.name}.{segment.name}")
         return False
@@ -148,7 +136,7 @@ def _remove_files(home: Path, before: datetime) -> None:
 
     Labels that came so long ago are of rows that are gone.
     """
-    root = log_root(home)
+    root = log.log_root(home)
     for file in (*root.glob("damaged/*.parquet"), *root.glob("labels/model=*/*.parquet")):
         try:
             if file.stat().st_mtime < before.timestamp():
@@ -215,12 +203,12 @@ def erase_subject(
         StorageError: the disk refused a write; segments done before stay done.
     """
     names = [subject]
-    if mask_key_file(home).exists():
-        names.append(open_mask(home).text(subject))
+    if log.mask_key_file(home).exists():
+        names.append(log.open_mask(home).text(subject))
     erasure = Erasure()
     with nullcontext() if only_count else SegmentWriter(home) as writer:
-        for name in [model] if model is not None else logged_models(home):
-            folder = model_folder(home, name)
+        for name in [model] if model is not None else log.logged_models(home):
+            folder = log.model_folder(home, name)
             requests: set[str] = set()
             with folder_held(folder, exclusive=not only_count):
                 for day_folder in sorted(folder.glob("day=*")):
@@ -228,10 +216,10 @@ def erase_subject(
                         remove_replaced(day_folder)
                     for segment in visible_segments(day_folder):
                         requests |= _erase_from(segment, names, writer, erasure)
-            _erase_labels(labels_folder(home, name), requests, erasure, only_count=only_count)
+            _erase_labels(log.labels_folder(home, name), requests, erasure, only_count=only_count)
     erasure.unread += [
         f"{file} was set aside as damaged; look through it, or remove it"
-        for file in sorted((log_root(home) / "damaged").glob("*.parquet"))
+        for file in sorted((log.log_root(home) / "damaged").glob("*.parquet"))
     ]
     return erasure
 
@@ -242,7 +230,7 @@ def _erase_from(
     """Take the rows of a subject out; ids of their requests. Without a writer, only count them."""
     try:
         data = ds.dataset(segment, format="parquet")
-        theirs = data.to_table([REQUEST_ID], filter=ds.field(SUBJECT).isin(names))
+        theirs = data.to_table([log.REQUEST_ID], filter=ds.field(log.SUBJECT).isin(names))
         total = data.count_rows()
     except (OSError, pa.ArrowException) as exc:
         erasure.unread.append(damaged(segment, exc))
@@ -263,7 +251,7 @@ def _erase_from(
 def _others(segment: Path, names: list[str]) -> Iterator[pa.Table]:
     """The rows of everybody else, one row group at a time."""
     for table in _row_groups(segment):
-        theirs = pc.is_in(table.column(SUBJECT), value_set=pa.array(names))
+        theirs = pc.is_in(table.column(log.SUBJECT), value_set=pa.array(names))
         yield table.filter(pc.invert(theirs))
 
 
@@ -272,7 +260,7 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure, *, only_co
     if not requests:
         return
     ids = pa.array(sorted(requests))
-    for file in sorted(folder.glob(f"{BY_REQUEST}-*.parquet")):
+    for file in sorted(folder.glob(f"{log.BY_REQUEST}-*.parquet")):
         try:
             table = pq.read_table(file)
         except (OSError, pa.ArrowException) as exc:
@@ -280,7 +268,7 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure, *, only_co
                 f"{file} is damaged ({str(exc).splitlines()[0]}): its labels could not be looked "
                 "through. Remove it, import the labels again, and run the erasure again"
             ) from exc
-        left = table.filter(pc.invert(pc.is_in(table.column(REQUEST_ID), value_set=ids)))
+        left = table.filter(pc.invert(pc.is_in(table.column(log.REQUEST_ID), value_set=ids)))
         erasure.labels += table.num_rows - left.num_rows
         if left.num_rows < table.num_rows and not only_count:
             sink = pa.BufferOutputStream()

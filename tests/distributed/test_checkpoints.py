@@ -13,16 +13,7 @@ from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import StorageError, TransientError
 from tasks.training.checkpoints.location import FILE_NAME
 from tests.support.host.processes import pids_whose_command_holds
-from tests.support.ranks.runs import (
-    CONFIG,
-    config,
-    finished_epochs,
-    log_of,
-    losses,
-    on_ranks,
-    pid_of_rank,
-    train,
-)
+from tests.support.ranks import runs
 from tests.support.services.servers import s3_server
 
 SECRET = "marker-of-a-secret-40c2a9"
@@ -63,28 +54,28 @@ def test_a_run_with_checkpoints_on_s3_goes_on_from_there_and_leaves_nothing(
             modes.extend(
                 file.stat().st_mode & 0o777 for file in tmp_path.glob(f"work/*/{FILE_NAME}")
             )
-            os.kill(pid_of_rank(1, tmp_path), signal.SIGKILL)
+            os.kill(runs.pid_of_rank(1, tmp_path), signal.SIGKILL)
 
     with pytest.raises(TransientError, match="rank 1 was killed"):
-        train(tmp_path, config(checkpoints=on_s3), look_and_kill)
+        runs.train(tmp_path, runs.config(checkpoints=on_s3), look_and_kill)
     assert modes == [0o600]
     assert len(seen) >= 8  # two guards and two ranks
     assert not any(SECRET.encode() in text for text in seen)
     assert not list(tmp_path.glob(f"work/*/{FILE_NAME}"))
     assert any(name.endswith("/manifest.json") for name in objects(s3))
-    model = train(tmp_path, config(checkpoints=on_s3))
-    log = log_of(model, tmp_path)
+    model = runs.train(tmp_path, runs.config(checkpoints=on_s3))
+    log = runs.log_of(model, tmp_path)
     assert "of an earlier attempt" in log
-    assert finished_epochs(log.split("--- attempt at")[2])[0] > 1
-    assert [metrics.epoch for metrics in model.epochs] == list(range(CONFIG.max_epochs))
+    assert runs.finished_epochs(log.split("--- attempt at")[2])[0] > 1
+    assert [metrics.epoch for metrics in model.epochs] == list(range(runs.CONFIG.max_epochs))
     assert SECRET not in log
     assert objects(s3) == []
 
 
 def test_a_place_that_refuses_checkpoints_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
-    refusing = config(**on_ranks(1), checkpoints={"uri": "file:///dev/full/checkpoints"})
+    refusing = runs.config(**runs.on_ranks(1), checkpoints={"uri": "file:///dev/full/checkpoints"})
     with pytest.raises(StorageError, match=r"^rank 0: StorageError: .*the disk refused a write"):
-        train(tmp_path, refusing)
+        runs.train(tmp_path, refusing)
 
 
 @pytest.mark.slow
@@ -97,10 +88,12 @@ def test_fewer_ranks_go_on_with_a_network_that_was_cut_over_more(tmp_path: Path)
             raise CutError
 
     strategy = {"name": "fsdp"}
-    unbroken = train(tmp_path / "unbroken", config(strategy=strategy))
+    unbroken = runs.train(tmp_path / "unbroken", runs.config(strategy=strategy))
     with pytest.raises(CutError):
-        train(tmp_path / "cut", config(strategy=strategy), cut_after_two)
-    continued = train(tmp_path / "cut", config(strategy=strategy, **on_ranks(1)))
-    assert "resumed after epoch" in log_of(continued, tmp_path / "cut")
+        runs.train(tmp_path / "cut", runs.config(strategy=strategy), cut_after_two)
+    continued = runs.train(tmp_path / "cut", runs.config(strategy=strategy, **runs.on_ranks(1)))
+    assert "resumed after epoch" in runs.log_of(continued, tmp_path / "cut")
     assert continued.num_ranks == 1
-    np.testing.assert_allclose(losses(continued.epochs), losses(unbroken.epochs), rtol=1e-5)
+    np.testing.assert_allclose(
+        runs.losses(continued.epochs), runs.losses(unbroken.epochs), rtol=1e-5
+    )

@@ -16,14 +16,7 @@ from pathlib import Path
 import pytest
 
 from tasks.control.config import RetrainingPolicy
-from tests.support.control import builders
-from tests.support.control.platforms import (
-    ControlledPlatform,
-    acting,
-    controlled_platform,
-    num_unanswered,
-    outcomes,
-)
+from tests.support.control import builders, platforms
 from tests.support.host.processes import wait_patiently
 from tests.support.platform.deploys import redeploy
 from tests.support.suite.promises import Promise, proves
@@ -35,47 +28,49 @@ CAUTIOUS = RetrainingPolicy(cool_down_hours=6)
 
 @proves(Promise.REDEPLOY, "one run; the second incident waits out its cool-down, then one more")
 def test_a_cool_down_outlives_deploys_and_restarts(tmp_path: Path) -> None:
-    with controlled_platform(tmp_path) as platform:
+    with platforms.controlled_platform(tmp_path) as platform:
         first = platform.judge(builders.stale(0), CAUTIOUS)
         platform.emit([first])
         wait_patiently(platform.retrainings, "the first retraining")
         platform.judge(builders.stable(1), CAUTIOUS)
         again = platform.judge(builders.stale(2), CAUTIOUS)
         platform.emit([again])
-        wait_patiently(lambda: "cool_down" in outcomes(platform), "it has to wait")
+        wait_patiently(lambda: "cool_down" in platforms.outcomes(platform), "it has to wait")
         before = automations(platform)
         for _ in range(2):
             assert " 0 written, 0 differences" in platform.deploy_by_command()
         assert automations(platform) == before
         platform.emit([again, first] * 10)
         wait_for_sweeps(platform, 2)
-    with controlled_platform(
+    with platforms.controlled_platform(
         tmp_path
     ) as platform:  # server and worker anew, and deployed once more
         platform.emit([again, first] * 10)
         wait_for_sweeps(platform, 2)
-        assert len(platform.retrainings()) == len(acting(platform)) == 1
-        assert outcomes(platform) == ["acts", "nothing_to_do", "cool_down"]
+        assert len(platform.retrainings()) == len(platforms.acting(platform)) == 1
+        assert platforms.outcomes(platform) == ["acts", "nothing_to_do", "cool_down"]
 
         let_hours_pass(platform, 7)
         wait_patiently(lambda: len(platform.retrainings()) == 2, "its turn comes")
         wait_for_sweeps(platform, 2)
-        assert sorted(key for key, _ in platform.retrainings()) == sorted(acting(platform))
-        assert len(acting(platform)) == 2
+        assert sorted(key for key, _ in platform.retrainings()) == sorted(
+            platforms.acting(platform)
+        )
+        assert len(platforms.acting(platform)) == 2
 
 
-def automations(platform: ControlledPlatform) -> list[object]:
+def automations(platform: platforms.ControlledPlatform) -> list[object]:
     """All automations as they are stored: with their ids, and when they were last changed."""
     return platform.prefect("SELECT * FROM automation ORDER BY id")
 
 
-def wait_for_sweeps(platform: ControlledPlatform, number: int) -> None:
+def wait_for_sweeps(platform: platforms.ControlledPlatform, number: int) -> None:
     """Until the schedule has started so many more sweeps, and they were completed."""
     before = platform.num_sweeps()
     wait_patiently(lambda: platform.num_sweeps() >= before + number, "sweeps by schedule")
 
 
-def let_hours_pass(platform: ControlledPlatform, hours: int) -> None:
+def let_hours_pass(platform: platforms.ControlledPlatform, hours: int) -> None:
     """Make all claims so much older, as if time had gone by."""
     platform.operation(f"UPDATE falaj_claims SET uptime_s = uptime_s - {hours * 3600}")
 
@@ -92,7 +87,7 @@ def test_a_storm_of_one_result_starts_one_retraining_and_two_incidents_start_two
     tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     record_property("trials", NUM_EVENTS)
-    with controlled_platform(tmp_path) as platform:
+    with platforms.controlled_platform(tmp_path) as platform:
         begun = time.monotonic()
         first = platform.judge(builders.stale(0))
         platform.emit([first] * (NUM_EVENTS // 2))
@@ -108,23 +103,23 @@ def test_a_storm_of_one_result_starts_one_retraining_and_two_incidents_start_two
         num_known = wait_until_quiet(platform)
         known_s = time.monotonic() - begun
         wait_patiently(
-            lambda: len(platform.retrainings()) == 2 and not num_unanswered(platform),
+            lambda: len(platform.retrainings()) == 2 and not platforms.num_unanswered(platform),
             "the second retraining, and every result answered",
         )
         sweeps = platform.num_sweeps()
         wait_patiently(lambda: platform.num_sweeps() > sweeps + 1, "two more sweeps")
 
-        incidents = acting(platform)
+        incidents = platforms.acting(platform)
         assert sorted(key for key, _ in platform.retrainings()) == sorted(incidents)
         assert len(set(incidents)) == 2
-        assert outcomes(platform) == ["acts", "nothing_to_do", "acts"]
+        assert platforms.outcomes(platform) == ["acts", "nothing_to_do", "acts"]
         sys.stdout.write(
             f"{NUM_EVENTS:,} events, {num_known:,} of them kept, quiet after {known_s:.0f} s: "
             f"{len(incidents)} retrainings, the first {started_s:.1f} s after its result\n"
         )
 
 
-def wait_until_quiet(platform: ControlledPlatform) -> int:
+def wait_until_quiet(platform: platforms.ControlledPlatform) -> int:
     """Until the server has taken in what it will; a busy one loses some. Returns how many."""
     known = -1
     while (now_known := platform.num_events()) != known:

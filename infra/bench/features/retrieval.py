@@ -23,14 +23,7 @@ from infra.bench.processes import run_python
 from tasks.features.access.store import open_store, quiet
 from tasks.features.config import TrainingSet
 from tasks.features.declared.queries import frame_query
-from tasks.features.offline.duck import (
-    duckdb_session,
-    names,
-    parquet,
-    set_window,
-    sql_name,
-    sql_text,
-)
+from tasks.features.offline import duck
 from tasks.features.tables.build import current_tables, features_folder, register_raw
 from tasks.kernel.settings import Settings
 
@@ -105,8 +98,8 @@ def _differing(one: Path, other: Path) -> int:
         ours, theirs = (set(pl.read_parquet_schema(file)) for file in (one, other))
         if only := ours ^ theirs:
             raise RuntimeError(f"{one.stem} and {other.stem} differ in columns {sorted(only)[:8]}")
-        columns = names(sorted(ours))  # Feast's own store gives them in another order
-        mine, other_rows = (f"SELECT {columns} FROM {parquet(file)}" for file in (one, other))
+        columns = duck.names(sorted(ours))  # Feast's own store gives them in another order
+        mine, other_rows = (f"SELECT {columns} FROM {duck.parquet(file)}" for file in (one, other))
         counted = con.execute(
             f"SELECT (SELECT count(*) FROM ({mine} EXCEPT ALL {other_rows})) + "
             f"(SELECT count(*) FROM ({other_rows} EXCEPT ALL {mine}))"
@@ -117,21 +110,21 @@ def _differing(one: Path, other: Path) -> int:
 def _write_frame(config: PipelineConfig, settings: Settings, target: Path) -> None:
     features, tables = config.features, current_tables(settings.home)
     folders = {t.name: settings.store.path(t.artifact) for t in tables.raw}
-    with duckdb_session(target.parent, memory_limit_mb=4000, threads=2) as con:
+    with duck.duckdb_session(target.parent, memory_limit_mb=4000, threads=2) as con:
         register_raw(con, folders, features, settings.feature_repo)
-        set_window(con, config.window)
+        duck.set_window(con, config.window)
         query = frame_query(settings.feature_repo, features)
-        con.execute(f"COPY ({query}) TO {sql_text(target)} (FORMAT parquet)")
+        con.execute(f"COPY ({query}) TO {duck.sql_text(target)} (FORMAT parquet)")
 
 
 def _write_long_frame(spec: TrainingSet, frame: Path, target: Path) -> None:
     """The same rows several times, with ids of their own and moments that lie minutes apart."""
-    row_id, moment = sql_name(spec.row_id), "event_timestamp"
-    with duckdb_session(target.parent, memory_limit_mb=2000, threads=2) as con:
+    row_id, moment = duck.sql_name(spec.row_id), "event_timestamp"
+    with duck.duckdb_session(target.parent, memory_limit_mb=2000, threads=2) as con:
         con.execute(
             f"COPY (SELECT * REPLACE ({row_id}::VARCHAR || '-' || k AS {row_id}, "
-            f"{moment} + to_minutes(7 * k) AS {moment}) FROM {parquet(frame)}, "
-            f"range({TIMES}) AS r(k)) TO {sql_text(target)} (FORMAT parquet)"
+            f"{moment} + to_minutes(7 * k) AS {moment}) FROM {duck.parquet(frame)}, "
+            f"range({TIMES}) AS r(k)) TO {duck.sql_text(target)} (FORMAT parquet)"
         )
 
 
@@ -224,7 +217,7 @@ class _Run:
 
     def _job(self) -> Any:
         return self.feast.get_historical_features(
-            entity_df=f"SELECT * FROM {parquet(self.frame)}",
+            entity_df=f"SELECT * FROM {duck.parquet(self.frame)}",
             features=self.service,
             full_feature_names=True,
             filter_by_created_timestamp=True,

@@ -15,17 +15,9 @@ import yaml
 
 from infra.bench.figures import Measured, at_most, interleaved
 from infra.bench.parts import Bench
+from infra.bench.serving import installation
 from infra.bench.serving.clients import cpu_us, request
 from infra.bench.serving.http_request import UNLOGGED, one_row
-from infra.bench.serving.installation import (
-    MODEL,
-    BenchHome,
-    Signer,
-    Tabular,
-    envoy,
-    serving,
-    write_settings,
-)
 from infra.gateway.config import GatewayFiles
 from infra.gateway.prepare import GatewayTraffic, server_tls
 from infra.orchestration.embedded import free_port
@@ -37,24 +29,24 @@ BOUND = 4.0
 def figures(bench: Bench) -> Measured:
     """CPU of a request, by the median of interleaved rounds."""
     rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 0.3))
-    home, alone_home, signer = bench.folder / "home", bench.folder / "alone", Signer()
+    home, alone_home, signer = bench.folder / "home", bench.folder / "alone", installation.Signer()
     ports = {name: free_port() for name in ("edge", "http", "grpc", "alone")}
-    BenchHome(home, Tabular).add(7, promote=True)
+    installation.BenchHome(home, installation.Tabular).add(7, promote=True)
     shutil.copytree(home, alone_home)
-    security = write_settings(home, signer, ports)
+    security = installation.write_settings(home, signer, ports)
     tls = server_tls(GatewayFiles(home)).model_copy(update={"client_ca": None})
     security["tls"] = tls.model_dump(mode="json")
     (alone_home / "serving").mkdir()
     (alone_home / "serving" / "security.yaml").write_text(yaml.safe_dump(security))
     with ExitStack() as stack:
         own = {"http": ports["alone"]}
-        alone = stack.enter_context(serving(alone_home, own, **UNLOGGED))
+        alone = stack.enter_context(installation.serving(alone_home, own, **UNLOGGED))
         behind = stack.enter_context(
-            serving(home, {"http": ports["http"]}, security={"edge": True}, **UNLOGGED)
+            installation.serving(home, {"http": ports["http"]}, security={"edge": True}, **UNLOGGED)
         )
-        proxy = stack.enter_context(envoy(home))
-        GatewayTraffic(home).set_shares(MODEL, 0.1, 0.0)
-        asked = request(MODEL, one_row(), signer.token(f"infer:{MODEL}"))
+        proxy = stack.enter_context(installation.envoy(home))
+        GatewayTraffic(home).set_shares(installation.MODEL, 0.1, 0.0)
+        asked = request(installation.MODEL, one_row(), signer.token(f"infer:{installation.MODEL}"))
 
         def taken(port: str, *processes: psutil.Process) -> list[float]:
             return cpu_us(processes, ports[port], asked, CONNECTIONS, seconds, tls=True)

@@ -12,16 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.bench.elastic import hosts
-from infra.bench.elastic.runs import (
-    LOCAL,
-    ClusterRun,
-    ElasticRun,
-    Step,
-    pid_of_rank,
-    run_here,
-    started,
-)
+from infra.bench.elastic import hosts, runs
 from infra.bench.elastic.worker import TinyJob
 from infra.bench.figures import LeftOut, Measured, at_most
 from infra.bench.parts import Bench
@@ -34,7 +25,7 @@ WIDTH = 25_000
 SETTLED = 20
 LIMIT_S = 900
 KILL_COST_BOUND_S = 2.0
-Change = Callable[[hosts.Cluster, ClusterRun], None]
+Change = Callable[[hosts.Cluster, runs.ClusterRun], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +40,7 @@ class KillCost:
 
 def killed_ranks(folder: Path, num_kills: int, num_steps: int, width: int) -> list[KillCost]:
     """Kill a rank of a group of two again and again; its slot is used again each time."""
-    run = ElasticRun(folder / "run")
+    run = runs.ElasticRun(folder / "run")
     kills: list[float] = []
 
     def kill(driver: ElasticDriver) -> None:
@@ -57,20 +48,20 @@ def killed_ranks(folder: Path, num_kills: int, num_steps: int, width: int) -> li
         newest = since_kill[-SETTLED:]
         full = len(newest) == SETTLED and all(step.size == 2 for step in newest)
         if full and len(kills) < num_kills:
-            pid = pid_of_rank(driver, len(kills) % 2)
+            pid = runs.pid_of_rank(driver, len(kills) % 2)
             kills.append(time.time())
             os.kill(pid, signal.SIGKILL)
         elif full:
             run.go()
 
-    config = LOCAL.model_copy(update={"slots_per_host": 2})
+    config = runs.LOCAL.model_copy(update={"slots_per_host": 2})
     job = TinyJob(config=config, num_steps=num_steps, step_s=0.004, patient=True, width=width)
-    run_here(run, job, kill, LIMIT_S)
+    runs.run_here(run, job, kill, LIMIT_S)
     run.check_result()
     return [cost_of(kill_s, run.steps) for kill_s in kills]
 
 
-def cost_of(kill_s: float, steps: list[Step]) -> KillCost:
+def cost_of(kill_s: float, steps: list[runs.Step]) -> KillCost:
     """Compare the steps before and after a kill."""
     before = [step for step in steps if step.at_s <= kill_s]
     after = [step for step in steps if step.at_s > kill_s and step.size == 1]
@@ -85,11 +76,11 @@ def cost_of(kill_s: float, steps: list[Step]) -> KillCost:
 
 def changed_s(cluster: hosts.Cluster, folder: Path, num_hosts: int, change: Change) -> float:
     """Seconds from a change until the first step of two ranks, where others trained before."""
-    with started(cluster, folder, num_hosts, {}, num_steps=100_000) as job:
+    with runs.started(cluster, folder, num_hosts, {}, num_steps=100_000) as job:
         job.await_that(lambda: job.run.has_done(20, size=num_hosts), "all ranks train")
         since_s = time.time()
 
-        def found() -> list[Step]:
+        def found() -> list[runs.Step]:
             return [step for step in job.run.steps if step.at_s > since_s and step.size == 2]
 
         change(cluster, job)
@@ -100,12 +91,12 @@ def changed_s(cluster: hosts.Cluster, folder: Path, num_hosts: int, change: Chan
         return found()[0].at_s - since_s
 
 
-def cut_one(cluster: hosts.Cluster, job: ClusterRun) -> None:
+def cut_one(cluster: hosts.Cluster, job: runs.ClusterRun) -> None:
     """Cut one of three links; the other two go on."""
     cluster.cut("h2")
 
 
-def add_one(cluster: hosts.Cluster, job: ClusterRun) -> None:
+def add_one(cluster: hosts.Cluster, job: runs.ClusterRun) -> None:
     """Write a second host into the hosts file."""
     job.hosts_file.write_text("h1\nh2\n")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pynvml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.kernel.cores import (
     SYSFS,
@@ -25,14 +25,13 @@ from tasks.kernel.cores import (
     physical_cores_by_node,
 )
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.values import Contract
 
 LOGGER = logging.getLogger(__name__)
 
 
-class CoreSet(BaseModel):
+class CoreSet(Contract):
     """Cores of one memory node (NUMA)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     node: int = Field(ge=0, description="Number of the memory node.")
     physical: tuple[tuple[int, ...], ...] = Field(
@@ -60,10 +59,8 @@ NO_CUDA = (
 )
 
 
-class Gpu(BaseModel):
+class Gpu(Contract):
     """A GPU, or a slice of one (MIG), that can be leased."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     uuid: str = Field(min_length=1, description="`GPU-...` or `MIG-...`, as CUDA takes it.")
     name: str = Field(description="Model, such as `NVIDIA H200`.")
@@ -195,10 +192,8 @@ CPU = "cpu"
 GPU = "gpu"
 
 
-class HostDevices(BaseModel):
+class HostDevices(Contract):
     """Devices of a host that one process may use."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     core_sets: tuple[CoreSet, ...] = Field(description="CPU cores by memory node.")
     core_limit: CoreLimit = Field(

@@ -19,15 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.control.config import URGENT, LeaseRequest
 from tasks.control.leases.devices import CoreSet, Gpu, HostDevices
+from tasks.kernel.values import Contract
 
 AGEING_S = 600.0
 """Waiting that weighs as much as one level of priority."""
 
 
-class Grant(BaseModel):
+class Grant(Contract):
     """What a lease gives."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     cores: tuple[int, ...] = Field(default=(), description="Cores of this host.")
     gpus: tuple[str, ...] = Field(default=(), description="UUIDs of GPUs, or of slices of GPUs.")

@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventOrder
 from prefect.logging import get_run_logger
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.control.config import RecoveryConfig
 from tasks.control.recovery.judge import (
@@ -43,6 +43,7 @@ from tasks.control.recovery.judge import (
 from tasks.control.routing.task import is_online
 from tasks.kernel.process import ProcessName, processes_by_variable, variable_of
 from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.values import Contract
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Set by a worker in the environment of a run's engine, and inherited by all that it starts."""
@@ -68,10 +69,8 @@ STATES: dict[str, Callable[..., State[Any]]] = {
 Found = TypeVar("Found")
 
 
-class Sweep(BaseModel):
+class Sweep(Contract):
     """What a sweep saw and did."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_seen: int
     done: tuple[Repair, ...] = ()

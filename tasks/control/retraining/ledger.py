@@ -14,36 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    RowMapping,
-    Select,
-    Table,
-    and_,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
 
 from tasks.contracts.base import RESULT
 from tasks.control.config import RetrainingPolicy
+from tasks.control.retraining import records
 from tasks.control.retraining.budget import KINDS, Spent
 from tasks.control.retraining.decision import Action, Cause, Choice, Evidence
-from tasks.control.retraining.records import (
-    Claim,
-    ClaimState,
-    Decision,
-    Order,
-    Outcome,
-    RunEnd,
-    StartedAction,
-    StoredResult,
-)
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.process import boot_id
 from tasks.kernel.settings import content_key
@@ -71,11 +49,11 @@ class Ledger:
     """
 
     def __init__(self, url: str) -> None:
-        self.engine: Engine = database.open_database(url)
+        self.engine: sa.Engine = database.open_database(url)
 
     def store_result(
         self, model: str, use_case: str, evidence: Evidence, policy: RetrainingPolicy
-    ) -> StoredResult:
+    ) -> records.StoredResult:
         """Keep a drift result under the digest of its content; the same one is kept once.
 
         Numbers are given under the model's lock, so results are seen in their order.
@@ -96,37 +74,37 @@ class Ledger:
                 policy=policy.model_dump_json(),
                 stored_at=database.database_now(connection),
             )
-            query = select(_results).where(_results.c.result_id == result_id)
-            return _read(StoredResult, connection.execute(query).mappings().one())
+            query = sa.select(_results).where(_results.c.result_id == result_id)
+            return _read(records.StoredResult, connection.execute(query).mappings().one())
 
-    def result(self, result_id: str) -> StoredResult:
+    def result(self, result_id: str) -> records.StoredResult:
         """A stored drift result.
 
         Raises:
             DataContractError: there is none.
         """
-        found = self._rows(select(_results).where(_results.c.result_id == result_id))
+        found = self._rows(sa.select(_results).where(_results.c.result_id == result_id))
         if not found:
             raise DataContractError(
                 f"no drift result {result_id!r} is in this database; expected one that a drift "
                 "check stored here. Nothing was decided; check that drift check and controller "
                 "use the same FALAJ_DATABASE_URL or state folder"
             )
-        return _read(StoredResult, found[0])
+        return _read(records.StoredResult, found[0])
 
-    def newest_result(self, model: str, use_case: str) -> StoredResult | None:
+    def newest_result(self, model: str, use_case: str) -> records.StoredResult | None:
         """The result on a model that was stored last; None before the first."""
-        query = select(_results).where(_of(_results, model, use_case))
+        query = sa.select(_results).where(_of(_results, model, use_case))
         found = self._rows(query.order_by(_results.c.number.desc()).limit(1))
-        return _read(StoredResult, found[0]) if found else None
+        return _read(records.StoredResult, found[0]) if found else None
 
     def unsettled(self) -> list[tuple[str, str]]:
         """Models and use cases with unanswered drift results, or incidents without an action."""
-        unanswered = select(_results.c.model, _results.c.use_case).where(
+        unanswered = sa.select(_results.c.model, _results.c.use_case).where(
             _results.c.answered_at.is_(None)
         )
         waiting = (
-            select(_incidents.c.model, _incidents.c.use_case)
+            sa.select(_incidents.c.model, _incidents.c.use_case)
             .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
             .where(
                 _incidents.c.closed_at.is_(None),
@@ -137,10 +115,10 @@ class Ledger:
         found = self._rows(unanswered.union(waiting))
         return sorted((row["model"], row["use_case"]) for row in found)
 
-    def claims(self, state: ClaimState, model: str | None = None) -> list[Claim]:
+    def claims(self, state: records.ClaimState, model: str | None = None) -> list[records.Claim]:
         """Claims in one state, the oldest first."""
         query = (
-            select(_actions, _results.c.version, _results.c.evidence)
+            sa.select(_actions, _results.c.version, _results.c.evidence)
             .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.state == state.value)
             .order_by(_actions.c.claimed_at)
@@ -162,12 +140,12 @@ class Ledger:
         now = self._now()
         return self._change(_may_be_started(incident_id, place, now), place=place, started_at=now)
 
-    def mark_started(self, incident_id: str, started: StartedAction) -> bool:
+    def mark_started(self, incident_id: str, started: records.StartedAction) -> bool:
         """Note what carries an action out; False where somebody else did so, or will."""
         now = self._now()
         return self._change(
             _may_be_started(incident_id, started.place, now),
-            state=ClaimState.STARTED.value,
+            state=records.ClaimState.STARTED.value,
             **started.model_dump(),
             started_at=now,
             trouble=None,
@@ -176,17 +154,17 @@ class Ledger:
     def take_up(self, incident_id: str, run_id: str) -> bool:
         """Make a run that was lost a claim again; False where somebody else has done so."""
         return self._change(
-            _in_state(incident_id, ClaimState.STARTED) & (_actions.c.run_id == run_id),
-            state=ClaimState.CLAIMED.value,
+            _in_state(incident_id, records.ClaimState.STARTED) & (_actions.c.run_id == run_id),
+            state=records.ClaimState.CLAIMED.value,
             **dict.fromkeys(("kind", "place", "run_id", "started_at")),
             trouble=f"run {run_id} was lost",
         )
 
-    def mark_ended(self, incident_id: str, end: RunEnd, trouble: str | None = None) -> bool:
+    def mark_ended(self, incident_id: str, end: records.RunEnd, trouble: str | None = None) -> bool:
         """Note how the run of an action ended; False where that is known already."""
         return self._change(
-            _in_state(incident_id, ClaimState.STARTED),
-            state=ClaimState.ENDED.value,
+            _in_state(incident_id, records.ClaimState.STARTED),
+            state=records.ClaimState.ENDED.value,
             ended_at=self._now(),
             run_state=end.state,
             run_seconds=end.seconds,
@@ -195,7 +173,7 @@ class Ledger:
 
     def decisions(
         self, *, since: datetime | None = None, limit: int = 50, **wanted: str | None
-    ) -> list[Decision]:
+    ) -> list[records.Decision]:
         """Decisions and refusals, the newest first.
 
         Args:
@@ -210,13 +188,17 @@ class Ledger:
                 query = query.where(table.c[name] == str(value))
         if since is not None:
             query = query.where(table.c.decided_at >= since)
-        return [_read(Decision, row) for row in self._rows(query)]
+        return [_read(records.Decision, row) for row in self._rows(query)]
 
-    def numbered(self, numbers: Sequence[int], result_id: str | None = None) -> list[Decision]:
+    def numbered(
+        self, numbers: Sequence[int], result_id: str | None = None
+    ) -> list[records.Decision]:
         """Decisions by their numbers, and those about a drift result, the oldest first."""
         table = tables.decisions
-        query = _with_runs().where(or_(table.c.number.in_(numbers), table.c.result_id == result_id))
-        return [_read(Decision, row) for row in self._rows(query.order_by(table.c.number))]
+        query = _with_runs().where(
+            sa.or_(table.c.number.in_(numbers), table.c.result_id == result_id)
+        )
+        return [_read(records.Decision, row) for row in self._rows(query.order_by(table.c.number))]
 
     @contextmanager
     def deciding(self, model: str, use_case: str, actor: str) -> Iterator[Incidents]:
@@ -229,14 +211,14 @@ class Ledger:
         with database.transaction(self.engine, reads_only=True) as connection:
             return database.database_now(connection)
 
-    def _rows(self, query: Any) -> list[RowMapping]:
+    def _rows(self, query: Any) -> list[sa.RowMapping]:
         with database.transaction(self.engine, reads_only=True) as connection:
             return list(connection.execute(query).mappings())
 
-    def _change(self, which: ColumnElement[bool], **values: Any) -> bool:
+    def _change(self, which: sa.ColumnElement[bool], **values: Any) -> bool:
         """Change one action; False where none is so."""
         with database.transaction(self.engine) as connection:
-            changed = connection.execute(update(_actions).where(which).values(values))
+            changed = connection.execute(sa.update(_actions).where(which).values(values))
             return changed.rowcount == 1
 
 
@@ -264,7 +246,7 @@ class Incidents:
         actor: who asks, as the record names it.
     """
 
-    def __init__(self, connection: Connection, model: str, use_case: str, actor: str) -> None:
+    def __init__(self, connection: sa.Connection, model: str, use_case: str, actor: str) -> None:
         self._execute = connection.execute
         self.model, self.use_case, self.actor = model, use_case, actor
         self.now = database.database_now(connection)
@@ -273,23 +255,23 @@ class Incidents:
         # Where the clock was set back, what was claimed "later" counts from now on. Else a clock
         # that had been years ahead would hold every cool-down for years.
         later = (_actions.c.model == model) & (_actions.c.claimed_at > self.now)
-        self._execute(update(_actions).where(later).values(claimed_at=self.now))
+        self._execute(sa.update(_actions).where(later).values(claimed_at=self.now))
 
-    def unanswered(self) -> list[StoredResult]:
+    def unanswered(self) -> list[records.StoredResult]:
         """Results without an answer, in the order in which they were stored."""
         open_ones = self._mine(_results) & _results.c.answered_at.is_(None)
-        rows = self._execute(select(_results).where(open_ones).order_by(_results.c.number))
-        return [_read(StoredResult, row) for row in rows.mappings()]
+        rows = self._execute(sa.select(_results).where(open_ones).order_by(_results.c.number))
+        return [_read(records.StoredResult, row) for row in rows.mappings()]
 
-    def result(self, result_id: str) -> StoredResult:
+    def result(self, result_id: str) -> records.StoredResult:
         """One stored drift result."""
-        query = select(_results).where(_results.c.result_id == result_id)
-        return _read(StoredResult, self._execute(query).mappings().one())
+        query = sa.select(_results).where(_results.c.result_id == result_id)
+        return _read(records.StoredResult, self._execute(query).mappings().one())
 
     def latest_window_end(self) -> datetime | None:
         """End of the latest window that was answered."""
         answered = self._mine(_results) & _results.c.answered_at.is_not(None)
-        query = select(_results.c.window_end).where(answered)
+        query = sa.select(_results.c.window_end).where(answered)
         latest: datetime | None = self._execute(
             query.order_by(_results.c.window_end.desc()).limit(1)
         ).scalar_one_or_none()
@@ -297,13 +279,13 @@ class Incidents:
 
     def mark_answered(self, result_id: str) -> None:
         """Note that the result has its answer."""
-        change = update(_results).where(_results.c.result_id == result_id)
+        change = sa.update(_results).where(_results.c.result_id == result_id)
         self._execute(change.values(answered_at=self.now))
 
     def open_ones(self) -> list[Incident]:
         """Incidents that have not been closed, the oldest first."""
         rows = self._execute(
-            select(_incidents, _actions.c.action, _actions.c.state)
+            sa.select(_incidents, _actions.c.action, _actions.c.state)
             .outerjoin(_actions, _actions.c.episode_id == _incidents.c.episode_id)
             .where(self._mine(_incidents), _incidents.c.closed_at.is_(None))
             .order_by(_incidents.c.opened_at, _incidents.c.episode_id)
@@ -316,12 +298,12 @@ class Incidents:
                 newest=row["newest"],
                 is_claimed=row["state"] is not None,
                 recalibrated=(row["action"], row["state"])
-                == (Action.RECALIBRATE.value, ClaimState.ENDED.value),
+                == (Action.RECALIBRATE.value, records.ClaimState.ENDED.value),
             )
             for row in rows.mappings()
         ]
 
-    def of(self, result: StoredResult, cause: Cause) -> Incident:
+    def of(self, result: records.StoredResult, cause: Cause) -> Incident:
         """The open incident of this cause, or a new one; the result is its newest."""
         newest, version = result.result_id, result.evidence.version
         for known in self.open_ones():
@@ -330,7 +312,7 @@ class Incidents:
                 return known
         incident_id = content_key("episode", self.model, self.use_case, cause, newest)
         self._execute(
-            insert(_incidents).values(
+            sa.insert(_incidents).values(
                 episode_id=incident_id,
                 model=self.model,
                 use_case=self.use_case,
@@ -350,7 +332,7 @@ class Incidents:
     def spent(self) -> list[Spent]:
         """Retrainings and recalibrations of the model that were claimed before, oldest first."""
         rows = self._execute(
-            select(_actions, _results.c.version)
+            sa.select(_actions, _results.c.version)
             .join(_results, _results.c.result_id == _actions.c.result_id)
             .where(_actions.c.model == self.model)
             .where(_actions.c.action.in_([action.value for action in KINDS]))
@@ -362,12 +344,12 @@ class Incidents:
                 seconds=row["run_seconds"],
                 action=Action(row["action"]),
                 version=row["version"],
-                has_ended=row["state"] == ClaimState.ENDED.value,
+                has_ended=row["state"] == records.ClaimState.ENDED.value,
             )
             for row in rows.mappings()
         ]
 
-    def _when_claimed(self, row: RowMapping) -> datetime:
+    def _when_claimed(self, row: sa.RowMapping) -> datetime:
         """As the clock shows it that is set now, however wrong it was then."""
         if row["boot"] != self._boot:  # only the database's clock is left
             claimed_at: datetime = row["claimed_at"]
@@ -377,14 +359,14 @@ class Incidents:
     def claim(self, incident: Incident, action: Action, result_id: str, reason: str) -> None:
         """Take the one action of an incident; the primary key lets nobody take it twice."""
         self._execute(
-            insert(_actions).values(
+            sa.insert(_actions).values(
                 episode_id=incident.incident_id,
                 model=self.model,
                 use_case=self.use_case,
                 action=action.value,
                 result_id=result_id,
                 reason=reason,
-                state=ClaimState.CLAIMED.value,
+                state=records.ClaimState.CLAIMED.value,
                 claimed_at=self.now,
                 claimed_by=self.actor,
                 boot=self._boot,
@@ -396,14 +378,14 @@ class Incidents:
         self,
         result_id: str,
         choice: Choice,
-        outcome: Outcome,
+        outcome: records.Outcome,
         reason: str,
         incident: Incident | None = None,
         carried_out_as: Action | None = None,
     ) -> int:
         """Add one row to the record; returns its number."""
         made = self._execute(
-            insert(tables.decisions)
+            sa.insert(tables.decisions)
             .values(
                 decided_at=self.now,
                 model=self.model,
@@ -422,19 +404,19 @@ class Incidents:
         )
         return int(made.scalar_one())
 
-    def last_outcome(self, incident: Incident) -> Outcome | None:
+    def last_outcome(self, incident: Incident) -> records.Outcome | None:
         """Outcome of the latest row about an incident."""
         table = tables.decisions
-        query = select(table.c.outcome).where(table.c.episode_id == incident.incident_id)
+        query = sa.select(table.c.outcome).where(table.c.episode_id == incident.incident_id)
         found = self._execute(query.order_by(table.c.number.desc()).limit(1)).scalar_one_or_none()
-        return None if found is None else Outcome(found)
+        return None if found is None else records.Outcome(found)
 
-    def _mine(self, table: Table) -> ColumnElement[bool]:
+    def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return _of(table, self.model, self.use_case)
 
     def _update(self, incident: Incident, **values: Any) -> None:
         which = _incidents.c.episode_id == incident.incident_id
-        self._execute(update(_incidents).where(which).values(values))
+        self._execute(sa.update(_incidents).where(which).values(values))
 
 
 def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
@@ -445,39 +427,39 @@ def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
     return content_key("verdict", model, use_case, content)
 
 
-def _of(table: Table, model: str, use_case: str) -> ColumnElement[bool]:
-    return and_(table.c.model == model, table.c.use_case == use_case)
+def _of(table: sa.Table, model: str, use_case: str) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.model == model, table.c.use_case == use_case)
 
 
-def _in_state(incident_id: str, state: ClaimState) -> ColumnElement[bool]:
-    return and_(_actions.c.episode_id == incident_id, _actions.c.state == state.value)
+def _in_state(incident_id: str, state: records.ClaimState) -> sa.ColumnElement[bool]:
+    return sa.and_(_actions.c.episode_id == incident_id, _actions.c.state == state.value)
 
 
-def _may_be_started(incident_id: str, place: str, now: datetime) -> ColumnElement[bool]:
+def _may_be_started(incident_id: str, place: str, now: datetime) -> sa.ColumnElement[bool]:
     """Claimed, and reserved by nobody else, or so long ago that who did it is away."""
-    free = or_(
+    free = sa.or_(
         _actions.c.place.is_(None),
         _actions.c.place == place,
         _actions.c.started_at < now - RESERVED_FOR,
         _actions.c.started_at > now + RESERVED_FOR,  # the clock was set back
     )
-    return _in_state(incident_id, ClaimState.CLAIMED) & free
+    return _in_state(incident_id, records.ClaimState.CLAIMED) & free
 
 
-def _lock(connection: Connection, model: str) -> None:
+def _lock(connection: sa.Connection, model: str) -> None:
     """Hold the row of a model until the transaction ends."""
     table = tables.models
     database.insert_if_absent(connection, table, model=model)
-    connection.execute(select(table).where(table.c.model == model).with_for_update()).all()
+    connection.execute(sa.select(table).where(table.c.model == model).with_for_update()).all()
 
 
-def _with_runs() -> Select[Any]:
+def _with_runs() -> sa.Select[Any]:
     decisions = tables.decisions
     return (
-        select(
+        sa.select(
             decisions,
             _actions.c.run_id,
-            func.coalesce(_actions.c.run_state, _actions.c.state).label("run_state"),
+            sa.func.coalesce(_actions.c.run_state, _actions.c.state).label("run_state"),
             _results.c.version,
             _results.c.evidence,
         )
@@ -486,11 +468,11 @@ def _with_runs() -> Select[Any]:
     )
 
 
-def _read(kind: type[Value], row: RowMapping) -> Value:
+def _read(kind: type[Value], row: sa.RowMapping) -> Value:
     return kind(**_fields(kind, row))
 
 
-def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
+def _fields(kind: type[BaseModel], row: sa.RowMapping) -> dict[str, Any]:
     """The columns of a row that are fields of a value, those of JSON read."""
     columns = {name: COLUMNS.get(name, name) for name in kind.model_fields}
     fields = {name: row[column] for name, column in columns.items() if column in row}
@@ -500,13 +482,15 @@ def _fields(kind: type[BaseModel], row: RowMapping) -> dict[str, Any]:
     return fields
 
 
-def _read_claim(row: RowMapping) -> Claim:
+def _read_claim(row: sa.RowMapping) -> records.Claim:
     started = end = None
     if row["run_id"] is not None:
-        started = _read(StartedAction, row)
+        started = _read(records.StartedAction, row)
     if row["run_state"] is not None:
-        end = RunEnd(state=row["run_state"], seconds=row["run_seconds"])
-    return Claim(**_fields(Claim, row), order=_read(Order, row), started=started, end=end)
+        end = records.RunEnd(state=row["run_state"], seconds=row["run_seconds"])
+    return records.Claim(
+        **_fields(records.Claim, row), order=_read(records.Order, row), started=started, end=end
+    )
 
 
 def _read_stored(kind: type[Value], text: str) -> Value:

@@ -16,15 +16,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tasks.contracts import data
 from tasks.contracts.base import TimeWindow
-from tasks.contracts.data import (
-    AUC_NAME,
-    R2_NAME,
-    DatasetSchema,
-    DataSplits,
-    FeatureSnapshot,
-    FeatureTables,
-)
 from tasks.contracts.evaluation import FeatureRanking, SingleFeature
 from tasks.features.config import FeatureConfig
 from tasks.features.offline.duck import names, parquet, sql_name, sql_text
@@ -44,10 +37,10 @@ Floats = NDArray[np.float64]
 
 
 def rank_single_features(
-    snapshot: FeatureSnapshot,
-    tables: FeatureTables,
+    snapshot: data.FeatureSnapshot,
+    tables: data.FeatureTables,
     config: FeatureConfig,
-    splits: DataSplits,
+    splits: data.DataSplits,
     store: ArtifactStore,
 ) -> FeatureRanking:
     """The inputs that tell most about the label by themselves, learned in training, judged on test.
@@ -104,12 +97,12 @@ def _check_none_is_the_label(
 class SingleScores:
     """Labels of the training and the test rows of a file, and the scores of single columns."""
 
-    def __init__(self, path: Path, columns: DatasetSchema, splits: DataSplits) -> None:
+    def __init__(self, path: Path, columns: data.DatasetSchema, splits: data.DataSplits) -> None:
         self.path = path
         self.columns = columns
         self.label = columns.label
         self.is_number = columns.task == "regression"
-        self.measure = R2_NAME if self.is_number else AUC_NAME
+        self.measure = data.R2_NAME if self.is_number else data.AUC_NAME
         times = self._read(columns.event_time).dt.tz_convert("UTC")
         labels = self._read(self.label).to_numpy(np.float64)
         self.train, self.test = (_inside(times, w) for w in (splits.train, splits.test))
@@ -169,7 +162,7 @@ class SingleScores:
 def _score_before(
     column: str,
     rows: SingleScores,
-    tables: FeatureTables,
+    tables: data.FeatureTables,
     config: FeatureConfig,
     store: ArtifactStore,
 ) -> float | None:

@@ -19,17 +19,7 @@ from feast.value_type import ValueType
 from numpy.typing import NDArray
 
 from tasks.features.config import OnlineConfig
-from tasks.features.online.answer import (
-    LABELS,
-    NEVER,
-    Column,
-    FloatBlock,
-    Freshness,
-    OnlineAnswer,
-    age_of,
-    moments,
-    value_decoder,
-)
+from tasks.features.online import answer
 from tasks.features.online.backend import FeastBackend, OnlineBackend, Rows
 from tasks.features.online.newer_wins import micros
 from tasks.features.online.plan import FLOATS, ReadPlan, RequestedKeys, plan_read
@@ -68,14 +58,14 @@ class OnlineReader:
         self._tolerance_us = round(config.clock_tolerance_s * 1e6)
         self._names = tuple(view.name for view in self.plan.views)
         self._lock = threading.Lock()
-        self._counts = np.zeros((len(self._names), len(LABELS)), np.int64)
+        self._counts = np.zeros((len(self._names), len(answer.LABELS)), np.int64)
 
     @property
     def backend(self) -> str:
         """`redis`, `sqlite`, or `feast` where Feast's own, slower read is used."""
         return self._backend.name
 
-    def read(self, entities: Request, now: Moment = None) -> OnlineAnswer:
+    def read(self, entities: Request, now: Moment = None) -> answer.OnlineAnswer:
         """Features of the requested rows, as known at `now`, named `<view>__<feature>`.
 
         Args:
@@ -94,11 +84,11 @@ class OnlineReader:
         keys = [RequestedKeys(group, entities, num_rows) for group in self.plan.groups]
         found = self._backend.fetch([key.distinct for key in keys])
         values, event_us = self._decoder.decode(found, [key.row_to_key for key in keys])
-        age_s = age_of(moments_us, event_us)
+        age_s = answer.age_of(moments_us, event_us)
         state = self._states(moments_us, event_us)
         self._count(state)
         self._apply_policies(state, values)
-        return OnlineAnswer(
+        return answer.OnlineAnswer(
             service=self.plan.service,
             num_rows=num_rows,
             columns=values,
@@ -113,7 +103,7 @@ class OnlineReader:
         """View to state in words to the rows that were read in it since this reader was made."""
         with self._lock:
             counts = self._counts.tolist()
-        rows = (dict(zip(LABELS, of_view, strict=True)) for of_view in counts)
+        rows = (dict(zip(answer.LABELS, of_view, strict=True)) for of_view in counts)
         return dict(zip(self._names, rows, strict=True))
 
     def stored_keys(self, view: int, count: int) -> list[dict[str, Any]]:
@@ -156,26 +146,26 @@ class OnlineReader:
         self, moments_us: NDArray[np.int64], event_us: NDArray[np.int64]
     ) -> NDArray[np.uint8]:
         state = np.zeros(event_us.shape, np.uint8)
-        state[event_us < moments_us - self._ttl_us] = Freshness.STALE
-        state[event_us > moments_us + self._tolerance_us] = Freshness.AHEAD
-        state[event_us == NEVER] = Freshness.MISSING
+        state[event_us < moments_us - self._ttl_us] = answer.Freshness.STALE
+        state[event_us > moments_us + self._tolerance_us] = answer.Freshness.AHEAD
+        state[event_us == answer.NEVER] = answer.Freshness.MISSING
         return state
 
     def _count(self, state: NDArray[np.uint8]) -> None:
-        cells = np.arange(len(self._names))[:, None] * len(LABELS) + state
+        cells = np.arange(len(self._names))[:, None] * len(answer.LABELS) + state
         counted = np.bincount(cells.ravel(), minlength=self._counts.size)
         with self._lock:
             self._counts += counted.reshape(self._counts.shape)
 
-    def _apply_policies(self, state: NDArray[np.uint8], values: dict[str, Column]) -> None:
+    def _apply_policies(self, state: NDArray[np.uint8], values: dict[str, answer.Column]) -> None:
         if not state.any():  # all fresh
             return
         if self._refuses_missing:
-            missing = state == Freshness.MISSING
+            missing = state == answer.Freshness.MISSING
             for view, rows in zip(self.plan.views, missing, strict=True):
                 if view.policy.missing == "refuse" and rows.any():
                     raise _refusal(view.name, rows, "have no values of")
-        stale = (state == Freshness.STALE) | (state == Freshness.AHEAD)
+        stale = (state == answer.Freshness.STALE) | (state == answer.Freshness.AHEAD)
         for position in np.flatnonzero(stale.any(axis=1) & ~self._serves):
             view, rows = self.plan.views[position], stale[position]
             if view.policy.stale == "refuse":
@@ -204,19 +194,21 @@ class _Decoder:
         self._plan, self._moment = plan, moment
         self._absent = [[None] * (len(group.cells) + len(group.views)) for group in plan.groups]
         self._others = [
-            (number, column, feature.output, value_decoder(feature.value_type))
+            (number, column, feature.output, answer.value_decoder(feature.value_type))
             for number, group in enumerate(plan.groups)
             for column, feature in enumerate(group.cells)
             if feature.value_type not in FLOATS
         ]
         kinds = {feature.value_type for feature in plan.features}
-        self._floats = [(FloatBlock(kind), _spans(plan, kind)) for kind in FLOATS if kind in kinds]
+        self._floats = [
+            (answer.FloatBlock(kind), _spans(plan, kind)) for kind in FLOATS if kind in kinds
+        ]
         # Written in the order of the answer; columns are filled in as they are decoded.
-        self._template: dict[str, Column] = {feature.output: [] for feature in plan.features}
+        self._template: dict[str, answer.Column] = {feature.output: [] for feature in plan.features}
 
     def decode(
         self, found: Sequence[Rows], rows_to_keys: Sequence[list[int]]
-    ) -> tuple[dict[str, Column], NDArray[np.int64]]:
+    ) -> tuple[dict[str, answer.Column], NDArray[np.int64]]:
         """Columns by name, and event times in microseconds, shape (views, rows).
 
         Args:
@@ -244,7 +236,7 @@ class _Decoder:
     ) -> NDArray[np.int64]:
         by_view: list[list[int]] = [[] for _ in self._plan.views]
         for group, rows, row_to_key in zip(self._plan.groups, groups, rows_to_keys, strict=True):
-            columns = moments(rows, len(group.cells), self._moment)
+            columns = answer.moments(rows, len(group.cells), self._moment)
             for view, times in zip(group.views, columns, strict=True):
                 by_view[view] = [times[key] for key in row_to_key]
         return np.array(by_view, np.int64)
@@ -265,8 +257,7 @@ def _spans(plan: ReadPlan, kind: ValueType) -> list[tuple[int, tuple[int, int], 
 def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> OnlineBackend:
     """The fast way into the store's online store where there is one, else Feast's own.
 
-    Redis Cluster and Sentinel are read through Feast: they spread or move keys, which its client
-    handles. `OnlineReader.backend` names the way that was taken.
+    `OnlineReader.backend` names the way that was taken.
     """
     online = store.config.online_store
     if isinstance(online, RedisOnlineStoreConfig) and online.redis_type == "redis":
@@ -312,7 +303,7 @@ def _moments_us(now: Moment, num_rows: int) -> NDArray[np.int64]:
     return np.array([micros(moment) for moment in given], np.int64)
 
 
-def _blank(column: Column, rows: NDArray[np.bool_]) -> None:
+def _blank(column: answer.Column, rows: NDArray[np.bool_]) -> None:
     if isinstance(column, list):
         for row in np.flatnonzero(rows):
             column[row] = None

@@ -8,7 +8,6 @@ it has none, the ranks ask the usual chain: the credentials file under HOME, the
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,18 +24,11 @@ from pyarrow.fs import (
 from pydantic import SecretStr, ValidationError
 
 from tasks.contracts.base import Contract
-from tasks.kernel.errors import (
-    ConfigurationError,
-    FalajError,
-    StorageError,
-    TransientError,
-    refused_writes_explained,
-)
-from tasks.kernel.files import flush_to_disk, replacing
+from tasks.kernel import errors
+from tasks.kernel.files import flush_to_disk, replacing, write_atomically
 from tasks.training.config import CheckpointConfig
 
 FILE_NAME = "s3-access.json"
-OWNER_ONLY = 0o600
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -71,7 +63,7 @@ class S3Access(Contract):
 
         key, secret = first("AWS_ACCESS_KEY_ID"), first("AWS_SECRET_ACCESS_KEY")
         if bool(key) != bool(secret):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set, the other is not; set "
                 "both, or neither to use the credentials file or the machine's role. Nothing was "
                 "started"
@@ -103,19 +95,14 @@ def access_handed_over(
         StorageError: the disk refused the write.
     """
     file = run_path / FILE_NAME
-    with refused_writes_explained(file):
+    with errors.refused_writes_explained(file):
         file.unlink(missing_ok=True)  # what a killed driver left
     if not config.bucket_and_prefix:
         yield
         return
     access = S3Access.of_driver(environment)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        with (
-            refused_writes_explained(file),
-            os.fdopen(os.open(file, flags, OWNER_ONLY), "w") as stream,
-        ):
-            json.dump(access.arguments(), stream)
+        write_atomically(file, json.dumps(access.arguments()), private=True)
         yield
     finally:
         file.unlink(missing_ok=True)
@@ -131,13 +118,13 @@ def read_access(run_path: Path) -> S3Access:
     try:
         return S3Access.model_validate_json(file.read_text())
     except FileNotFoundError as exc:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{file} is not there; expected the address and the keys of the S3 service, which the "
             "driver writes for its ranks while they run"
         ) from exc
     except ValidationError as exc:
         # Without the cause: its text would show the keys.
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{file} is not what the driver writes there ({exc.error_count()} fault(s)); start the "
             "run again"
         ) from None
@@ -213,8 +200,8 @@ class Location:
         except OSError as exc:
             raise self._refusal(name, exc) from exc
 
-    def _refusal(self, name: str, error: OSError) -> FalajError:
-        return StorageError(
+    def _refusal(self, name: str, error: OSError) -> errors.FalajError:
+        return errors.StorageError(
             f"{self}/{name}: the disk refused a write ({error.strerror or error}); expected a "
             "writable folder with free space. Earlier checkpoints are untouched; mend the disk "
             "and run again"
@@ -243,7 +230,7 @@ class S3Location(Location):
         with self._refusals_explained(""):
             is_missing = self._files.get_file_info(bucket).type == FileType.NotFound
         if is_missing:
-            raise StorageError(
+            raise errors.StorageError(
                 f"{self}: there is no bucket {bucket}; make it, or name another in the "
                 "configuration of checkpoints"
             )
@@ -265,15 +252,15 @@ class S3Location(Location):
         ):
             return bytes(stream.read())
 
-    def _refusal(self, name: str, error: OSError) -> FalajError:
+    def _refusal(self, name: str, error: OSError) -> errors.FalajError:
         reason = str(error).partition(" (Request ID")[0]
         if any(passing in reason for passing in PASSING_S3_ERRORS):
-            return TransientError(
+            return errors.TransientError(
                 f"{self}/{name}: the store does not answer ({reason}); expected an S3 service "
                 "there. Earlier checkpoints are untouched; a new attempt resumes from the "
                 "newest complete one"
             )
-        return StorageError(
+        return errors.StorageError(
             f"{self}/{name}: the store refused ({reason}); expected a bucket that the key may "
             "list, read, write and delete in. Earlier checkpoints are untouched; mend the "
             "address or the permissions and run again"

@@ -18,31 +18,9 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from tasks.contracts.base import Contract
 from tasks.kernel.errors import TrainingError, TransientError
+from tasks.training.elastic import link, process
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import SHORTEST_REST_S, Cooldown, HostWatch, discovery_of
-from tasks.training.elastic.link import (
-    NOTICE_S,
-    Broken,
-    End,
-    Failed,
-    Finished,
-    FromRank,
-    Leave,
-    Left,
-    Ping,
-    Pulse,
-    Ready,
-    Regroup,
-    Start,
-)
-from tasks.training.elastic.process import (
-    SILENCE_LIMIT_S,
-    ElasticSpec,
-    Fleet,
-    Member,
-    MemberState,
-    OnLine,
-)
 from tasks.training.launch.rank_group import error_of_rank
 from tasks.training.launch.rendezvous import SLOT_FIELDS, Rendezvous, address_of, assignments
 
@@ -146,7 +124,7 @@ RESET_LIMIT = 100
 FIRST_FAILURES_LIMIT = 3
 
 
-def in_rank_order(candidates: Sequence[Member]) -> list[Member]:
+def in_rank_order(candidates: Sequence[process.Member]) -> list[process.Member]:
     """Candidates by rank: the newest commit first, since rank 0 hands out its state.
 
     Ranks of one host follow each other, as Horovod numbers them.
@@ -171,13 +149,13 @@ class ElasticDriver:
 
     def __init__(
         self,
-        spec: ElasticSpec,
+        spec: process.ElasticSpec,
         config: ElasticConfig,
-        on_line: OnLine,
+        on_line: process.OnLine,
         shortest_rest_s: float = SHORTEST_REST_S,
     ) -> None:
         self._config = config
-        self._fleet = Fleet(spec, config, on_line)
+        self._fleet = process.Fleet(spec, config, on_line)
         self._address = address_of(config.interface)
         self._hosts = HostWatch(discovery_of(config))
         self._cooldown = Cooldown(shortest_rest_s)
@@ -205,7 +183,7 @@ class ElasticDriver:
         self._close_rendezvous()
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[process.Member, ...]:
         """Ranks that live, whatever they do."""
         return tuple(self._fleet)
 
@@ -244,34 +222,34 @@ class ElasticDriver:
         if now - self._pinged_s >= PING_EVERY_S:
             self._pinged_s = now
             for member in self._fleet:
-                member.send(Ping())
+                member.send(link.Ping())
 
     # Hearing the ranks
 
-    def _take(self, member: Member, message: FromRank) -> None:
+    def _take(self, member: process.Member, message: link.FromRank) -> None:
         member.heard_s = now = time.monotonic()
         match message:
-            case Ready():
-                if member.state is MemberState.IN_GROUP:
+            case link.Ready():
+                if member.state is process.MemberState.IN_GROUP:
                     self._group_ends(now, broken=bool(message.failed))
                 member.ready_s = member.ready_s or now
-                member.state = MemberState.READY
+                member.state = process.MemberState.READY
                 member.commit, member.failed = message.commit, message.failed
-            case Pulse():
+            case link.Pulse():
                 member.commit = message.commit
                 self._history.num_commits = max(self._history.num_commits, message.commit)
-            case Left():
+            case link.Left():
                 member.left = True
-            case Finished():
-                member.state = MemberState.FINISHED
+            case link.Finished():
+                member.state = process.MemberState.FINISHED
                 if member.rank == 0:
                     self._done_since = now
-            case Failed():
+            case link.Failed():
                 member.error = message
 
     # Ranks that end
 
-    def _part_with(self, member: Member, now: float) -> None:
+    def _part_with(self, member: process.Member, now: float) -> None:
         """A rank is gone: decide what that means.
 
         Raises:
@@ -283,11 +261,11 @@ class ElasticDriver:
         if member.error is not None and not member.error.infrastructure:
             error = member.error
             raise error_of_rank(member.label, error.error, error.message, error.traceback)
-        if member.state in (MemberState.IN_GROUP, MemberState.FINISHED):
+        if member.state in (process.MemberState.IN_GROUP, process.MemberState.FINISHED):
             self._group_ends(now, broken=not (member.left and member.left_in_good_order))
             self._close_rendezvous()
         if member.left_in_good_order:
-            self._cooldown.rest(member.place, NOTICE_S, now)
+            self._cooldown.rest(member.place, link.NOTICE_S, now)
             self._reason = f"{member.place} left"
             self._history.note("left", member.place, f"{member.place} left before its host ended")
         else:
@@ -298,10 +276,10 @@ class ElasticDriver:
         self._broken_since = self._broken_since or now
         if broken and not self._break_sent:
             self._break_sent = True
-            for member in self._fleet.those(MemberState.IN_GROUP):
-                member.send(Broken(group=member.group))
+            for member in self._fleet.those(process.MemberState.IN_GROUP):
+                member.send(link.Broken(group=member.group))
 
-    def _note_loss(self, member: Member, now: float) -> None:
+    def _note_loss(self, member: process.Member, now: float) -> None:
         place = member.host if member.lost_host else member.place
         rest_s = self._cooldown.punish(place, now)
         text = f"{member.label} ({member.place}) {member.end_in_words()}"
@@ -322,7 +300,7 @@ class ElasticDriver:
         if is_first and not len(self._fleet) and len(losses) == FIRST_FAILURES_LIMIT:
             raise TransientError(f"no rank could be started: {'; '.join(losses)}")
 
-    def _give_up(self, member: Member, why: str) -> None:
+    def _give_up(self, member: process.Member, why: str) -> None:
         """End a rank that no longer answers; it counts as lost at once."""
         self._fleet.give_up(member, why)
         self._part_with(member, time.monotonic())
@@ -330,10 +308,10 @@ class ElasticDriver:
     def _give_up_silent(self, now: float) -> None:
         for member in self._fleet:
             silent_s = now - member.heard_s
-            if member.state is MemberState.STARTING:
+            if member.state is process.MemberState.STARTING:
                 if now - member.started_s > START_TIMEOUT_S:
                     self._give_up(member, f"could not take part within {START_TIMEOUT_S:g} s")
-            elif silent_s > SILENCE_LIMIT_S:
+            elif silent_s > process.SILENCE_LIMIT_S:
                 self._give_up(member, f"has not answered for {silent_s:.0f} s")
 
     # Where ranks run
@@ -343,7 +321,7 @@ class ElasticDriver:
         for member in self._fleet:
             if member.slot >= slots.get(member.host, 0) and not member.asked_to_leave:
                 member.asked_to_leave = True
-                member.send(Leave())
+                member.send(link.Leave())
                 LOGGER.info("%s is no longer offered; it is asked to leave", member.place)
         for host, count in slots.items():
             for slot in range(count):
@@ -356,7 +334,7 @@ class ElasticDriver:
     # Groups
 
     def _form_groups(self, now: float) -> None:
-        in_group = self._fleet.those(MemberState.IN_GROUP)
+        in_group = self._fleet.those(process.MemberState.IN_GROUP)
         if not in_group:
             self._form_group(now)
             return
@@ -366,30 +344,30 @@ class ElasticDriver:
         elif not self._regroup_sent and self._somebody_joins(now):
             self._regroup_sent = True
             for member in in_group:
-                member.send(Regroup())
+                member.send(link.Regroup())
 
-    def _await_the_rest(self, in_group: list[Member], waited_s: float) -> None:
+    def _await_the_rest(self, in_group: list[process.Member], waited_s: float) -> None:
         """Others of the group are lost or back: give up those that never notice."""
-        if self._fleet.those(MemberState.FINISHED) or waited_s < REGROUP_TIMEOUT_S:
+        if self._fleet.those(process.MemberState.FINISHED) or waited_s < REGROUP_TIMEOUT_S:
             return
         for member in in_group:
             self._give_up(member, f"did not come back within {waited_s:.0f} s of its group's end")
 
     def _somebody_joins(self, now: float) -> bool:
         """True where ranks wait to join, and no other one is about to."""
-        ready = [m for m in self._fleet.those(MemberState.READY) if not m.asked_to_leave]
-        if not ready or self._fleet.those(MemberState.FINISHED):
+        ready = [m for m in self._fleet.those(process.MemberState.READY) if not m.asked_to_leave]
+        if not ready or self._fleet.those(process.MemberState.FINISHED):
             return False
-        starting = self._fleet.those(MemberState.STARTING)
+        starting = self._fleet.those(process.MemberState.STARTING)
         return not starting or now - min(m.ready_s for m in ready) > JOIN_GATHER_S
 
     def _form_group(self, now: float) -> None:
-        free = self._fleet.those(MemberState.READY, MemberState.FINISHED)
+        free = self._fleet.those(process.MemberState.READY, process.MemberState.FINISHED)
         candidates = [member for member in free if not member.asked_to_leave]
         if len(candidates) < self._config.min_ranks:
             self._wait_for_ranks(len(candidates), now - self._waiting_since)
             return
-        starting = self._fleet.those(MemberState.STARTING)
+        starting = self._fleet.those(process.MemberState.STARTING)
         waited_s = now - min(m.ready_s for m in candidates)
         if not self._history.num_groups and starting and waited_s < GATHER_S:
             return
@@ -406,7 +384,7 @@ class ElasticDriver:
                 f"{', '.join(self._hosts.slots) or 'none'}. {known or 'No rank has failed'}"
             )
 
-    def _check_fruit(self, candidates: list[Member]) -> None:
+    def _check_fruit(self, candidates: list[process.Member]) -> None:
         """Refuse to go on where group after group breaks by itself."""
         failures = [m.failed for m in candidates if m.failed]
         committed = max(m.commit for m in candidates) > self._commit_at_start
@@ -418,7 +396,7 @@ class ElasticDriver:
                 f"nothing: {failures[0]}. Do all ranks exchange the same tensors in the same order?"
             )
 
-    def _start_group(self, members: list[Member], now: float) -> None:
+    def _start_group(self, members: list[process.Member], now: float) -> None:
         self._close_rendezvous()
         slots = assignments([member.host for member in members])
         self._rendezvous = rendezvous = Rendezvous(slots, self._address)
@@ -428,10 +406,10 @@ class ElasticDriver:
             self._reason = f"{', '.join(joined)} joined"
         self._history.group_starts(tuple(m.place for m in members), self._reason)
         for member, slot in zip(members, slots, strict=True):
-            member.state, member.rank = MemberState.IN_GROUP, slot.rank
+            member.state, member.rank = process.MemberState.IN_GROUP, slot.rank
             member.group, member.heard_s = self._history.num_groups, now
             member.send(
-                Start(
+                link.Start(
                     group=self._history.num_groups,
                     **{field: getattr(slot, field) for field in SLOT_FIELDS},
                     address=rendezvous.address,
@@ -455,6 +433,6 @@ class ElasticDriver:
         for member in self._fleet:
             if not member.asked_to_leave:
                 member.asked_to_leave = True
-                member.send(End())
+                member.send(link.End())
             if now - done_since > SETTLE_S:
                 self._give_up(member, "did not end")

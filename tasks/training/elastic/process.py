@@ -17,19 +17,10 @@ from typing import IO, cast
 
 from tasks.kernel import guard
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.training.elastic import link
 from tasks.training.elastic.agent import EXIT_CUT_OFF
 from tasks.training.elastic.config import ElasticConfig
 from tasks.training.elastic.discovery import LOCAL_HOST
-from tasks.training.elastic.link import (
-    EXIT_LEFT,
-    NOTICE_S,
-    Failed,
-    FromRank,
-    Stop,
-    ToRank,
-    encoded,
-    from_rank,
-)
 from tasks.training.launch.rank_group import (
     INHERITED_VARIABLES,
     Lines,
@@ -89,7 +80,7 @@ def _remote(
         },
         "inherit": INHERITED_VARIABLES,
         "silence_limit_s": SILENCE_LIMIT_S,
-        "grace_s": NOTICE_S,
+        "grace_s": link.NOTICE_S,
     }
     agent = f"{root}/tasks/training/elastic/agent.py"
     command = ssh_command(host, [sys.executable, "-S", agent], config)
@@ -156,7 +147,7 @@ class Member:
         self.group = 0
         """Number of the last group that it was in."""
         self.failed = ""
-        self.error: Failed | None = None
+        self.error: link.Failed | None = None
         self.left = False
         self.asked_to_leave = False
         self.given_up = ""
@@ -168,7 +159,7 @@ class Member:
         if self.is_remote:
             command, environment, self._waiting = _remote(host, spec, config)
         self._guard = subprocess.Popen(
-            guard.guarded(command, NOTICE_S),
+            guard.guarded(command, link.NOTICE_S),
             cwd=spec.run_path,
             env=environment,
             stdin=subprocess.PIPE,
@@ -213,7 +204,7 @@ class Member:
     @property
     def left_in_good_order(self) -> bool:
         """True where its host is taken away, and it went."""
-        went = self.left or self.exit_code in (EXIT_LEFT, ENDED_BY_NOTICE)
+        went = self.left or self.exit_code in (link.EXIT_LEFT, ENDED_BY_NOTICE)
         return went and not self.given_up  # its guard ends by SIGTERM then
 
     @property
@@ -238,10 +229,10 @@ class Member:
         lines = [line for line in self.last_lines if line.strip()]
         return f"{clause} ({' | '.join(lines)})" if lines else clause
 
-    def send(self, message: ToRank) -> None:
+    def send(self, message: link.ToRank) -> None:
         """Send the rank a message; what a stuck rank does not take is dropped in the end."""
         if len(self._waiting) < MAX_WAITING_BYTES:
-            self._waiting += encoded(message)
+            self._waiting += link.encoded(message)
         self._write()
 
     def _write(self) -> None:
@@ -257,7 +248,7 @@ class Member:
         """End the rank at once, wherever it is; returns before it is gone."""
         if self._input.closed:
             return
-        self.send(Stop())
+        self.send(link.Stop())
         self._input.close()  # ends a remote rank even where its link is slow
         self._guard.terminate()
 
@@ -308,12 +299,12 @@ class Fleet:
         for lines in (member.messages, member.prints):
             self._selector.register(lines.pipe, selectors.EVENT_READ, (member, lines))
 
-    def hear(self, wait_s: float, take: Callable[[Member, FromRank], None]) -> None:
+    def hear(self, wait_s: float, take: Callable[[Member, link.FromRank], None]) -> None:
         """Pass on what ranks print, and hand their messages to `take`; waits for a while."""
         for key, _ in self._selector.select(wait_s):
             member, lines = cast(tuple[Member, Lines], key.data)
             for line in lines.read():
-                message = from_rank(line) if lines is member.messages else None
+                message = link.from_rank(line) if lines is member.messages else None
                 if message is not None:
                     take(member, message)
                 else:

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from tasks.contracts.training import EpochMetrics
-from tasks.kernel.errors import (
-    FalajError,
-    StorageError,
-    TrainingError,
-    TransientError,
-    refused_writes_explained,
-)
+from tasks.kernel import errors
 from tasks.training.core.run_directory import (
     EXIT_REPORT_REFUSED,
     RankError,
@@ -44,7 +38,7 @@ class RankLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with refused_writes_explained(path):
+        with errors.refused_writes_explained(path):
             self._file = path.open("a", encoding="utf-8")
         self._started = time.monotonic()
 
@@ -56,7 +50,7 @@ class RankLog:
 
     def note(self, line: str) -> None:
         """Write a line of the driver itself, into the file only."""
-        with refused_writes_explained(self._path):
+        with errors.refused_writes_explained(self._path):
             self._file.write(f"{line}\n")
             self._file.flush()
 
@@ -108,7 +102,7 @@ class RunMonitor:
         self.report_epochs()
         self._read_progress()
         if time.monotonic() - self._started > self._config.time_limit_s:
-            raise TrainingError(
+            raise errors.TrainingError(
                 f"training did not end within time_limit_s={self._config.time_limit_s}; it has "
                 f"done {self._num_epochs} epoch(s). Raise the limit and run again: it resumes from "
                 "its newest checkpoint"
@@ -170,7 +164,7 @@ class RunMonitor:
             last = "; ".join(
                 f"rank {rank}: {text}" for rank, text in sorted(self._last_progress.items())
             )
-            raise TransientError(
+            raise errors.TransientError(
                 f"no rank has made progress for {silence_s:.0f} s (limit progress_timeout_s="
                 f"{self._config.progress_timeout_s}); last seen: "
                 f"{last or 'nothing, as the ranks had not met'}. All ranks were stopped. A new "
@@ -180,7 +174,7 @@ class RunMonitor:
 
 def failure_of(
     run: RunDirectory, exit_codes: Mapping[int, int], stopped: Set[int]
-) -> FalajError | None:
+) -> errors.FalajError | None:
     """The error that a run's end means; None where all ranks ended well.
 
     Args:
@@ -201,7 +195,7 @@ def failure_of(
 
 def _unreported(
     run: RunDirectory, failed: Mapping[int, int], reported: Sequence[RankError], stopped: Set[int]
-) -> FalajError:
+) -> errors.FalajError:
     """No rank names a cause: name those that ended without a report."""
     silent = {
         rank: code
@@ -209,14 +203,14 @@ def _unreported(
         if rank not in stopped and rank not in {error.rank for error in reported}
     }
     if EXIT_REPORT_REFUSED in silent.values():
-        return StorageError(
+        return errors.StorageError(
             f"a rank could not write its report into {run.path}: the disk is full or read-only. "
             "Free space or mend the permissions and run again; whole checkpoints are kept"
         )
     ends = [f"rank {rank} {end_in_words(code)}" for rank, code in sorted(silent.items())]
     ends += [f"rank {error.rank}: {error.kind}: {error.message}" for error in reported]
     ends += [f"rank {rank} did not answer and was stopped" for rank in sorted(stopped)]
-    return TransientError(
+    return errors.TransientError(
         f"{'; '.join(ends)}. A new attempt goes on from the newest checkpoint; all lines are in "
         f"{run.log}"
     )

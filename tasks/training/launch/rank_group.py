@@ -21,17 +21,8 @@ from tasks.kernel import errors, guard
 from tasks.kernel.errors import FalajError, TrainingError
 from tasks.kernel.guard import END_WITHIN_S
 from tasks.kernel.settings import PROJECT_ROOT
+from tasks.training.launch import rendezvous
 from tasks.training.launch.fork_server import KEPT_MEMORY, MAX_MESSAGE_BYTES, ONE_THREAD
-from tasks.training.launch.rendezvous import (
-    CYCLE_VARIABLES,
-    HOST_NAME,
-    Rendezvous,
-    assignments,
-    local_torch_variables,
-    network_variables,
-    slot_variables,
-    stall_variables,
-)
 
 # Everything else in the driver's environment may be a secret and stays there. FALAJ_LEASE tells
 # under which lease a process runs, so that devices are not given on while it still does.
@@ -122,17 +113,17 @@ def local_environments(
         threads: CPU threads of a rank.
         stall_s: a rank that is missing from a collective for so long ends the group.
     """
-    slots = assignments([HOST_NAME] * num_ranks)
-    server = Rendezvous(slots)
+    slots = rendezvous.assignments([rendezvous.HOST_NAME] * num_ranks)
+    server = rendezvous.Rendezvous(slots)
     with closing(server):
         yield [
             {
                 **inherited_environment(os.environ),
-                **network_variables(HOST_NAME),
-                **slot_variables(slot, server.address, server.port),
-                **CYCLE_VARIABLES,
-                **stall_variables(stall_s),
-                **local_torch_variables(slot.rank, num_ranks, store_file, stall_s),
+                **rendezvous.network_variables(rendezvous.HOST_NAME),
+                **rendezvous.slot_variables(slot, server.address, server.port),
+                **rendezvous.CYCLE_VARIABLES,
+                **rendezvous.stall_variables(stall_s),
+                **rendezvous.local_torch_variables(slot.rank, num_ranks, store_file, stall_s),
                 "OMP_NUM_THREADS": str(threads),
             }
             for slot in slots

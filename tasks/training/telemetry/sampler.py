@@ -17,14 +17,8 @@ from tasks.contracts.telemetry import EnergyUse, RankTelemetry, TrainingTelemetr
 from tasks.kernel.errors import StorageError
 from tasks.kernel.files import write_atomically
 from tasks.training.config import TelemetryConfig
+from tasks.training.telemetry import meters
 from tasks.training.telemetry.diagnosis import JobFacts, diagnose
-from tasks.training.telemetry.meters import (
-    DeviceMeter,
-    HostMeter,
-    ProcessorMeter,
-    energy_use,
-    run_cost,
-)
 from tasks.training.telemetry.step_clock import CLOCKS, ClockReading, profile_files, read_clocks
 
 LOGGER = logging.getLogger(__name__)
@@ -58,16 +52,16 @@ class TelemetrySampler:
         folder: Path,
         config: TelemetryConfig,
         *,
-        processor: ProcessorMeter | None = None,
-        devices: DeviceMeter | None = None,
+        processor: meters.ProcessorMeter | None = None,
+        devices: meters.DeviceMeter | None = None,
         every_s: float = SAMPLE_EVERY_S,
     ) -> None:
         self._folder = folder
         self._config = config
-        self._processor = processor or ProcessorMeter()
+        self._processor = processor or meters.ProcessorMeter()
         self._devices = devices
         self._every_s = every_s
-        self._host = HostMeter()
+        self._host = meters.HostMeter()
         self._num_samples = 0
         self._ranks: dict[int, ClockReading] = {}
         self._processor_j: float | None = None
@@ -140,7 +134,7 @@ class TelemetrySampler:
             host=self._host.summary(),
             devices=self._devices.summaries() if self._devices else (),
             energy=energy,
-            cost=run_cost(self._config, energy, spent.seconds, num_hosts),
+            cost=meters.run_cost(self._config, energy, spent.seconds, num_hosts),
         )
 
     def diagnosed(self, job: JobFacts) -> TrainingTelemetry:
@@ -158,7 +152,7 @@ class TelemetrySampler:
         known_by = self._processor.known_by
         if self._devices is not None and self._devices.trouble:
             known_by += f"; {self._devices.trouble}"
-        return energy_use(
+        return meters.energy_use(
             self._config,
             self._processor_j,
             known_by,

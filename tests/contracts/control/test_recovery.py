@@ -20,28 +20,11 @@ from infra.orchestration.retry import find_run
 from infra.platform.api import WORKER_LABEL, end_cut_off
 from infra.platform.health import given_up, waiting_for_workers
 from tasks.control.config import RecoveryConfig
-from tasks.control.recovery.task import (
-    BOOT,
-    HOST,
-    NOT_RETRIED,
-    PID,
-    SPACE,
-    STARTED,
-    own_labels,
-    sweep_once,
-)
+from tasks.control.recovery import task as recovery
 from tasks.kernel.errors import ConfigurationError
 from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform import routed_flows as routed
 from tests.support.platform.deployed import deploy, is_final, wait_for_run
-from tests.support.platform.routed_flows import (
-    LoopConfig,
-    deploy_routed,
-    first_flow,
-    journal,
-    loop_flow,
-    second_flow,
-    start,
-)
 from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,7 +42,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def client(prefect_api: PrefectApi) -> Iterator[SyncPrefectClient]:
     with prefect_api.in_process(), get_client(sync_client=True) as client:
-        deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
+        routed.deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
         yield client
 
 
@@ -69,11 +52,11 @@ def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_st
     (tmp_path / "slow").touch()
     with prefect_api.worker(STAGE_POOL):
         with prefect_api.worker(COORDINATOR_POOL) as coordinator:
-            run = start(client, LoopConfig(folder=str(tmp_path)))
+            run = routed.start(client, routed.LoopConfig(folder=str(tmp_path)))
             wait_until(lambda: pids_whose_command_holds(str(tmp_path)), "the second stage", 300)
             coordinator.kill()  # the guard, and with it the worker: the engine lives on
             coordinator.wait(60)
-            os.kill(int(client.read_flow_run(run).labels[PID]), signal.SIGKILL)
+            os.kill(int(client.read_flow_run(run).labels[recovery.PID]), signal.SIGKILL)
         left = client.read_flow_run(run)
         assert left.state.is_running(), "nobody said that it is gone"
 
@@ -89,11 +72,13 @@ def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_st
             assert second.read_flow_run(run).state_name == "AwaitingRetry"
 
         with prefect_api.worker(COORDINATOR_POOL):
-            wait_until(lambda: journal(tmp_path).count("loop") == 2, "the second attempt", 300)
+            wait_until(
+                lambda: routed.journal(tmp_path).count("loop") == 2, "the second attempt", 300
+            )
             (tmp_path / "enough").touch()
             done = wait_for_run(client, run, is_final, "the loop has ended", 500)
     assert done.state.is_completed(), done.state.message
-    assert journal(tmp_path) == ["loop", "first", "second", "loop"]
+    assert routed.journal(tmp_path) == ["loop", "first", "second", "loop"]
     assert not pids_whose_command_holds(str(tmp_path))
     table = client.read_latest_artifacts()
     repaired = [json.loads(str(a.data)) for a in table if a.key == "recovery"]
@@ -102,7 +87,7 @@ def test_a_loop_killed_with_its_worker_is_started_again_and_takes_its_running_st
 
 def running_run(client: SyncPrefectClient, labels: dict[str, object]) -> str:
     """A run that is Running by the API's account, its process described by labels."""
-    run = client.create_flow_run(loop_flow, parameters={}, state=Running())
+    run = client.create_flow_run(routed.loop_flow, parameters={}, state=Running())
     client.update_flow_run_labels(run.id, labels)  # type: ignore[arg-type]
     return str(run.id)
 
@@ -110,16 +95,16 @@ def running_run(client: SyncPrefectClient, labels: dict[str, object]) -> str:
 def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_hosts_are_not(
     client: SyncPrefectClient,
 ) -> None:
-    own: dict[str, object] = {**own_labels()}
+    own: dict[str, object] = {**recovery.own_labels()}
     alive = running_run(client, own)
-    restarted = running_run(client, {**own, BOOT: str(uuid4())})
-    reused = running_run(client, {**own, STARTED: 1})
-    elsewhere = running_run(client, {**own, HOST: "another"})
-    contained = running_run(client, {**own, SPACE: "pid:[1]", STARTED: 1})
+    restarted = running_run(client, {**own, recovery.BOOT: str(uuid4())})
+    reused = running_run(client, {**own, recovery.STARTED: 1})
+    elsewhere = running_run(client, {**own, recovery.HOST: "another"})
+    contained = running_run(client, {**own, recovery.SPACE: "pid:[1]", recovery.STARTED: 1})
     lost: set[str] = set()
 
     def both_are_found() -> bool:
-        found = sweep_once(client, AT_ONCE).done
+        found = recovery.sweep_once(client, AT_ONCE).done
         lost.update(done.run for done in found if done.action == "crash")
         return {restarted, reused} <= lost
 
@@ -133,7 +118,7 @@ def test_a_run_from_before_a_restart_of_the_host_is_lost_and_those_of_other_host
 
 def deployed_run(client: SyncPrefectClient, labels: dict[str, str], num_begun: int) -> UUID:
     """A run of a deployment that was cut off after it had begun so often."""
-    deployment = deploy(client, loop_flow, f"lost-{uuid4()}", COORDINATOR_POOL)
+    deployment = deploy(client, routed.loop_flow, f"lost-{uuid4()}", COORDINATOR_POOL)
     run = client.create_flow_run_from_deployment(deployment)
     client.update_flow_run_labels(run.id, {**labels})
     for _ in range(num_begun):
@@ -145,12 +130,14 @@ def deployed_run(client: SyncPrefectClient, labels: dict[str, str], num_begun: i
 def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
     client: SyncPrefectClient, prefect_api: PrefectApi
 ) -> None:
-    again = deployed_run(client, {HOST: "here"}, 1)
-    once = deployed_run(client, {HOST: "here", NOT_RETRIED: "it would be done twice"}, 1)
+    again = deployed_run(client, {recovery.HOST: "here"}, 1)
+    once = deployed_run(
+        client, {recovery.HOST: "here", recovery.NOT_RETRIED: "it would be done twice"}, 1
+    )
     foreign = deployed_run(client, {}, 1)
     never_begun = deployed_run(client, {}, 0)
-    third = deployed_run(client, {HOST: "here"}, 3)
-    done = {each.run: each for each in sweep_once(client, AT_ONCE).done}
+    third = deployed_run(client, {recovery.HOST: "here"}, 3)
+    done = {each.run: each for each in recovery.sweep_once(client, AT_ONCE).done}
     assert {str(again): "retry", str(never_begun): "retry"} == {
         run: repair.action
         for run, repair in done.items()
@@ -162,11 +149,11 @@ def test_a_run_is_started_again_as_its_flow_says_and_in_the_end_given_up(
 
     for _ in range(AT_ONCE.max_retries):  # the server does not count what never begins
         client.set_flow_run_state(never_begun, Crashed(), force=True)
-        found = {each.run: each for each in sweep_once(client, AT_ONCE).done}
+        found = {each.run: each for each in recovery.sweep_once(client, AT_ONCE).done}
     assert str(never_begun) not in found
     name = client.read_flow_run(never_begun).name
     assert [said for said in given_up(api) if f"run {name} was cut off 3 times" in said]
-    assert name in {row["run"] for row in sweep_once(client, AT_ONCE).rows()}
+    assert name in {row["run"] for row in recovery.sweep_once(client, AT_ONCE).rows()}
 
 
 def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
@@ -184,7 +171,7 @@ def test_what_a_run_that_was_cut_off_had_called_in_its_process_ends_with_it(
     client.set_flow_run_state(outer.id, Running(), force=True)
     step = client.create_task_run(standing_for, outer.id, "0", state=Running())
     inner = client.create_flow_run(
-        first_flow, parameters={}, state=Running(), parent_task_run_id=step.id
+        routed.first_flow, parameters={}, state=Running(), parent_task_run_id=step.id
     )
     api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
     cut = end_cut_off(api, {COORDINATOR_POOL: "killed-worker"}, "a test")
@@ -197,11 +184,11 @@ def test_a_run_that_no_worker_can_take_is_reported(
     client: SyncPrefectClient, prefect_api: PrefectApi
 ) -> None:
     pool = f"empty-{uuid4()}"
-    deployment = deploy(client, loop_flow, "waiting", pool)
+    deployment = deploy(client, routed.loop_flow, "waiting", pool)
     due = datetime.now(UTC) - timedelta(minutes=6)
     run = client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=due))
     api = api_module.PrefectApi(prefect_api.url, prefect_api.auth_string)
-    assert run.name in {row["run"] for row in sweep_once(client, AT_ONCE).rows()}
+    assert run.name in {row["run"] for row in recovery.sweep_once(client, AT_ONCE).rows()}
     [said] = waiting_for_workers(api, [pool])
     assert run.name in said
     assert f"prefect worker start --pool {pool}" in said
@@ -211,11 +198,11 @@ def test_a_run_that_no_worker_can_take_is_reported(
 
 def test_a_slot_that_nobody_holds_is_freed(client: SyncPrefectClient) -> None:
     deployment = client.create_deployment(
-        flow_id=client.create_flow(second_flow), name="limited", concurrency_limit=1
+        flow_id=client.create_flow(routed.second_flow), name="limited", concurrency_limit=1
     )
     limit = f"deployment:{deployment}"
     client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(active_slots=1))
-    freed = sweep_once(client, AT_ONCE).slots
+    freed = recovery.sweep_once(client, AT_ONCE).slots
     assert limit in {slot.limit for slot in freed}
     assert client.read_global_concurrency_limit_by_name(limit).active_slots == 0
 
@@ -230,18 +217,18 @@ def test_task_runs_of_a_dead_attempt_are_ended_but_not_those_that_stand_for_a_li
     def task_run(run: UUID, key: str) -> UUID:
         return client.create_task_run(working, run, key, state=Running()).id
 
-    dead = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
-    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Running()).id
+    dead = client.create_flow_run(routed.loop_flow, parameters={}, state=Running()).id
+    cancelled = client.create_flow_run(routed.loop_flow, parameters={}, state=Running()).id
     lost, stage = task_run(dead, "lost"), task_run(dead, "stage")
     ended = task_run(cancelled, "ended")
     child = client.create_flow_run(
-        first_flow, parameters={}, state=Running(), parent_task_run_id=stage
+        routed.first_flow, parameters={}, state=Running(), parent_task_run_id=stage
     )
     client.set_flow_run_state(dead, Crashed(), force=True)
     client.set_flow_run_state(cancelled, Cancelled(), force=True)
 
     def states() -> dict[UUID, str | None]:
-        sweep_once(client, AT_ONCE)
+        recovery.sweep_once(client, AT_ONCE)
         return {each: client.read_task_run(each).state_name for each in (lost, ended, stage)}
 
     expected = {lost: "Crashed", ended: "Cancelled", stage: "Running"}
@@ -254,7 +241,7 @@ def test_a_run_to_retry_that_is_not_there_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(ConfigurationError, match="no run nonsense is among"):
         find_run(client, "nonsense")
-    crashed = client.create_flow_run(loop_flow, parameters={}, state=Crashed())
+    crashed = client.create_flow_run(routed.loop_flow, parameters={}, state=Crashed())
     assert find_run(client, str(crashed.id)[:8]).id == crashed.id
-    cancelled = client.create_flow_run(loop_flow, parameters={}, state=Cancelled())
+    cancelled = client.create_flow_run(routed.loop_flow, parameters={}, state=Cancelled())
     assert find_run(client, cancelled.name).id == cancelled.id

@@ -11,15 +11,8 @@ from prefect.client.schemas.objects import FlowRun
 from tasks.control.config import RoutingConfig, StageRouting
 from tasks.control.routing.task import read_plain
 from tests.support.host.processes import pids_whose_command_holds, wait_until
+from tests.support.platform import routed_flows
 from tests.support.platform.deployed import is_final, wait_for_run
-from tests.support.platform.routed_flows import (
-    LoopConfig,
-    LoopResult,
-    deploy_routed,
-    journal,
-    loop_flow,
-    start,
-)
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 
@@ -32,7 +25,7 @@ COORDINATOR_POOL, STAGE_POOL = "routed-coordinator", "routed-stages"
 def client(prefect_api: PrefectApi) -> Iterator[SyncPrefectClient]:
     """Of a server with the loop, and a worker for each of its pools."""
     with prefect_api.in_process(), get_client(sync_client=True) as client:
-        deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
+        routed_flows.deploy_routed(client, COORDINATOR_POOL, STAGE_POOL)
         with prefect_api.worker(COORDINATOR_POOL), prefect_api.worker(STAGE_POOL):
             yield client
 
@@ -56,23 +49,23 @@ def ended(client: SyncPrefectClient, run: UUID) -> FlowRun:
 def test_a_failed_loop_goes_on_from_the_failed_stage_and_gives_what_it_gives_in_process(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    config = LoopConfig(folder=str(tmp_path))
-    run = start(client, config)
+    config = routed_flows.LoopConfig(folder=str(tmp_path))
+    run = routed_flows.start(client, config)
     failed = ended(client, run)
     assert failed.state.name == "Failed"
     said = failed.state.message or ""
     assert "DataContractError: column distance has 3 nulls; nothing was trained (run " in said
-    assert journal(tmp_path) == ["loop", "first", "second"]
+    assert routed_flows.journal(tmp_path) == ["loop", "first", "second"]
 
     (tmp_path / "allowed").touch()
     set_state(client, run, type="SCHEDULED", name="AwaitingRetry", message="Retry from the UI")
     wait_for_run(client, run, lambda r: r.run_count == 2, "the second attempt")
     done = ended(client, run)
     assert done.state.name == "Completed", done.state.message
-    assert journal(tmp_path) == ["loop", "first", "second", "loop", "second"]
+    assert routed_flows.journal(tmp_path) == ["loop", "first", "second", "loop", "second"]
 
-    pooled = LoopResult.model_validate(read_plain(done))
-    here = loop_flow(config)
+    pooled = routed_flows.LoopResult.model_validate(read_plain(done))
+    here = routed_flows.loop_flow(config)
     assert (pooled.first, pooled.second) == (here.first, here.second)
     routes = [stage.route for stage in pooled.stages]
     assert [r.taken for r in routes if r] == ["routed-first/cpu", "routed-second/cpu"]
@@ -86,7 +79,7 @@ def test_cancelling_a_loop_ends_its_stages_processes(
     client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     (tmp_path / "slow").touch()
-    run = start(client, LoopConfig(folder=str(tmp_path)))
+    run = routed_flows.start(client, routed_flows.LoopConfig(folder=str(tmp_path)))
     wait_until(lambda: pids_whose_command_holds(str(tmp_path)), "the stage's processes", 300)
 
     set_state(client, run, type="CANCELLING", name="Cancelling")
@@ -102,7 +95,9 @@ def test_a_stage_that_nobody_can_take_fails_the_loop_with_what_to_do(
 ) -> None:
     gpu = StageRouting(hardware_class="gpu", wait_s=0)
     routing = RoutingConfig(mode="deployments", training=gpu)
-    config = LoopConfig(folder=str(tmp_path), name=f"routed-{uuid4().hex[:6]}", routing=routing)
+    config = routed_flows.LoopConfig(
+        folder=str(tmp_path), name=f"routed-{uuid4().hex[:6]}", routing=routing
+    )
     with pytest.raises(Exception, match="routed-first/gpu: there is no such deployment") as caught:
-        loop_flow(config)
+        routed_flows.loop_flow(config)
     assert "routing.<stage>.fall_back" in str(caught.value)

@@ -11,15 +11,8 @@ import pandas as pd
 import pytest
 
 from tasks.contracts.data import FeatureSnapshot, SnapshotPins
+from tasks.features.access import versions
 from tasks.features.access.store import GuardedFeatureStore, apply_definitions, open_store
-from tasks.features.access.versions import (
-    apply_service_versions,
-    newest_version,
-    published_version,
-    service_versions,
-    versioned_name,
-    view_versions,
-)
 from tasks.features.checks.report import SnapshotVerification
 from tasks.features.checks.verification import find_snapshot, verify_snapshot
 from tasks.features.online.materialization import write_earlier_versions
@@ -113,21 +106,21 @@ def test_applying_again_unchanged_makes_no_version(bench: Bench) -> None:
     feast = bench.apply()
     apply_definitions(feast, again=True)
     feast = bench.open()
-    assert {view.name: view_versions(feast, view.name) for view in feast.list_feature_views()} == {
-        view.name: [0] for view in feast.list_feature_views()
-    }
-    assert [v.number for v in service_versions(feast, SERVICE)] == [1]
+    assert {
+        view.name: versions.view_versions(feast, view.name) for view in feast.list_feature_views()
+    } == {view.name: [0] for view in feast.list_feature_views()}
+    assert [v.number for v in versions.service_versions(feast, SERVICE)] == [1]
 
 
 def test_an_old_version_stays_readable_beside_the_new_one_online_and_offline(bench: Bench) -> None:
     bench.materialize()
     before = bench.online(SERVICE)
     bench.change(r'        "visib",\n', "")
-    assert view_versions(bench.apply(), "weather") == [0, 1]
+    assert versions.view_versions(bench.apply(), "weather") == [0, 1]
     applied = bench.online(SERVICE)
     assert applied == before, "readers go on with the old version until the new one has values"
     bench.materialize()
-    old, new = bench.online(versioned_name(SERVICE, 1)), bench.online(SERVICE)
+    old, new = bench.online(versions.versioned_name(SERVICE, 1)), bench.online(SERVICE)
     assert old == before
     assert "weather__visib" not in new
     assert new == {k: v for k, v in old.items() if k != "weather__visib"}
@@ -145,11 +138,11 @@ def test_an_earlier_version_goes_on_being_written_where_it_is_asked_for(
     bench.change(r'        "visib",\n', "")
     bench.materialize(3, earlier_versions=kept)
     feast = bench.open()
-    old, new = bench.online(versioned_name(SERVICE, 1)), bench.online(SERVICE)
+    old, new = bench.online(versions.versioned_name(SERVICE, 1)), bench.online(SERVICE)
     assert new["weather__temp"] != before["weather__temp"]
     assert old["weather__temp"] == (new if kept else before)["weather__temp"]
     assert old["weather__visib"] is not None
-    assert view_versions(feast, "weather") == [0, 1]
+    assert versions.view_versions(feast, "weather") == [0, 1]
     assert feast.get_feature_view("weather").current_version_number == 1
 
 
@@ -183,8 +176,8 @@ def test_what_feast_would_not_number_makes_a_version_too(
     bench.apply()
     bench.change(pattern, replacement)
     feast = bench.apply()
-    assert view_versions(feast, "weather") == [0, 1]
-    newest = newest_version(feast, SERVICE)
+    assert versions.view_versions(feast, "weather") == [0, 1]
+    newest = versions.newest_version(feast, SERVICE)
     assert (newest.number, newest.views["weather"]) == (2, 1)
 
 
@@ -198,7 +191,7 @@ def test_a_service_whose_content_changed_under_the_same_name_is_noticed(bench: B
     assert old.service_definition != new.service_definition
     assert "weather" in old.views
     assert "weather" not in new.views
-    published = published_version(bench.open(), SERVICE)
+    published = versions.published_version(bench.open(), SERVICE)
     assert published.number == 1, "training on a version does not move what readers get"
 
 
@@ -220,7 +213,7 @@ def test_a_name_that_looks_like_a_version_is_refused(bench: Bench) -> None:
     service = feast.get_feature_service(SERVICE)
     service.name = "late.v3"
     with pytest.raises(ConfigurationError, match="ends like a version"):
-        apply_service_versions(feast, [service])
+        versions.apply_service_versions(feast, [service])
     with pytest.raises(ConfigurationError, match=SERVICE):
         service_to_train_on(feast, "another")
 
@@ -240,9 +233,9 @@ def test_versions_are_kept_in_a_registry_on_postgresql(bench: Bench, postgres: s
     bench.change(r'        "visib",\n', "")
     bench.materialize()
     feast = bench.open()
-    assert view_versions(feast, "weather") == [0, 1]
-    assert [v.number for v in service_versions(feast, SERVICE)] == [1, 2]
-    assert bench.online(versioned_name(SERVICE, 1))["weather__visib"] == pytest.approx(10)
+    assert versions.view_versions(feast, "weather") == [0, 1]
+    assert [v.number for v in versions.service_versions(feast, SERVICE)] == [1, 2]
+    assert bench.online(versions.versioned_name(SERVICE, 1))["weather__visib"] == pytest.approx(10)
 
 
 def test_a_snapshot_pins_all_that_it_was_made_from(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from infra.bench import __main__ as command
 from infra.bench.figures import Figure, LeftOut, at_least, at_most, reported
 from infra.bench.parts import MEASUREMENTS, ON_DEVICE, Measurement, chosen
 from infra.bench.results import Result, page, read_results, this_host, write_result
-from infra.bench.running import LoopState, MeasurementError, Runner, own_environment
+from infra.bench.running import MeasurementError, Runner, own_environment
 from tasks.kernel.settings import PROJECT_ROOT
 
 COMMIT = "1a2b3c4"
@@ -72,27 +72,6 @@ def test_damaged_results_are_refused_before_anything_is_measured(tmp_path: Path)
     (tmp_path / "features.json").write_text("{")
     for part in ("features", "feature"):
         assert command.main([part, "--results", str(tmp_path)]) == command.WRONG_USAGE
-
-
-def runner(tmp_path: Path, commit: str = COMMIT) -> Runner:
-    return Runner(tmp_path, LoopState(tmp_path / "loop", None, False), False, commit)
-
-
-@pytest.mark.parametrize(
-    ("changes", "commit", "is_done"),
-    [
-        ({}, COMMIT, True),
-        ({}, "9f9f9f9", False),
-        ({"small": True}, COMMIT, False),
-        ({"failure": "it failed"}, COMMIT, False),
-        ({"commit": f"{COMMIT}-dirty"}, f"{COMMIT}-dirty", False),
-        ({"commit": ""}, "", False),
-    ],
-)
-def test_only_a_result_of_the_same_commit_is_kept(
-    tmp_path: Path, changes: dict[str, object], commit: str, is_done: bool
-) -> None:
-    assert runner(tmp_path, commit).is_done(result(**changes)) is is_done
 
 
 def test_one_failure_is_written_down_and_the_rest_is_measured(

@@ -13,29 +13,10 @@ import pytest
 
 from falaj.__main__ import EXIT_FAILED, EXIT_WRONG_INPUT, main
 from infra.orchestration.embedded import free_port
-from infra.platform import lifecycle
+from infra.platform import health, lifecycle
 from infra.platform.api import PrefectApi
 from infra.platform.config import PlatformConfig
 from infra.platform.files import PlatformFiles, PlatformState, ensure_password, write_state
-from infra.platform.health import (
-    Finding,
-    PoolStatus,
-    Status,
-    check_api,
-    check_database,
-    check_disk,
-    check_pins,
-    check_postgres,
-    check_private,
-    check_redis,
-    check_secret,
-    examine,
-    exit_code,
-    pool_faults,
-    read_status,
-    report,
-    table,
-)
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.kernel.errors import TransientError
@@ -55,8 +36,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FALAJ_HOME", str(tmp_path))
 
 
-def only(found: Finding | Iterator[Finding], level: str) -> Finding:
-    [finding] = [found] if isinstance(found, Finding) else found
+def only(found: health.Finding | Iterator[health.Finding], level: str) -> health.Finding:
+    [finding] = [found] if isinstance(found, health.Finding) else found
     assert finding.level == level
     assert bool(finding.advice) == (level != "ok")
     return finding
@@ -74,21 +55,21 @@ def only(found: Finding | Iterator[Finding], level: str) -> Finding:
 def test_versions_that_break_the_server_in_silence_are_a_problem(
     name: str, installed: str, level: str
 ) -> None:
-    assert f"{name} {installed}" in only(check_pins({name: installed}), level).seen
+    assert f"{name} {installed}" in only(health.check_pins({name: installed}), level).seen
 
 
 def test_a_disk_without_space_or_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
-    only(check_disk(tmp_path), "ok")
+    only(health.check_disk(tmp_path), "ok")
     with small_disk(tmp_path, 4_000_000) as disk:
-        only(check_disk(tmp_path), "problem")
+        only(health.check_disk(tmp_path), "problem")
         file = tmp_path / "operation.db"
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("CREATE TABLE t (x)")
         with disk.filled():  # doctor asks for space, and for nothing that destroys
-            finding = only(check_database(file), "problem")
+            finding = only(health.check_database(file), "problem")
             assert "leave the file as it is; free some space" in finding.advice
-        only(check_database(file), "ok")
+        only(health.check_database(file), "ok")
 
 
 def test_a_damaged_database_is_found_and_what_cannot_be_read_is_not_called_damaged(
@@ -99,15 +80,15 @@ def test_a_damaged_database_is_found_and_what_cannot_be_read_is_not_called_damag
         connection.execute("CREATE TABLE t (x)")
         connection.executemany("INSERT INTO t VALUES (?)", [(str(n) * 200,) for n in range(999)])
         connection.commit()
-    only(check_database(file), "ok")
+    only(health.check_database(file), "ok")
     with file.open("r+b") as stream:
         stream.seek(3 * 4096)
         stream.write(os.urandom(8 * 4096))
-    assert "is damaged: " in only(check_database(file), "problem").seen
+    assert "is damaged: " in only(health.check_database(file), "problem").seen
     file.write_bytes(b"no database at all" * 1000)
-    assert "is damaged: " in only(check_database(file), "problem").seen
+    assert "is damaged: " in only(health.check_database(file), "problem").seen
     (tmp_path / "folder").mkdir()
-    finding = only(check_database(tmp_path / "folder"), "problem")
+    finding = only(health.check_database(tmp_path / "folder"), "problem")
     assert "leave the file as it is" in finding.advice
     assert ".recover" not in finding.advice
 
@@ -115,31 +96,34 @@ def test_a_damaged_database_is_found_and_what_cannot_be_read_is_not_called_damag
 def test_a_password_or_folder_that_others_can_read_is_found(tmp_path: Path) -> None:
     files, config = PlatformFiles(tmp_path), PlatformConfig()
     files.folder.mkdir()
-    assert "is missing" in only(check_secret(files, config), "problem").seen
+    assert "is missing" in only(health.check_secret(files, config), "problem").seen
     ensure_password(files)
-    only(check_secret(files, config), "ok")
+    only(health.check_secret(files, config), "ok")
     files.secret.chmod(0o640)
-    assert "has mode 640, expected 600" in only(check_secret(files, config), "problem").seen
-    only(check_secret(files, PlatformConfig(password=False)), "warning")
+    assert "has mode 640, expected 600" in only(health.check_secret(files, config), "problem").seen
+    only(health.check_secret(files, PlatformConfig(password=False)), "warning")
     tmp_path.chmod(0o755)
-    assert f"chmod 700 {tmp_path}" in only(check_private(tmp_path), "warning").advice
+    assert f"chmod 700 {tmp_path}" in only(health.check_private(tmp_path), "warning").advice
     tmp_path.chmod(0o700)
-    only(check_private(tmp_path), "ok")
+    only(health.check_private(tmp_path), "ok")
 
 
 def test_stores_that_do_not_answer_are_problems_and_no_password_is_shown(tmp_path: Path) -> None:
     port = free_port()
     found = [
-        only(check_postgres(f"postgresql://falaj:the-password@127.0.0.1:{port}/falaj"), "problem"),
-        only(check_redis(f"redis://:the-password@127.0.0.1:{port}/0"), "problem"),
-        *check_api(PrefectApi(f"http://127.0.0.1:{port}/api", "admin:the-password")),
+        only(
+            health.check_postgres(f"postgresql://falaj:the-password@127.0.0.1:{port}/falaj"),
+            "problem",
+        ),
+        only(health.check_redis(f"redis://:the-password@127.0.0.1:{port}/0"), "problem"),
+        *health.check_api(PrefectApi(f"http://127.0.0.1:{port}/api", "admin:the-password")),
     ]
     for finding in found:
         assert finding.level == "problem"
         assert "does not answer" in finding.seen
         assert "the-password" not in finding.seen
     with redis_server(tmp_path) as server:
-        assert check_redis(f"redis://{server.connection_string}/0").level != "problem"
+        assert health.check_redis(f"redis://{server.connection_string}/0").level != "problem"
 
 
 class BusyAtFirst(BaseHTTPRequestHandler):
@@ -187,12 +171,12 @@ def test_a_busy_server_is_asked_again_and_one_that_dies_does_not_answer() -> Non
 
 
 def test_before_the_first_start_only_that_is_wrong(tmp_path: Path) -> None:
-    findings = examine(PlatformFiles(tmp_path), {})
-    assert exit_code(findings) == 3
-    assert "-> make up" in report(findings)
-    status = read_status(PlatformFiles(tmp_path))
+    findings = health.examine(PlatformFiles(tmp_path), {})
+    assert health.exit_code(findings) == 3
+    assert "-> make up" in health.report(findings)
+    status = health.read_status(PlatformFiles(tmp_path))
     assert (status.exit_code, status.leases) == (3, ())
-    assert table(status) == f"No platform runs on {tmp_path}."
+    assert health.table(status) == f"No platform runs on {tmp_path}."
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,17 +184,17 @@ def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> 
     files = PlatformFiles(tmp_path)
     files.folder.mkdir()
     write_state(files, PlatformState(pid=1, phase="up", started=NOW, written=NOW))
-    assert "It was killed; make up starts it again." in table(read_status(files))
+    assert "It was killed; make up starts it again." in health.table(health.read_status(files))
     write_state(files, PlatformState(pid=1, phase="stopped", started=NOW, written=NOW))
-    assert read_status(files).phase == "down"
+    assert health.read_status(files).phase == "down"
 
 
 def test_a_pool_that_a_person_paused_or_that_is_not_there_is_wrong() -> None:
-    def pool(name: str, *, paused: bool) -> PoolStatus:
-        return PoolStatus(name=name, type="process", paused=paused, online=1)
+    def pool(name: str, *, paused: bool) -> health.PoolStatus:
+        return health.PoolStatus(name=name, type="process", paused=paused, online=1)
 
     pools = [pool("cpu", paused=True), pool("down", paused=True), pool("other", paused=False)]
-    absent, paused = pool_faults(pools, ["coordinator", "cpu"], ["down"])
+    absent, paused = health.pool_faults(pools, ["coordinator", "cpu"], ["down"])
     assert "'coordinator'" in absent
     assert "falaj deploy" in absent
     assert "prefect work-pool resume cpu" in paused
@@ -283,8 +267,10 @@ def test_options_of_an_earlier_start_are_kept_shown_and_changed_by_giving_them_a
     assert ports(*given) == (14400, 15000, False)
     assert ports() == (14400, 15000, False)
     assert ports("--port", "14401", "--serving") == (14401, 15000, True)
-    assert read_status(files).options == {"port": "14401", "mlflow_port": "15000"}
-    assert "port=14401, mlflow_port=15000; kept for each start" in table(read_status(files))
+    assert health.read_status(files).options == {"port": "14401", "mlflow_port": "15000"}
+    assert "port=14401, mlflow_port=15000; kept for each start" in health.table(
+        health.read_status(files)
+    )
     file = tmp_path / "platform.yaml"
     file.write_text("port: 4300\n")
     assert ports("--config", str(file)) == (4300, 5000, True)  # a file says all
@@ -300,10 +286,12 @@ def test_a_file_is_no_state_folder(tmp_path: Path, command: str) -> None:
 
 def test_the_status_shows_each_pool_with_its_workers_and_whether_it_is_paused() -> None:
     pools = [
-        PoolStatus(name=n, type="process", paused=p, online=1)
+        health.PoolStatus(name=n, type="process", paused=p, online=1)
         for n, p in (("cpu", False), ("gpu", True))
     ]
-    shown = table(Status(running=True, phase="up", home=Path("home"), pools=tuple(pools)))
+    shown = health.table(
+        health.Status(running=True, phase="up", home=Path("home"), pools=tuple(pools))
+    )
     lines = shown[shown.index("Pool") :].splitlines()[:3]
     assert [line.split(maxsplit=2) for line in lines] == [
         ["Pool", "Workers", "State"],

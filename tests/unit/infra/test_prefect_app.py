@@ -1,4 +1,4 @@
-"""A busy database: requests are repeated, locks end, one line is logged; an idle server rests."""
+"""A busy database: locks end, one line is logged; an idle server rests."""
 
 import asyncio
 import gc
@@ -15,82 +15,8 @@ import sqlalchemy as sa
 from docket import Docket, Worker
 from sqlalchemy.exc import OperationalError
 
-from infra.platform.apps import (
-    LOOK_EVERY,
-    MAX_BODY_BYTES,
-    RepeatBusy,
-    begin_as_writer,
-    content_security_policy,
-    log_busy_in_one_line,
-    rest_longer,
-    roll_back_when_dropped,
-)
+from infra.platform import apps
 from tests.support.host.processes import wait_until
-
-FAST = (0.0, 0.0, 0.0)
-
-
-class Busy:
-    """An application that is busy for some requests, and tells each body that it was sent."""
-
-    def __init__(self, times: int) -> None:
-        self.times, self.bodies, self.after = times, [], []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        assert scope.setdefault("root_path", "") == "", "routed already"
-        scope["root_path"] = "/api"  # as mounting does
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        self.bodies.append(body)
-        status = 503 if len(self.bodies) <= self.times else 201
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"made ", "more_body": True})
-        await send({"type": "http.response.body", "body": str(status).encode()})
-        self.after.append(await receive())
-        if status == 503:  # Starlette does so after it has answered
-            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database is locked"))
-
-
-def ask(app: Any, parts: list[bytes], method: str) -> tuple[int, bytes]:
-    """Status and body of the answer to one request."""
-    sent: list[Any] = []
-    waiting = [
-        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
-        for number, part in enumerate(parts)
-    ] + [{"type": "http.disconnect"}] * 9
-
-    async def receive() -> Any:
-        return waiting.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    with suppress(OperationalError):  # a server logs it: the answer has been given
-        asyncio.run(app({"type": "http", "method": method, "path": "/"}, receive, send))
-    starts = [m["status"] for m in sent if m["type"] == "http.response.start"]
-    assert len(starts) == 1, "more than one answer, or none"
-    return starts[0], b"".join(m.get("body", b"") for m in sent)
-
-
-@pytest.mark.parametrize(
-    ("times", "parts", "method", "status", "num_asked"),
-    [
-        pytest.param(2, [b"para", b"meters"], "POST", 201, 3, id="busy twice"),
-        pytest.param(99, [b"x"], "POST", 503, 1 + len(FAST), id="busy for ever"),
-        pytest.param(1, [b"x"], "GET", 503, 1, id="only reads"),
-        pytest.param(1, [b"x" * MAX_BODY_BYTES, b"y", b"z"], "POST", 503, 1, id="long to keep"),
-    ],
-)
-def test_a_change_that_found_the_database_busy_is_asked_again_with_the_same_body(
-    times: int, parts: list[bytes], method: str, status: int, num_asked: int
-) -> None:
-    app = Busy(times)
-    assert ask(RepeatBusy(app, FAST), parts, method) == (status, f"made {status}".encode())
-    assert app.bodies == [b"".join(parts)] * num_asked
-    # The caller's end is still heard of.
-    assert app.after == [{"type": "http.disconnect"}] * num_asked
 
 
 def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
@@ -112,11 +38,11 @@ def test_prefects_background_worker_looks_at_its_clock_as_often_as_it_was_told(
             pass
 
     monkeypatch.setattr(background_workers, "Worker", Kept)
-    rest_longer()
+    apps.rest_longer()
     asyncio.run(start_and_end())
     [worker] = made
-    assert worker.minimum_check_interval == LOOK_EVERY
-    assert worker.scheduling_resolution == LOOK_EVERY
+    assert worker.minimum_check_interval == apps.LOOK_EVERY
+    assert worker.scheduling_resolution == apps.LOOK_EVERY
 
 
 @pytest.fixture
@@ -131,8 +57,8 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> None:
         (connection, "_terminate_force_close"),
     ):
         monkeypatch.setattr(kept, name, getattr(kept, name))
-    begin_as_writer()
-    roll_back_when_dropped()
+    apps.begin_as_writer()
+    apps.roll_back_when_dropped()
 
 
 def can_write(file: Path) -> bool:
@@ -208,7 +134,7 @@ def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_tr
 ) -> None:
     logger = logging.getLogger("prefect.server.utilities.worker_channel")
     factory = logging.getLogRecordFactory()
-    log_busy_in_one_line()
+    apps.log_busy_in_one_line()
     try:
         for said in ("database is locked", "no such table: run"):
             try:
@@ -234,7 +160,7 @@ def test_a_locked_database_is_one_line_in_the_log_and_other_errors_keep_their_tr
 )
 def test_pages_may_use_their_own_server_and_no_other_address(api_url: str, origin: str) -> None:
     directives = dict(
-        part.strip().split(" ", 1) for part in content_security_policy(api_url).split(";")
+        part.strip().split(" ", 1) for part in apps.content_security_policy(api_url).split(";")
     )
     assert directives["default-src"] == "'self'"
     allowed = {word for words in directives.values() for word in words.split()}

@@ -9,30 +9,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.control.config import RecoveryConfig
-from tasks.control.recovery.judge import (
-    ENDED,
-    ProcessState,
-    Repair,
-    RunFact,
-    RunState,
-    SlotFact,
-    TaskRunFact,
-    dead_task_runs,
-    judge,
-    leaked_slots,
-    needs_a_person,
-)
+from tasks.control.recovery import judge
 
 CONFIG = RecoveryConfig()
 
 
-def fact(state: RunState, age_s: float = 1000, **more: Any) -> RunFact:
+def fact(state: judge.RunState, age_s: float = 1000, **more: Any) -> judge.RunFact:
     described: dict[str, Any] = {"id": "r", "name": "n", "flow": "pipeline", "process": "unknown"}
-    return RunFact(state=state, age_s=age_s, **(described | more))
+    return judge.RunFact(state=state, age_s=age_s, **(described | more))
 
 
-def judged(*facts: RunFact) -> Repair | None:
-    repairs = [r for r in judge(facts, CONFIG) if r.run == "r"]
+def judged(*facts: judge.RunFact) -> judge.Repair | None:
+    repairs = [r for r in judge.judge(facts, CONFIG) if r.run == "r"]
     return repairs[0] if repairs else None
 
 
@@ -73,7 +61,9 @@ def judged(*facts: RunFact) -> Repair | None:
     ],
     ids=lambda value: value if isinstance(value, str | None) else f"{value.state}-{value.process}",
 )
-def test_each_kind_of_run_gets_what_it_needs_and_no_more(seen: RunFact, action: str | None) -> None:
+def test_each_kind_of_run_gets_what_it_needs_and_no_more(
+    seen: judge.RunFact, action: str | None
+) -> None:
     repair = judged(seen)
     assert (repair.action if repair else None) == action
 
@@ -107,7 +97,7 @@ def test_only_a_missing_heartbeat_needs_a_second_look_and_orphans_end_with_their
     ],
 )
 def test_a_stage_is_ended_when_its_loop_is_gone_for_good(
-    parent: RunFact, child: RunFact, action: str | None
+    parent: judge.RunFact, child: judge.RunFact, action: str | None
 ) -> None:
     repair = judged(parent, child)
     assert (repair.action if repair else None) == action
@@ -130,20 +120,20 @@ def test_a_stage_is_ended_when_its_loop_is_gone_for_good(
         (fact("crashed", attempts=3, age_s=4000), None),
     ],
 )
-def test_what_no_repair_helps_is_left_to_a_person(seen: RunFact, said: str | None) -> None:
-    why = needs_a_person(seen, CONFIG, {"empty"})
+def test_what_no_repair_helps_is_left_to_a_person(seen: judge.RunFact, said: str | None) -> None:
+    why = judge.needs_a_person(seen, CONFIG, {"empty"})
     assert (why is None) if said is None else re.search(said, why or "")
     assert why is None or judged(seen) is None
 
 
 facts = st.builds(
-    RunFact,
+    judge.RunFact,
     id=st.just("r"),
     name=st.just("n"),
     flow=st.just("pipeline"),
-    state=st.sampled_from(get_args(RunState)),
+    state=st.sampled_from(get_args(judge.RunState)),
     age_s=st.floats(0, 1e6),
-    process=st.sampled_from(get_args(ProcessState)),
+    process=st.sampled_from(get_args(judge.ProcessState)),
     pids=st.sampled_from([(), (1,), (1, 2)]),
     heartbeat_age_s=st.none() | st.floats(0, 1e6),
     attempts=st.integers(0, 5),
@@ -154,7 +144,9 @@ facts = st.builds(
 
 
 @given(facts)
-def test_what_lives_is_never_crashed_and_what_waits_for_a_person_is_left(seen: RunFact) -> None:
+def test_what_lives_is_never_crashed_and_what_waits_for_a_person_is_left(
+    seen: judge.RunFact,
+) -> None:
     repair = judged(seen)
     if repair is None:
         return
@@ -168,25 +160,25 @@ def test_what_lives_is_never_crashed_and_what_waits_for_a_person_is_left(seen: R
         assert seen.attempts <= CONFIG.max_retries
         assert seen.restarts < CONFIG.max_retries
     if repair.action == "end processes":
-        assert seen.state in ENDED
+        assert seen.state in judge.ENDED
         assert repair.pids == seen.pids
 
 
 def test_a_slot_is_leaked_only_if_both_looks_say_so() -> None:
-    def slots(taken: int, holders: int) -> tuple[SlotFact, ...]:
-        return (SlotFact(limit="deployment:1", taken=taken, num_holders=holders),)
+    def slots(taken: int, holders: int) -> tuple[judge.SlotFact, ...]:
+        return (judge.SlotFact(limit="deployment:1", taken=taken, num_holders=holders),)
 
-    assert leaked_slots(slots(1, 0), slots(1, 0)) == slots(1, 0)
-    assert leaked_slots(slots(1, 0), slots(1, 1)) == ()
-    assert leaked_slots(slots(1, 1), slots(1, 0)) == ()
-    assert leaked_slots(slots(2, 1), slots(2, 1)) == slots(2, 1)
-    assert leaked_slots((), slots(1, 0)) == ()
+    assert judge.leaked_slots(slots(1, 0), slots(1, 0)) == slots(1, 0)
+    assert judge.leaked_slots(slots(1, 0), slots(1, 1)) == ()
+    assert judge.leaked_slots(slots(1, 1), slots(1, 0)) == ()
+    assert judge.leaked_slots(slots(2, 1), slots(2, 1)) == slots(2, 1)
+    assert judge.leaked_slots((), slots(1, 0)) == ()
 
 
-def task_run(**more: Any) -> TaskRunFact:
+def task_run(**more: Any) -> judge.TaskRunFact:
     described: dict[str, Any] = {"id": "t", "name": "task", "age_s": 1000, "attempt": 1, "run": "r"}
     living = {"run_state": "running", "run_age_s": 1000, "run_attempts": 1}
-    return TaskRunFact(**(described | living | more))
+    return judge.TaskRunFact(**(described | living | more))
 
 
 @pytest.mark.parametrize(
@@ -205,9 +197,9 @@ def task_run(**more: Any) -> TaskRunFact:
     ],
 )
 def test_a_task_run_is_ended_only_when_its_attempt_is_over_for_long(
-    seen: TaskRunFact, is_dead: bool
+    seen: judge.TaskRunFact, is_dead: bool
 ) -> None:
-    assert dead_task_runs([seen]) == ((seen,) if is_dead else ())
+    assert judge.dead_task_runs([seen]) == ((seen,) if is_dead else ())
 
 
 def test_a_second_look_later_than_the_limit_is_refused() -> None:

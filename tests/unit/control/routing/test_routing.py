@@ -17,16 +17,7 @@ from pydantic import ValidationError
 
 from tasks.control.config import RoutingConfig, StageRouting
 from tasks.control.routing import task
-from tasks.control.routing.task import (
-    Place,
-    StageOrder,
-    as_returned,
-    child_error,
-    choose,
-    on_class,
-    read_plain,
-    unmarked,
-)
+from tasks.control.routing import task as routing
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
 from tasks.registry.promotion import OpenQuestion
 from tests.support.platform.routed_flows import Number, first_flow, second_flow
@@ -34,14 +25,16 @@ from tests.support.release.builders import refused
 from tests.support.suite.promises import Promise, proves
 
 
-def place(name: str, *, workers: int = 1, fault: str | None = None) -> Place:
-    return Place(f"training/{name}", name, name, workers, fault)
+def place(name: str, *, workers: int = 1, fault: str | None = None) -> routing.Place:
+    return routing.Place(f"training/{name}", name, name, workers, fault)
 
 
 @proves(Promise.NO_FALLBACK, "the other class is taken by rule, and recorded")
 def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None:
     rule = StageRouting(hardware_class="gpu", wait_s=60, fall_back=("cpu",))
-    first, then = (choose(rule, place("gpu", workers=0), [place("cpu")], s) for s in (59, 60))
+    first, then = (
+        routing.choose(rule, place("gpu", workers=0), [place("cpu")], s) for s in (59, 60)
+    )
     assert (first.place, first.wait) == (None, True)
     assert "no worker of work pool 'gpu' is online; waited 59 s of at most 60 s" in first.reason
     assert (then.place, then.rule) == (place("cpu"), "fall back")
@@ -50,7 +43,7 @@ def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None
 
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
     rule = StageRouting(hardware_class="gpu", wait_s=0)
-    choice = choose(rule, place("gpu", workers=0), [], 0)
+    choice = routing.choose(rule, place("gpu", workers=0), [], 0)
     assert choice.place is None
     assert not choice.wait
     assert "prefect worker start --pool gpu" in choice.reason
@@ -58,7 +51,7 @@ def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
 
 
 places = st.builds(
-    Place,
+    routing.Place,
     deployment=st.sampled_from(["t/a", "t/b", "t/c"]),
     hardware_class=st.just("cpu"),
     pool=st.just("cpu"),
@@ -74,9 +67,9 @@ places = st.builds(
     waited_s=st.floats(0, 200),
 )
 def test_no_run_is_sent_where_it_cannot_run(
-    wanted: Place, others: list[Place], wait_s: float, waited_s: float
+    wanted: routing.Place, others: list[routing.Place], wait_s: float, waited_s: float
 ) -> None:
-    choice = choose(StageRouting(wait_s=wait_s), wanted, others, waited_s)
+    choice = routing.choose(StageRouting(wait_s=wait_s), wanted, others, waited_s)
     if choice.place is not None:
         assert choice.place.refusal is None
         assert not choice.wait
@@ -115,7 +108,7 @@ def test_a_stage_that_nobody_takes_says_what_it_waits_for_until_it_is_given_up(
     monkeypatch.setattr(task, "LOG_EVERY_S", 0.1)
     monkeypatch.setattr(task, "QUICK_POLL_S", 0.01)
     api = NobodyWorks()
-    order = StageOrder("training", "train", {}, RoutingConfig(), "delay", "")
+    order = routing.StageOrder("training", "train", {}, RoutingConfig(), "delay", "")
     stage = task._Stage(order, cast(SyncPrefectClient, api))
     _, untaken_s = stage._follow(api.read_flow_run(uuid4()), "gpu", 0.25)
     assert untaken_s is not None
@@ -133,19 +126,19 @@ def completed(path: Path, serializer: Any) -> FlowRun:
 def test_a_result_comes_back_as_what_the_flow_returns(tmp_path: Path) -> None:
     value = (Number(value=14, digits=("1", "4")), Number(value=1, digits=("1",)))
     (tmp_path / "result").write_bytes(JSONSerializer().dumps(value))
-    plain = read_plain(completed(tmp_path / "result", JSONSerializer()))
-    assert as_returned(plain, second_flow) == value
+    plain = routing.read_plain(completed(tmp_path / "result", JSONSerializer()))
+    assert routing.as_returned(plain, second_flow) == value
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(PickleSerializer().dumps(Number(value=1, digits=())))
     with pytest.raises(StageError, match="'pickle'; only 'json' is read"):
-        read_plain(completed(tmp_path / "result", PickleSerializer()))
+        routing.read_plain(completed(tmp_path / "result", PickleSerializer()))
 
 
 def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="PREFECT_DEFAULT_RESULT_STORAGE_BLOCK"):
-        read_plain(completed(tmp_path / "absent", JSONSerializer()))
+        routing.read_plain(completed(tmp_path / "absent", JSONSerializer()))
 
 
 def test_a_question_that_an_earlier_version_kept_while_suspended_is_read_again() -> None:
@@ -157,21 +150,21 @@ def test_a_question_that_an_earlier_version_kept_while_suspended_is_read_again()
 
 def test_no_class_that_a_result_names_is_imported() -> None:
     marked = {"__class__": "os.system", "data": {"value": 2, "digits": []}}
-    assert as_returned(unmarked(marked), first_flow) == Number(value=2, digits=())
+    assert routing.as_returned(routing.unmarked(marked), first_flow) == Number(value=2, digits=())
 
 
 @given(st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
 def test_plain_values_pass_unchanged(value: Any) -> None:
-    assert unmarked(value) == value
-    assert unmarked({"__class__": "any.thing", "data": [value]}) == [value]
+    assert routing.unmarked(value) == value
+    assert routing.unmarked({"__class__": "any.thing", "data": [value]}) == [value]
 
 
 def test_training_that_falls_back_to_the_cpu_computes_there_and_nothing_else_changes() -> None:
     asked = {"config": {"training": {"device": "cuda", "num_workers": 2}}, "window": None}
     expected = {"config": {"training": {"device": "cpu", "num_workers": 2}}, "window": None}
-    assert on_class(asked, "cpu") == expected
-    assert on_class(asked, "gpu") == asked
-    assert on_class({"number": 3}, "cpu") == {"number": 3}
+    assert routing.on_class(asked, "cpu") == expected
+    assert routing.on_class(asked, "gpu") == asked
+    assert routing.on_class({"number": 3}, "cpu") == {"number": 3}
 
 
 BEFORE = "Flow run encountered an exception: "
@@ -194,6 +187,6 @@ REFUSED = "PrefectHTTPStatusError: Client error '404 ..."
 def test_a_stages_own_error_is_raised_with_its_sentence(
     message: str, kind: type[Exception], sentence: str
 ) -> None:
-    error = child_error(message, "run x")
+    error = routing.child_error(message, "run x")
     assert type(error) is kind
     assert str(error) == f"{sentence} (run x)"

@@ -17,19 +17,10 @@ from pyarrow.fs import FileSystem, S3FileSystem
 
 from tasks.features.offline.job import AsofRetrievalJob, Rows
 from tasks.kernel.errors import FeatureStoreError
-from tests.support.data.asof import (
-    ask,
-    asked,
-    feast_in,
-    in_times,
-    sabotaged,
-    values,
-    view_of,
-    write_rows,
-)
+from tests.support.data import asof
 from tests.support.services.servers import s3_server
 
-ROWS = values(("a", 0, 0, 1.0), ("a", 10, 10, 2.0), ("b", 30, 30, 3.0))
+ROWS = asof.values(("a", 0, 0, 1.0), ("a", 10, 10, 2.0), ("b", 30, 30, 3.0))
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +42,13 @@ def s3(endpoint: str) -> FileSystem:
 
 @pytest.fixture
 def feast_store(tmp_path: Path) -> FeatureStore:
-    write_rows(ROWS, tmp_path / "values.parquet")
-    return feast_in(tmp_path)
+    asof.write_rows(ROWS, tmp_path / "values.parquet")
+    return asof.feast_in(tmp_path)
 
 
 def job_of(feast: FeatureStore) -> AsofRetrievalJob:
-    job: RetrievalJob = ask(
-        feast, [view_of("values.parquet")], asked(("a", 5), ("b", 5), ("a", 20))
+    job: RetrievalJob = asof.ask(
+        feast, [asof.view_of("values.parquet")], asof.asked(("a", 5), ("b", 5), ("a", 20))
     )
     assert isinstance(job, AsofRetrievalJob)
     return job
@@ -68,15 +59,15 @@ def test_sources_on_s3_give_what_the_same_files_give_here(
     feast_store: FeatureStore, s3: FileSystem, endpoint: str, tmp_path: Path, kind: str
 ) -> None:
     with s3.open_output_stream("lake/source/values.parquet") as stream:
-        pq.write_table(pa.Table.from_pandas(in_times(ROWS, kind)), stream)
-    remote = view_of(
+        pq.write_table(pa.Table.from_pandas(asof.in_times(ROWS, kind)), stream)
+    remote = asof.view_of(
         "s3://lake/source/values.parquet", ttl=timedelta(minutes=15), s3_endpoint_override=endpoint
     )
-    here = view_of("values.parquet", ttl=timedelta(minutes=15))
-    frame = asked(("a", 5), ("a", 20), ("b", 45), ("b", 46), (None, 20))
+    here = asof.view_of("values.parquet", ttl=timedelta(minutes=15))
+    frame = asof.asked(("a", 5), ("a", 20), ("b", 45), ("b", 46), (None, 20))
     frame["event_timestamp"] -= timedelta(microseconds=123)  # finer than some columns
     ours, theirs = (
-        ask(feast_store, [view], frame.assign(n=range(5)), filter_by_created_timestamp=True)
+        asof.ask(feast_store, [view], frame.assign(n=range(5)), filter_by_created_timestamp=True)
         .to_df()
         .sort_values("n", ignore_index=True)
         for view in (remote, here)
@@ -88,12 +79,14 @@ def test_sources_on_s3_give_what_the_same_files_give_here(
 def test_bounds_that_a_column_cannot_say_are_left_to_the_query(
     feast_store: FeatureStore, s3: FileSystem, endpoint: str
 ) -> None:
-    rows = in_times(ROWS, "datetime64[ns, UTC]")
+    rows = asof.in_times(ROWS, "datetime64[ns, UTC]")
     with s3.open_output_stream("lake/nanoseconds.parquet") as stream:
         pq.write_table(pa.Table.from_pandas(rows), stream)
     centuries = timedelta(days=365 * 500)
-    view = view_of("s3://lake/nanoseconds.parquet", ttl=centuries, s3_endpoint_override=endpoint)
-    assert ask(feast_store, [view], asked(("a", 5))).to_df()["value"].tolist() == [1.0]
+    view = asof.view_of(
+        "s3://lake/nanoseconds.parquet", ttl=centuries, s3_endpoint_override=endpoint
+    )
+    assert asof.ask(feast_store, [view], asof.asked(("a", 5))).to_df()["value"].tolist() == [1.0]
 
 
 def failing(job: AsofRetrievalJob, num_batches: int) -> AsofRetrievalJob:
@@ -124,7 +117,7 @@ def test_a_result_is_saved_whole_to_a_new_file_alone(
     target = tmp_path / "out" / "saved.parquet"
     storage = SavedDatasetFileStorage(str(target))
     with pytest.raises(FeatureStoreError, match="3 entity rows went into a retrieval, 1 came out"):
-        sabotaged(job_of(feast_store), lambda batch: batch.slice(2)).persist(storage)
+        asof.sabotaged(job_of(feast_store), lambda batch: batch.slice(2)).persist(storage)
     assert not list(target.parent.iterdir())
     job_of(feast_store).persist(storage)
     with pytest.raises(FeatureStoreError, match="exists; allow overwriting"):
@@ -139,5 +132,5 @@ def test_a_result_is_saved_whole_to_a_new_file_alone(
 def test_published_tables_are_not_appended_to(feast_store: FeatureStore) -> None:
     with pytest.raises(FeatureStoreError, match="cannot be appended to: feature tables are pub"):
         feast_store._get_provider().offline_store.offline_write_batch(
-            feast_store.config, view_of("values.parquet"), pa.Table.from_pandas(ROWS), None
+            feast_store.config, asof.view_of("values.parquet"), pa.Table.from_pandas(ROWS), None
         )

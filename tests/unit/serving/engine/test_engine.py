@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serving import errors
 from serving.config import ServedModel
 from serving.engine.versions import LoadedVersion, VersionKey
-from serving.errors import (
-    ClientGoneError,
-    DeadlineError,
-    NotReadyError,
-    OverloadedError,
-    ServingError,
-    UnknownModelError,
-)
 from serving.interfaces import Call, ServedBatch
 from tests.support.serving.standins import (
     SEQUENCES,
@@ -83,7 +76,7 @@ async def test_past_the_bounds_calls_are_refused_in_the_next_turn_and_told_when_
         refused = desk.ask()
         await asyncio.sleep(0)
         error = desk.error(refused)
-        assert isinstance(error, OverloadedError)
+        assert isinstance(error, errors.OverloadedError)
         assert error.retry_after_s is not None
         assert "3 requests with 3 rows wait for m (stable)" in str(error)
         await desk.finish()
@@ -100,7 +93,7 @@ async def test_mirrored_calls_leave_most_of_the_room_to_those_that_somebody_wait
         await until(lambda: all(b.sizes for b in shelf.behaviours.values()))
         mirrored = [desk.ask(track="shadow") for _ in range(3)]  # a quarter of 8 has room
         await asyncio.sleep(0)
-        assert isinstance(desk.error(mirrored[2]), OverloadedError)
+        assert isinstance(desk.error(mirrored[2]), errors.OverloadedError)
         real = [desk.ask() for _ in range(6)]
         await asyncio.sleep(0)
         assert all(call.request_id not in desk.outcomes for call in (*begun, *real))
@@ -116,9 +109,9 @@ async def test_calls_that_nobody_waits_for_are_not_computed() -> None:
         gone.is_gone = True
         kept = desk.ask()
         await until(lambda: late.request_id in desk.outcomes)  # while the backend is at work
-        assert isinstance(desk.error(late), DeadlineError)
+        assert isinstance(desk.error(late), errors.DeadlineError)
         await desk.finish()
-        assert isinstance(desk.error(gone), ClientGoneError)
+        assert isinstance(desk.error(gone), errors.ClientGoneError)
         assert version_of(desk.answer(kept)) == "1"
         assert behaviour.sizes == [1, 1]
 
@@ -216,7 +209,7 @@ async def test_tracks_and_versions_that_are_asked_for_answer() -> None:
             ("2", "stable"),
         ]  # fmt: skip
         unknown = await asked(desk, version="9")
-        assert isinstance(desk.error(unknown), UnknownModelError)
+        assert isinstance(desk.error(unknown), errors.UnknownModelError)
         other = await asked(desk, track="candidate", version="77")
         assert "version 77 is not loaded here; loaded are 1, 2, 3, 4" in str(desk.error(other))
 
@@ -239,11 +232,11 @@ async def test_an_emptied_candidate_track_is_answered_by_stable_and_says_so() ->
 
 
 async def test_a_version_that_cannot_be_loaded_changes_no_track() -> None:
-    async with serving(Shelf(bad={"2": NotReadyError("golden batch differs")})) as desk:
-        with pytest.raises(NotReadyError, match="golden batch differs"):
+    async with serving(Shelf(bad={"2": errors.NotReadyError("golden batch differs")})) as desk:
+        with pytest.raises(errors.NotReadyError, match="golden batch differs"):
             await desk.engine.set_tracks("m", {"candidate": "3", "stable": "2"})
         assert desk.engine.tracks("m") == {"stable": "1", "candidate": None, "shadow": None}
-        with pytest.raises(UnknownModelError):
+        with pytest.raises(errors.UnknownModelError):
             await desk.engine.load("m", "99")
         (state,) = [s for s in desk.engine.states() if s.version == "2"]
         assert (state.state, state.reason) == ("UNAVAILABLE", "golden batch differs")
@@ -252,7 +245,7 @@ async def test_a_version_that_cannot_be_loaded_changes_no_track() -> None:
 
 async def test_no_more_versions_are_loaded_than_allowed() -> None:
     async with serving(Shelf(), max_versions=2) as desk:
-        full = pytest.raises(NotReadyError, match="2 versions are loaded and all are in use")
+        full = pytest.raises(errors.NotReadyError, match="2 versions are loaded and all are in use")
         await desk.engine.set_tracks("m", {"stable": "2"})
         with full:  # the former one, which a track is about to mean, makes no room
             await desk.engine.set_tracks("m", {"stable": "1", "candidate": "3"})
@@ -279,7 +272,7 @@ async def test_stopping_answers_what_waits_and_refuses_what_comes() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [NotReadyError("its files are damaged"), LookupError("no such operator")]
+    "fault", [errors.NotReadyError("its files are damaged"), LookupError("no such operator")]
 )
 async def test_a_version_with_a_fault_is_tried_again_and_what_serves_and_the_following_go_on(
     fault: Exception,
@@ -323,7 +316,7 @@ async def test_without_a_champion_or_a_registry_it_says_so_and_waits() -> None:
     def _why(desk: Desk) -> str:
         try:
             desk.engine.signature("m")
-        except NotReadyError as exc:
+        except errors.NotReadyError as exc:
             return str(exc)
         return ""
 
@@ -352,7 +345,7 @@ async def test_an_observer_that_raises_holds_up_nothing(caplog: pytest.LogCaptur
         def served(self, batch: ServedBatch) -> None:
             raise LookupError("a fault of ours")
 
-        def refused(self, call: Call, error: ServingError) -> None:
+        def refused(self, call: Call, error: errors.ServingError) -> None:
             raise LookupError("a fault of ours")
 
     async with serving(Shelf(), witness=Broken()) as desk:

@@ -22,14 +22,7 @@ from tasks.training.checkpoints.store import (
     deserialized,
     to_host,
 )
-from tests.support.training.states import (
-    assert_equal,
-    files_of,
-    flip_a_bit,
-    save_epochs,
-    state_after,
-    store_in,
-)
+from tests.support.training import states
 
 DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -68,29 +61,29 @@ STATES = st.dictionaries(NAMES, st.recursive(PLAIN | tensors(), containers, max_
 
 @given(STATES)
 def test_any_state_comes_back_to_the_last_bit(state: dict[str, Any]) -> None:
-    assert_equal(deserialized(checked(to_host(state, copy=True))), state)
+    states.assert_equal(deserialized(checked(to_host(state, copy=True))), state)
 
 
 def test_a_state_comes_back_and_the_newest_is_the_one_that_training_is_furthest_in(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = store_in(tmp_path / "new")
+    store = states.store_in(tmp_path / "new")
     assert store.newest() is None
-    store.save(2, 0, state_after(2))
-    furthest = store.save(2, 70, state_after(3))
-    store.save(1, 900, state_after(1))
-    assert store_in(tmp_path / "new").newest() == furthest
-    assert_equal(store.load(furthest), state_after(3))
+    store.save(2, 0, states.state_after(2))
+    furthest = store.save(2, 70, states.state_after(3))
+    store.save(1, 900, states.state_after(1))
+    assert states.store_in(tmp_path / "new").newest() == furthest
+    states.assert_equal(store.load(furthest), states.state_after(3))
     assert caplog.text == ""
 
 
 def test_a_tensor_that_is_in_a_state_twice_or_is_a_view_takes_its_own_space_once(
     tmp_path: Path,
 ) -> None:
-    store, large = store_in(tmp_path), torch.ones(1 << 20)
+    store, large = states.store_in(tmp_path), torch.ones(1 << 20)
     few = large[:1000]
     ref = store.save(1, 0, {"best": few, "network": few})
-    assert files_of(tmp_path, ref)[0].stat().st_size < 2 * few.nbytes
+    assert states.files_of(tmp_path, ref)[0].stat().st_size < 2 * few.nbytes
 
 
 class Harmful:
@@ -103,7 +96,7 @@ def test_what_would_run_code_or_cannot_be_loaded_is_refused_when_it_is_saved(
     value: object, tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingError, match="holds what a checkpoint must not hold"):
-        store_in(tmp_path).save(1, 0, {"epoch": value})
+        states.store_in(tmp_path).save(1, 0, {"epoch": value})
     assert list(tmp_path.iterdir()) == []
     torch.save(Harmful(), tmp_path / "forged")
     with pytest.raises(ArtifactError):
@@ -115,13 +108,13 @@ def truncate(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [MANIFEST_NAME, STATE_NAME])
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("damage", [truncate, states.flip_a_bit, Path.unlink])
 def test_a_damaged_checkpoint_is_passed_over(
     damage: Callable[[Path], None], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, damaged = save_epochs(store_in(tmp_path), 1, 2)
+    whole, damaged = states.save_epochs(states.store_in(tmp_path), 1, 2)
     damage(tmp_path / damaged.name / name)
-    store = store_in(tmp_path)
+    store = states.store_in(tmp_path)
     assert store.newest() == whole
     assert damaged.name in caplog.text
     with pytest.raises(ArtifactError):
@@ -131,15 +124,15 @@ def test_a_damaged_checkpoint_is_passed_over(
 def test_foreign_files_and_other_formats_are_passed_over_and_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = store_in(tmp_path)
-    (whole,) = save_epochs(store, 1)
+    store = states.store_in(tmp_path)
+    (whole,) = states.save_epochs(store, 1)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / MANIFEST_NAME).write_text("{}")
     newer = tmp_path / CheckpointRef.new(9, 0).name
     newer.mkdir()
     (newer / MANIFEST_NAME).write_text(json.dumps({"format": 1, "sha256": "", "content": {}}))
-    assert store_in(tmp_path).newest() == whole
+    assert states.store_in(tmp_path).newest() == whole
     assert "notes.txt" in caplog.text
     assert "its format is 1, expected 3" in caplog.text
     store.prune(1)
@@ -151,12 +144,12 @@ def test_foreign_files_and_other_formats_are_passed_over_and_left_alone(
 def test_pruning_keeps_the_newest_few_and_never_removes_the_last_complete_one(
     tmp_path: Path,
 ) -> None:
-    refs = save_epochs(store_in(tmp_path), 1, 2, 3, 4)
-    store_in(tmp_path).prune(3)
+    refs = states.save_epochs(states.store_in(tmp_path), 1, 2, 3, 4)
+    states.store_in(tmp_path).prune(3)
     assert {path.name for path in tmp_path.iterdir()} == {ref.name for ref in refs[1:]}
     for ref in refs[2:]:
-        flip_a_bit(files_of(tmp_path, ref)[0])
-    store_in(tmp_path).prune(1)
+        states.flip_a_bit(states.files_of(tmp_path, ref)[0])
+    states.store_in(tmp_path).prune(1)
     assert [path.name for path in tmp_path.iterdir()] == [refs[1].name]
 
 
@@ -164,13 +157,13 @@ def test_pruning_keeps_the_newest_few_and_never_removes_the_last_complete_one(
 def test_what_a_killed_writer_left_goes_and_damaged_ones_stay_where_none_is_complete(
     leftover: str, tmp_path: Path
 ) -> None:
-    (damaged,) = save_epochs(store_in(tmp_path), 1)
-    flip_a_bit(files_of(tmp_path, damaged)[0])
+    (damaged,) = states.save_epochs(states.store_in(tmp_path), 1)
+    states.flip_a_bit(states.files_of(tmp_path, damaged)[0])
     left = tmp_path / CheckpointRef.new(2, 0).name
     left.mkdir()
     if leftover:
         (left / leftover).write_bytes(b"half")
-    store = store_in(tmp_path)
+    store = states.store_in(tmp_path)
     assert store.newest() is None
     store.prune(1)
     assert [path.name for path in tmp_path.iterdir()] == [damaged.name]
@@ -180,8 +173,8 @@ def test_what_a_killed_writer_left_goes_and_damaged_ones_stay_where_none_is_comp
 def test_a_refusing_disk_is_a_clear_error_and_leaves_the_one_before(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = store_in(tmp_path)
-    (whole,) = save_epochs(store, 1)
+    store = states.store_in(tmp_path)
+    (whole,) = states.save_epochs(store, 1)
 
     def refuse(path: Path, content: bytes) -> int:
         raise OSError(code, os.strerror(code))
@@ -189,6 +182,6 @@ def test_a_refusing_disk_is_a_clear_error_and_leaves_the_one_before(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", refuse)
         with pytest.raises(StorageError, match=os.strerror(code)):
-            store.save(2, 0, state_after(2))
+            store.save(2, 0, states.state_after(2))
     assert store.newest() == whole
     assert not list(tmp_path.rglob("*aside*"))

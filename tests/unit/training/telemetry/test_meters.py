@@ -4,13 +4,7 @@ import pytest
 
 from tasks.contracts.telemetry import DeviceTelemetry, EnergyUse
 from tasks.training.config import TelemetryConfig
-from tasks.training.telemetry.meters import (
-    DeviceMeter,
-    ProcessorMeter,
-    energy_use,
-    is_visible,
-    run_cost,
-)
+from tasks.training.telemetry import meters
 from tests.support.training.timed_ranks import RANGE_UJ, library, not_supported, zone
 
 
@@ -21,7 +15,7 @@ def test_processor_energy_adds_packages_and_memory_over_their_range(tmp_path: Pa
         zone(tmp_path, "intel-rapl:0:1", "dram", 2_000_000),
         zone(tmp_path, "intel-rapl:2", "psys", 4_000_000),
     ]
-    meter = ProcessorMeter(tmp_path)
+    meter = meters.ProcessorMeter(tmp_path)
     assert meter.joules() == 0
     for number, folder in enumerate(zones):
         before = int((folder / "energy_uj").read_text())
@@ -32,15 +26,15 @@ def test_processor_energy_adds_packages_and_memory_over_their_range(tmp_path: Pa
 
 
 def test_counters_that_are_absent_or_vanish_leave_the_energy_unknown(tmp_path: Path) -> None:
-    absent = ProcessorMeter(tmp_path)
+    absent = meters.ProcessorMeter(tmp_path)
     assert absent.joules() is None
     assert "no RAPL counters" in absent.known_by
     package = zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    meter = ProcessorMeter(tmp_path)
+    meter = meters.ProcessorMeter(tmp_path)
     (package / "energy_uj").unlink()
     assert meter.joules() is meter.joules() is None
     assert "could not be read to the end" in meter.known_by
-    assert "cannot be read" in ProcessorMeter(tmp_path).known_by
+    assert "cannot be read" in meters.ProcessorMeter(tmp_path).known_by
 
 
 DEVICE = DeviceTelemetry(
@@ -70,24 +64,24 @@ def test_energy_is_measured_else_estimated_else_unknown(
     expected: EnergyUse,
 ) -> None:
     config = TelemetryConfig(watts_per_core=watts)
-    assert energy_use(config, processor_j, "RAPL", devices, 100.0) == expected
+    assert meters.energy_use(config, processor_j, "RAPL", devices, 100.0) == expected
 
 
 def test_cost_is_known_energy_and_hours_of_hosts() -> None:
     prices = TelemetryConfig(price_per_kwh=0.25, price_per_node_hour=3.6, currency="OMR")
-    cost = run_cost(prices, EnergyUse(joules=7.2e6, known_by="RAPL"), 500.0, 2)
+    cost = meters.run_cost(prices, EnergyUse(joules=7.2e6, known_by="RAPL"), 500.0, 2)
     assert cost.energy_part == pytest.approx(0.5)
     assert (cost.amount, cost.currency) == (pytest.approx(1.5), "OMR")
     unknown = EnergyUse(joules=None, known_by="none")
-    of_hosts = run_cost(prices, unknown, 1000.0, 1)
+    of_hosts = meters.run_cost(prices, unknown, 1000.0, 1)
     assert (of_hosts.amount, of_hosts.energy_part) == (pytest.approx(1.0), None)
-    assert run_cost(TelemetryConfig(price_per_kwh=1.0), unknown, 1.0, 1) is None
+    assert meters.run_cost(TelemetryConfig(price_per_kwh=1.0), unknown, 1.0, 1) is None
 
 
 def test_devices_are_summed_up_in_our_units() -> None:
     readings = iter([5_000_000, 7_500_000])
     closed: list[bool] = []
-    meter = DeviceMeter("1", library(energy=lambda _: next(readings), closed=closed))
+    meter = meters.DeviceMeter("1", library(energy=lambda _: next(readings), closed=closed))
     meter.sample()
     meter.sample()
     meter.close()
@@ -98,7 +92,7 @@ def test_devices_are_summed_up_in_our_units() -> None:
         ),
     )  # fmt: skip
     assert closed
-    silent = DeviceMeter(None, library(not_supported))
+    silent = meters.DeviceMeter(None, library(not_supported))
     silent.sample()
     assert [device.energy_j for device in silent.summaries()] == [None, None]
 
@@ -108,4 +102,4 @@ def test_devices_are_summed_up_in_our_units() -> None:
     [(None, [0, 1]), ("1", [1]), ("0,1", [0, 1]), ("", []), ("GPU-1a", [1]), ("-1", [])],
 )
 def test_only_devices_that_the_ranks_may_use_are_read(visible: str | None, seen: list[int]) -> None:
-    assert [i for i in range(2) if is_visible(i, f"GPU-{i}abc", visible)] == seen
+    assert [i for i in range(2) if meters.is_visible(i, f"GPU-{i}abc", visible)] == seen
