@@ -6,6 +6,7 @@ declared columns, with staging queries as views.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tasks.kernel.settings import USE_CASE_FILE
 Types = dict[str, str]
 """Column to DuckDB's type of it, as a Parquet file gives it back."""
 
+PERMISSIONS_FILE = "permissions.py"
 MOMENTS = ("event_timestamp", "created")
 NO_REASONS = "excluded"
 """Column of reasons that a query may leave out."""
@@ -131,6 +133,20 @@ def _inputs(config: FeatureConfig, columns: Types) -> dict[str, object]:
         "categorical": tuple(c for c in left if seen[c] in ("text", "boolean")),
         "numeric": tuple(c for c in left if seen[c] in ("integer", "number")),
     }
+
+
+def feast_files(repo: Path) -> list[Path]:
+    """Python files beside `use_case.yaml` that import Feast; others may be models or programs."""
+    return [
+        file
+        for file in sorted(repo.glob("*.py"))
+        if re.search(rb"(?m)^\s*(from|import)\s+feast\b", file.read_bytes())
+    ]
+
+
+def defining_files(repo: Path) -> list[Path]:
+    """Python files that define entities, views and services; without any they are derived."""
+    return [file for file in feast_files(repo) if file.name != PERMISSIONS_FILE]
 
 
 def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) -> str:
