@@ -138,7 +138,7 @@ class Findings:
     @cached_property
     def _root(self) -> yaml.Node | None:
         text = (self.repo / USE_CASE_FILE).read_text(encoding="utf-8")
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        return yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _entries(node: Any) -> Iterator[tuple[tuple[Any, ...], yaml.Node, yaml.Mark]]:

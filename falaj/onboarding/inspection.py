@@ -119,7 +119,7 @@ def landed(
     with scratch_folder("falaj-init-") as folder, duckdb_session(folder) as con:
         store = ArtifactStore(folder / "artifacts")
         config = FeatureConfig.model_construct(raw_tables=(table,))
-        ref = land_raw_rows(window, config, Path.cwd(), store).tables[0]
+        ref = land_raw_rows(window, config, Path.cwd(), store, reused=False).tables[0]
         con.execute(f"CREATE VIEW rows AS FROM {parquet(store.path(ref.artifact, verify=False))}")
         yield Rows(con, table, sniffed, time, label, zone)
 

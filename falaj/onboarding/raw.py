@@ -38,7 +38,9 @@ def land(
     for table in config.features.raw_tables:
         alone = config.features.model_copy(update={"raw_tables": (table,)})
         try:
-            tables[table.name] = land_raw_rows(config.window, alone, findings.repo, store).tables[0]
+            tables[table.name] = land_raw_rows(
+                config.window, alone, findings.repo, store, reused=False
+            ).tables[0]
         except ConfigurationError as exc:
             path = findings.repo / table.uri
             others = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []

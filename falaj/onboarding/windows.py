@@ -47,7 +47,7 @@ def check_windows(sample: Sample, share: float) -> list[dict[str, Any]]:
         place = sample.findings.at("promotion", "max_age_days")
         sample.findings.add("too-old", place, end=end, days=oldest)
     if next(split["rows"] for split in counts if split["name"] == "test"):
-        _check_slices(sample)
+        _check_slices(sample, share)
     return counts
 
 
@@ -72,7 +72,7 @@ def _check_split(sample: Sample, split: dict[str, Any], window: TimeWindow) -> N
         findings.add("few-days", place, **values, least=least, setting=setting)
 
 
-def _check_slices(sample: Sample) -> None:
+def _check_slices(sample: Sample, share: float) -> None:
     """See that one slice of the test rows is large enough to be judged."""
     config, spec = sample.config, sample.config.features.training_set
     label, (rows, rarer) = sql_name(spec.label_column), (0, 0)
@@ -88,6 +88,7 @@ def _check_slices(sample: Sample) -> None:
             "ORDER BY 2 DESC, 1 DESC LIMIT 1"
         ).fetchall()
         rows, rarer = max((rows, rarer), *slices, key=lambda pair: (pair[1], pair[0]))
+    rows, rarer = int(rows / share), int(rarer / share)
     limits, is_class = config.evaluation, spec.task == "classification"
     if rows < limits.min_slice_rows or (is_class and rarer < limits.min_slice_positives):
         setting = f"min_slice_rows: {max(2, rows // 2)}"

@@ -40,7 +40,12 @@ MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
 
 
 def land_raw_rows(
-    window: TimeWindow, config: FeatureConfig, repo: Path, store: ArtifactStore
+    window: TimeWindow,
+    config: FeatureConfig,
+    repo: Path,
+    store: ArtifactStore,
+    *,
+    reused: bool = True,
 ) -> LandedRows:
     """Copy the rows of `window` from every raw table into the artifact store, typed.
 
@@ -49,6 +54,7 @@ def land_raw_rows(
         config: raw tables with their columns and types.
         repo: feature repository, to which relative paths refer.
         store: where the Parquet files go.
+        reused: other versions of this code may look for the rows there.
 
     Raises:
         WindowError: the window ends in the future, or is longer than is allowed. Nothing is
@@ -66,7 +72,8 @@ def land_raw_rows(
             with about(table):
                 sources[table.name] = open_source(table, repo, window, scratch / table.name)
         seen = [source.seen for source in sources.values()]
-        key = content_key(code_digest(__file__), window, config.raw_tables, seen)
+        code = code_digest(__file__) if reused else ""
+        key = content_key(code, window, config.raw_tables, seen)
 
         def build(folder: StagedFolder) -> LandedRows:
             with duckdb_session(folder.path.parent) as con:
@@ -97,10 +104,9 @@ def _land_table(
     relation = as_declared(con, table, source.bring(), window)
     described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     seen = {row[0]: row[1] for row in described}
-    _check_types(con, table, relation, seen)
     target = folder.path / f"{table.name}.parquet"
     typed = ", ".join(
-        f"{_typed(table, c, kind, seen[c])} AS {sql_name(c)}" for c, kind in table.columns.items()
+        f"{_strict(table, c, kind, seen[c])} AS {sql_name(c)}" for c, kind in table.columns.items()
     )
     query = f"SELECT {typed} FROM {relation}"
     if table.time_column:
@@ -108,7 +114,11 @@ def _land_table(
         bounds = inside(table.time_column, window)
         query = f"SELECT * FROM ({query}) WHERE {bounds} OR {moment} IS NULL"
     order = names([*([table.time_column] if table.time_column else []), *table.key])
-    con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
+    try:
+        con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
+    except duckdb.Error:
+        _explain_types(con, table, relation, seen)
+        raise
     _check_unchanged(table, source)
     num_rows = pq.read_metadata(target).num_rows
     if not num_rows:
@@ -145,9 +155,14 @@ def _check_unchanged(table: RawTable, source: Source) -> None:
         )
 
 
-def _check_types(
+def _explain_types(
     con: duckdb.DuckDBPyConnection, table: RawTable, relation: str, seen: dict[str, str]
 ) -> None:
+    """Refuse rows that could not be typed, if it is for their values.
+
+    Raises:
+        DataContractError: some do not have their declared types.
+    """
     conditions = {c: _misfit(table, c, kind, seen[c]) for c, kind in table.columns.items()}
     counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions.values())
     numbers = con.execute(f"SELECT {counts} FROM {relation}").fetchall()[0]
@@ -167,6 +182,14 @@ def _check_types(
             f"{table.null_text!r}) names what stands for a missing value, time_zone (now "
             f"{table.time_zone}) the zone of times without one"
         )
+
+
+def _strict(table: RawTable, column: str, kind: str, seen: str) -> str:
+    """SQL value of a column in its declared type, which fails where a cast alone would guess."""
+    typed = _typed(table, column, kind, seen)
+    if kind not in ("BIGINT", "INTEGER", "TIMESTAMPTZ"):
+        return typed
+    return f"CASE WHEN {_misfit(table, column, kind, seen)} THEN error('') ELSE {typed} END"
 
 
 def _typed(table: RawTable, column: str, kind: str, seen: str) -> str:
