@@ -21,7 +21,7 @@ from tasks.features.checks.before_publish import PROBED, check_same_rows, probes
 from tasks.features.checks.single_features import MIN_ROWS, TELLS_THE_LABEL, SingleScores
 from tasks.features.config import FeatureTable
 from tasks.features.entities import EVENT_TIME
-from tasks.features.offline.duck import parquet, sql_name, sql_text
+from tasks.features.offline.duck import inside, parquet, sql_name, sql_text
 from tasks.kernel.errors import FalajError
 
 CATEGORIES = ("VARCHAR", "BOOLEAN")
@@ -33,18 +33,17 @@ def check_future(sample: Sample, frame: Path) -> None:
         if folder := sample.features.get(table.name):
             _check_table(sample, table, folder)
     _check_frame(sample, frame)
-    sample.read_raw()
 
 
 def _check_table(sample: Sample, table: FeatureTable, folder: Path) -> None:
-    window = sample.config.window
-    for given in probes(sample.con, table, folder, window):
+    window, rows = sample.windows_of(table)[-1], max(folder.iterdir())
+    for given in probes(sample.con, table, rows, window):
         # What a query misses of the past is told once, by the probe that hides the past alone.
         probe = replace(given, since=None) if given.until else given
         sample.read_raw(probe.since, probe.until)
         sample.compute(table, probe.of_window(window), PROBED)
         try:
-            check_same_rows(sample.con, table, folder, probe)
+            check_same_rows(sample.con, table, rows, probe)
         except FalajError as exc:
             changed = re.search(r"(\w+) differs in", str(exc))
             column = changed[1] if changed else None
@@ -133,9 +132,10 @@ def _joined(sample: Sample, frame: Path) -> tuple[Path, list[str], list[str]]:
             f"ASOF LEFT JOIN (SELECT *, {known} FROM {rows}) AS t{number} "
             f"ON {equal} AND f.{sql_name(EVENT_TIME)} >= t{number}.known_at"
         )
+    looked_at = " OR ".join(inside(EVENT_TIME, window) for window in sample.windows)
     target = frame.with_name("joined.parquet")
     con.execute(
-        f"COPY (SELECT {', '.join(wanted)} FROM {parquet(frame)} AS f {' '.join(joins)}) "
-        f"TO {sql_text(target)} (FORMAT parquet)"
+        f"COPY (SELECT {', '.join(wanted)} FROM (FROM {parquet(frame)} WHERE {looked_at}) AS f "
+        f"{' '.join(joins)}) TO {sql_text(target)} (FORMAT parquet)"
     )
     return target, categorical, numeric

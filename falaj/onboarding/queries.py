@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import duckdb
@@ -16,13 +16,17 @@ from tasks.contracts.data import FeatureTables, LandedRows
 from tasks.features.config import FeatureTable, TrainingSet
 from tasks.features.declared.columns import plain_frame
 from tasks.features.declared.queries import frame_query, table_query
-from tasks.features.entities import write_entities
-from tasks.features.offline.duck import parquet, set_window, sql_name, sql_text
+from tasks.features.entities import EVENT_TIME, write_entities
+from tasks.features.offline.duck import inside, parquet, set_window, sql_name, sql_text
 from tasks.features.tables.build import check_computed, register_raw, run_query
 from tasks.kernel.errors import DataContractError, FalajError
 from tasks.kernel.settings import ArtifactStore
 
 CHECK = "queries"
+FEW_ROWS = 5000
+"""Features are computed where so many entity rows of training and of test lie next to each other:
+many queries give a row an hour, however few raw rows there are."""
+LEAST_SPAN = timedelta(days=7)
 
 
 @dataclass
@@ -30,7 +34,8 @@ class Sample:
     """A use case on a sample of its raw rows.
 
     Attributes:
-        features: folder of the rows of each feature table whose query ran.
+        windows: where features are computed; the test window, or its beginning, is the last.
+        features: folder of the rows of each feature table whose query ran, a file a window.
         frame: the labelled entity rows, once the query ran; with all columns of the query.
     """
 
@@ -39,6 +44,7 @@ class Sample:
     findings: Findings
     store: ArtifactStore
     rows: LandedRows
+    windows: list[TimeWindow] = field(default_factory=list)
     features: dict[str, Path] = field(default_factory=dict)
     frame: Path | None = None
 
@@ -60,6 +66,10 @@ class Sample:
         text = plain_frame(self.con, frame_query(self.findings.repo, self.config.features), spec)
         run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", spec.origin)
 
+    def windows_of(self, table: FeatureTable) -> list[TimeWindow]:
+        """Where a table is computed."""
+        return [self.config.window] if table.static else self.windows
+
     def place(self, part: FeatureTable | TrainingSet, column: str | None = None) -> Place:
         """Where a table, or a column of it, is made: the line of its query that names the column.
 
@@ -79,13 +89,6 @@ def check_queries(sample: Sample) -> None:
     except FalajError as exc:
         add_query_error(exc, findings, findings.at("features", "staging"))
         return
-    for table in features.feature_tables:
-        try:
-            _fill(sample, table)
-        except FalajError as exc:
-            add_query_error(exc, findings, sample.place(table))
-        else:
-            _check_columns(sample, table)
     target = sample.store.root / "entities.parquet"
     tables = FeatureTables(version="0" * 32, raw=sample.rows.tables, tables=(), sources={})
     try:
@@ -93,16 +96,43 @@ def check_queries(sample: Sample) -> None:
         sample.frame = target
     except FalajError as exc:
         add_query_error(exc, findings, sample.place(features.training_set))
+    sample.windows = _looked_at(sample)
+    for table in features.feature_tables:
+        try:
+            _fill(sample, table)
+        except FalajError as exc:
+            add_query_error(exc, findings, sample.place(table))
+        else:
+            _check_columns(sample, table)
+
+
+def _looked_at(sample: Sample) -> list[TimeWindow]:
+    """The end of training and the beginning of test, as far as enough rows; or all there is."""
+    whole, splits = sample.config.window, sample.config.splits
+    if sample.frame is None:
+        return [whole]
+    spans = []
+    for split in (splits.train, splits.test):
+        query = f"SELECT count(*) FROM {parquet(sample.frame)} WHERE {inside(EVENT_TIME, split)}"
+        num_rows = sample.con.execute(query).fetchall()[0][0]
+        share = min(1.0, FEW_ROWS / max(num_rows, 1))
+        spans.append(max((split.end - split.start) * share, LEAST_SPAN))
+    if sum(spans, timedelta(0)) > (whole.end - whole.start) / 2:
+        return [whole]
+    return [
+        TimeWindow(start=splits.train.end - spans[0], end=splits.train.end),
+        TimeWindow(start=splits.test.start, end=splits.test.start + spans[1]),
+    ]
 
 
 def _fill(sample: Sample, table: FeatureTable) -> None:
-    window = sample.config.window
-    sample.compute(table, window, "computed")
-    check_computed(sample.con, table, window)
     folder = sample.store.root / "features" / table.name
     folder.mkdir(parents=True)
-    target = sql_text(folder / "rows.parquet")
-    sample.con.execute(f"COPY computed TO {target} (FORMAT parquet)")
+    for number, window in enumerate(sample.windows_of(table)):
+        sample.compute(table, window, "computed")
+        check_computed(sample.con, table, window)
+        target = sql_text(folder / f"{number}.parquet")
+        sample.con.execute(f"COPY computed TO {target} (FORMAT parquet)")
     sample.features[table.name] = folder
 
 
