@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from falaj.onboarding import leaks, raw
-from falaj.onboarding.findings import Finding, Findings, nearest
+from falaj.onboarding.findings import Finding, Findings, did_you_mean
 from falaj.onboarding.queries import Sample, add_query_error, check_queries
 from falaj.onboarding.schema import check_schema
 from falaj.onboarding.windows import check_windows
@@ -36,14 +34,7 @@ class CheckReport:
     findings: list[Finding]
     splits: list[dict[str, Any]] = field(default_factory=list)
     leading: list[tuple[str, float]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, step: str) -> Iterator[None]:
-        """Note how long a step takes."""
-        started = time.monotonic()
-        yield
-        self.seconds[step] = round(time.monotonic() - started, 2)
+    seconds: float = 0.0
 
 
 def check_project(repo: Path) -> CheckReport:
@@ -54,15 +45,15 @@ def check_project(repo: Path) -> CheckReport:
     Raises:
         ConfigurationError: the folder is no project.
     """
-    findings = Findings(repo)
+    findings, started = Findings(repo), time.monotonic()
     report = CheckReport(repo.name, findings.found)
-    with report.timed("schema"):
-        check_schema(findings)
-        config = None if findings.found else _checked_files(findings)
+    check_schema(findings)
+    config = None if findings.found else _checked_files(findings)
     if config and not findings.found:
         report.name = config.name
         with scratch_folder("falaj-check-") as folder:
             _check_rows(report, config, findings, ArtifactStore(folder))
+    report.seconds = round(time.monotonic() - started, 2)
     return report
 
 
@@ -71,14 +62,17 @@ def _checked_files(findings: Findings) -> PipelineConfig | None:
     repo = findings.repo
     try:
         config = read_pipeline_config(repo)
-        if not _lacks_queries(config, findings):
-            check_repository(config, repo)
+        check_repository(config, repo)
     except ConfigurationError as exc:
         named = re.search(r"[\w./-]+\.(py|sql|yaml)", str(exc))
         place = findings.declared(str(exc), "features")
-        if named and named[0] != USE_CASE_FILE:
-            place = named[0], None
-        add_query_error(exc, findings, place, CHECK)
+        if named and "has no file" in str(exc):
+            near = did_you_mean(named[0], (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
+            place, advice = findings.naming(named[0]), f"{near}write it, or mend the name"
+            findings.add_error(exc, CHECK, place, advice)
+        else:
+            is_file = named and named[0] != USE_CASE_FILE
+            add_query_error(exc, findings, (named[0], None) if is_file else place, CHECK)
         return None
     for file in defining_files(repo):
         if not DEFINES.search(file.read_text(encoding="utf-8")):
@@ -92,38 +86,18 @@ def _checked_files(findings: Findings) -> PipelineConfig | None:
     return config
 
 
-def _lacks_queries(config: PipelineConfig, findings: Findings) -> bool:
-    features, repo = config.features, findings.repo
-    named: list[tuple[str, *tuple[str, ...]]] = [
-        *((query.sql, "staging", query.name, "sql") for query in features.staging),
-        *((table.sql, "feature_tables", table.name, "sql") for table in features.feature_tables),
-        (features.training_set.sql, "training_set", "sql"),
-    ]
-    absent = [part for part in named if part[0] and not (repo / part[0]).is_file()]
-    for name, *path in absent:
-        near = nearest(name, (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
-        advice = f"did you mean {near}?" if near else "write it, or mend the name"
-        findings.add("no-file", findings.at("features", *path), name=name, advice=advice)
-    return bool(absent)
-
-
 def _check_rows(
     report: CheckReport, config: PipelineConfig, findings: Findings, store: ArtifactStore
 ) -> None:
-    with report.timed("rows"):
-        landed = raw.land(config, findings, store)
-        if landed is None:
-            return
-        rows, share = raw.sample(landed, config, findings, store)
+    landed = raw.land(config, findings, store)
+    if landed is None:
+        return
+    rows, share = raw.sample(landed, config, findings, store)
     with duckdb_session(store.root) as con:
         sample = Sample(con, config, findings, store, rows)
-        with report.timed("queries"):
-            check_queries(sample)
+        check_queries(sample)
         if sample.frame is None:
             return
-        with report.timed("windows"):
-            report.splits = check_windows(sample, share)
-        with report.timed("future"):
-            leaks.check_future(sample, sample.frame)
-        with report.timed("single inputs"):
-            report.leading = leaks.check_single_inputs(sample, sample.frame)
+        report.splits = check_windows(sample, share)
+        leaks.check_future(sample, sample.frame)
+        report.leading = leaks.check_single_inputs(sample, sample.frame)

@@ -135,6 +135,16 @@ class Findings:
             return self.at("features", *tables, found[1])
         return self.at(*otherwise)
 
+    def naming(self, value: str) -> Place:
+        """Line of a value that `use_case.yaml` has somewhere."""
+        waiting = [self._root]
+        while waiting:
+            for _, node, mark in _entries(waiting.pop()):
+                if node.value == value:
+                    return USE_CASE_FILE, mark.line + 1
+                waiting.append(node)
+        return USE_CASE_FILE, None
+
     @cached_property
     def _root(self) -> yaml.Node | None:
         text = (self.repo / USE_CASE_FILE).read_text(encoding="utf-8")

@@ -15,10 +15,10 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows
 from tasks.features.config import FeatureTable, TrainingSet
 from tasks.features.declared.columns import plain_frame
-from tasks.features.declared.queries import frame_query, table_query
+from tasks.features.declared.queries import frame_query
 from tasks.features.entities import EVENT_TIME, write_entities
 from tasks.features.offline.duck import inside, parquet, set_window, sql_name, sql_text
-from tasks.features.tables.build import check_computed, register_raw, run_query
+from tasks.features.tables.build import check_computed, compute_table, register_raw, run_query
 from tasks.kernel.errors import DataContractError, FalajError
 from tasks.kernel.settings import ArtifactStore
 
@@ -55,9 +55,7 @@ class Sample:
 
     def compute(self, table: FeatureTable, window: TimeWindow, name: str) -> None:
         """Compute a feature table for a window into a table of this name."""
-        set_window(self.con, window)
-        text = table_query(self.findings.repo, table, self.config.features)
-        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.origin)
+        compute_table(self.con, table, self.config.features, self.findings.repo, window, name)
 
     def compute_frame(self, window: TimeWindow, name: str) -> None:
         """Compute the entity rows of a window into a table of this name."""

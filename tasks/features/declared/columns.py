@@ -22,7 +22,7 @@ from tasks.contracts.data import ColumnKind, TableShape
 from tasks.features.config import FeatureConfig, FeatureTable, TrainingSet
 from tasks.features.declared.queries import frame_query, read_query, row_key, table_query
 from tasks.features.offline.duck import NUMBERS, set_window, sql_name
-from tasks.features.tables.build import run_query
+from tasks.features.tables.build import check_columns, run_query
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
@@ -228,12 +228,7 @@ def _view(
 ) -> DescribedView:
     text = table_query(repo, table, config)
     columns = described(con, text, table.origin)
-    needed = (*table.entity_keys, *MOMENTS)
-    if missing := [name for name in needed if name not in columns]:
-        raise ConfigurationError(
-            f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs its "
-            f"keys, event_timestamp and created. It gives {', '.join(columns)}. Nothing was run"
-        )
+    check_columns(table, columns)
     comment = takewhile(lambda line: line.startswith("--"), text.splitlines())
     return DescribedView(
         name=table.name,

@@ -64,6 +64,15 @@ def test_columns_are_inputs_by_their_kind_and_what_is_said_stays(tmp_path: Path)
     assert spec.label_definition == "sent back"
 
 
+def test_a_model_beside_the_use_case_leaves_its_definitions_derived(tmp_path: Path) -> None:
+    repo = write_use_case(tmp_path)
+    before = definitions_digest(repo)
+    (repo / "my_model.py").write_text("import torch\n")
+    assert definitions_digest(repo) == before
+    (repo / "definitions.py").write_text("from feast import Entity\n")
+    assert definitions_digest(repo) != before
+
+
 def test_a_use_case_said_once_is_whole_as_the_parameter_of_a_flow(tmp_path: Path) -> None:
     config = read_pipeline_config(write_use_case(tmp_path))
     assert PipelineConfig.model_validate(config.model_dump(mode="json")) == config
