@@ -36,6 +36,8 @@ class Rows:
     label: SniffedColumn
     zone: str
     """Where days begin, and of times that are written without a zone."""
+    first: datetime
+    last: datetime
 
     @property
     def moment(self) -> str:
@@ -103,7 +105,8 @@ def landed(
     """The typed rows of the data, described as `falaj init` proposes it; without a key yet.
 
     Raises:
-        DataContractError: a value beyond those that were looked at is of another type.
+        DataContractError: a value beyond those that were looked at is of another type, or no row
+            has a time.
     """
     table = RawTable(
         name=table_name(uri),
@@ -121,7 +124,14 @@ def landed(
         config = FeatureConfig.model_construct(raw_tables=(table,))
         ref = land_raw_rows(window, config, Path.cwd(), store, reused=False).tables[0]
         con.execute(f"CREATE VIEW rows AS FROM {parquet(store.path(ref.artifact, verify=False))}")
-        yield Rows(con, table, sniffed, time, label, zone)
+        moment = sql_name(time.name)
+        first, last = con.execute(f"SELECT min({moment}), max({moment}) FROM rows").fetchall()[0]
+        if first is None:
+            raise DataContractError(
+                f"no row has a time in {time.written} that is past; expected when each row "
+                "happened. Nothing was written"
+            )
+        yield Rows(con, table, sniffed, time, label, zone, first, last)
 
 
 def row_key(rows: Rows, entity: str | None) -> tuple[str, ...]:

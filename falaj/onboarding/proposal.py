@@ -123,7 +123,7 @@ def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
         horizon = wishes.duration(wishes.horizon, asked, HORIZON, "--horizon")
     else:
         asked = f"how long after its row's time {rows.label.written} is known"
-        longest = min(LONGEST_WAIT_DAYS, max(1, span_of(rows).days // LONGEST_SHARE))
+        longest = min(LONGEST_WAIT_DAYS, max(1, (rows.last - rows.first).days // LONGEST_SHARE))
         given, option = wishes.label_known_after, "--label-known-after"
         wait = wishes.duration(given, asked, f"{longest}d", option)
     proposal = Proposal(
@@ -190,37 +190,17 @@ def choose_entity(rows: Rows) -> str | None:
     return found[0].name if found else None
 
 
-def span_of(rows: Rows) -> timedelta:
-    """Time from the first to the last row.
-
-    Raises:
-        DataContractError: no row has a time.
-    """
-    found = rows.one(f"SELECT max({rows.moment}) - min({rows.moment}) FROM rows")[0]
-    if not isinstance(found, timedelta):
-        raise DataContractError(
-            f"no row has a time in {rows.time.name} that is past; expected when each row happened. "
-            "Nothing was written"
-        )
-    return found
-
-
 def windows_of(rows: Rows, wait: timedelta) -> tuple[date, date, date, date]:
     """Days on which training, validation and test begin, and the end: 70, 15 and 15 % of the time.
 
     Args:
-        rows: with some time between the first and the last.
+        rows: what there is.
         wait: so long before the end the newest known labels are; shares are of the time before.
 
     Raises:
         DataContractError: the rows are of too few days.
     """
-    local = ZoneInfo(rows.zone)
-    start, last = (
-        moment.astimezone(local).date()
-        for moment in rows.one(f"SELECT min({rows.moment}), max({rows.moment}) FROM rows")
-        if isinstance(moment, datetime)
-    )
+    start, last = (m.astimezone(ZoneInfo(rows.zone)).date() for m in (rows.first, rows.last))
     end = min(last + DAY, datetime.now(UTC).date())
     known = (end - start) - DAY * math.ceil(wait / DAY)
     if known.days < LEAST_DAYS:

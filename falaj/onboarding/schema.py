@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from falaj.onboarding.findings import Finding, Findings, did_you_mean, nearest
 from flows.config import PipelineConfig, mistakes
@@ -79,32 +80,14 @@ def _in_words(path: Sequence[str | int], error: dict[str, Any]) -> tuple[str, st
 
 def _fields_at(path: Sequence[str | int]) -> dict[str, str]:
     """Settings that may stand where the last step of a path does, with what each means."""
-    models: list[type[BaseModel]] = [PipelineConfig]
+    schema = PipelineConfig.model_json_schema()
+    parts = [schema]
     for step in path[:-1]:
-        inner = [
-            model
-            for outer in models
-            for name, field in outer.model_fields.items()
-            if step in _names_of(name, field)
-            for model in _models_in(field.annotation)
-        ]
-        models = inner or models
+        given = json.dumps([part.get("properties", {}).get(step) for part in parts])
+        inner = [schema["$defs"][name] for name in re.findall(r"#/\$defs/(\w+)", given)]
+        parts = inner or parts
     return {
-        _names_of(name, field)[-1]: field.description or ""
-        for model in models
-        for name, field in model.model_fields.items()
+        name: field.get("description", "")
+        for part in parts
+        for name, field in part.get("properties", {}).items()
     }
-
-
-def _names_of(name: str, field: Any) -> list[str]:
-    """A field's name, and as the last one what a file calls it."""
-    alias = field.validation_alias
-    first = alias if isinstance(alias, str) else (alias.choices[0] if alias else name)
-    return [name, str(first)]
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
