@@ -65,18 +65,20 @@ def _checked_files(findings: Findings) -> PipelineConfig | None:
         check_repository(config, repo)
     except ConfigurationError as exc:
         named = re.search(r"[\w./-]+\.(py|sql|yaml)", str(exc))
-        place = findings.declared(str(exc), "features")
-        if named and "has no file" in str(exc):
-            near = did_you_mean(named[0], (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
-            place, advice = findings.naming(named[0]), f"{near}write it, or mend the name"
-            findings.add_error(exc, CHECK, place, advice)
+        file = named[0] if named else USE_CASE_FILE
+        if "has no file" in str(exc):
+            near = did_you_mean(file, (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
+            findings.add_error(
+                exc, CHECK, findings.naming(file), f"{near}write it, or mend the name"
+            )
         else:
-            is_file = named and named[0] != USE_CASE_FILE
-            add_query_error(exc, findings, (named[0], None) if is_file else place, CHECK)
+            declared = findings.declared(str(exc), "features")
+            place = declared if file == USE_CASE_FILE else (file, None)
+            add_query_error(exc, findings, place, CHECK)
         return None
-    for file in defining_files(repo):
-        if not DEFINES.search(file.read_text(encoding="utf-8")):
-            findings.add("no-definitions", (file.name, None))
+    for path in defining_files(repo):
+        if not DEFINES.search(path.read_text(encoding="utf-8", errors="replace")):
+            findings.add("no-definitions", (path.name, None))
     try:
         if config.training.own_model is not None:
             check_source(config.training.own_model, repo)

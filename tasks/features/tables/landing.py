@@ -129,8 +129,8 @@ def _land_table(
             f"{source.seen.uri} holds no rows in window {window}; expected at least one. Choose a "
             "window that the data covers"
         )
-    read = f"{source.seen.num_bytes:,} bytes of {source.seen.uri}"
-    logger.info("landed %s rows of %s, from %s", f"{num_rows:,}", table.name, read)
+    origin = f"{source.seen.num_bytes:,} bytes of {source.seen.uri}"
+    logger.info("landed %s rows of %s, from %s", f"{num_rows:,}", table.name, origin)
     return TableRef(
         name=table.name,
         artifact=folder.artifact(f"{table.name}.parquet"),
