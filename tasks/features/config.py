@@ -276,6 +276,12 @@ class TrainingSet(FrozenConfig):
         return self.label if re.fullmatch(r"[a-z][a-z0-9_]*", self.label) else "label"
 
     @property
+    def label_lag(self) -> timedelta:
+        """So long after its prediction a label is known, as far as the use case says it."""
+        known = span(self.label_known_after or "0m")
+        return max(known - span(self.predict_after), timedelta(0))
+
+    @property
     def label_words(self) -> set[str]:
         """Names of the columns that the label is made of, among other words of its expression.
 

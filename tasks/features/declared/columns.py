@@ -6,6 +6,7 @@ declared columns, with staging queries as views.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tasks.contracts.data import ColumnKind, TableShape
 from tasks.features.config import FeatureConfig, FeatureTable, TrainingSet
 from tasks.features.declared.queries import frame_query, read_query, row_key, table_query
 from tasks.features.offline.duck import NUMBERS, set_window, sql_name
-from tasks.features.tables.build import run_query
+from tasks.features.tables.build import check_columns, run_query
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
@@ -29,6 +30,7 @@ from tasks.kernel.settings import USE_CASE_FILE
 Types = dict[str, str]
 """Column to DuckDB's type of it, as a Parquet file gives it back."""
 
+PERMISSIONS_FILE = "permissions.py"
 MOMENTS = ("event_timestamp", "created")
 NO_REASONS = "excluded"
 """Column of reasons that a query may leave out."""
@@ -133,6 +135,20 @@ def _inputs(config: FeatureConfig, columns: Types) -> dict[str, object]:
     }
 
 
+def feast_files(repo: Path) -> list[Path]:
+    """Python files beside `use_case.yaml` that import Feast; others may be models or programs."""
+    return [
+        file
+        for file in sorted(repo.glob("*.py"))
+        if re.search(rb"(?m)^\s*(from|import)\s+feast\b", file.read_bytes())
+    ]
+
+
+def defining_files(repo: Path) -> list[Path]:
+    """Python files that define entities, views and services; without any they are derived."""
+    return [file for file in feast_files(repo) if file.name != PERMISSIONS_FILE]
+
+
 def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) -> str:
     """The query of an entity frame, with values in types that files and models take.
 
@@ -212,12 +228,7 @@ def _view(
 ) -> DescribedView:
     text = table_query(repo, table, config)
     columns = described(con, text, table.origin)
-    needed = (*table.entity_keys, *MOMENTS)
-    if missing := [name for name in needed if name not in columns]:
-        raise ConfigurationError(
-            f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs its "
-            f"keys, event_timestamp and created. It gives {', '.join(columns)}. Nothing was run"
-        )
+    check_columns(table, columns)
     comment = takewhile(lambda line: line.startswith("--"), text.splitlines())
     return DescribedView(
         name=table.name,

@@ -10,7 +10,8 @@ import yaml
 
 from falaj.__main__ import main
 from falaj.onboarding.checks import check_project
-from falaj.onboarding.project import Wishes, begin
+from falaj.onboarding.project import begin
+from falaj.onboarding.proposal import Wishes
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 NUM_ROWS = 1200
@@ -52,7 +53,7 @@ def wishes(label: str = "Churned", ask: Callable[[str], str] | None = None, **mo
     return Wishes(**{**said, "label": label, "template": "table", "ask": ask, **more})  # type: ignore[arg-type]
 
 
-def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> Path:
+def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> str:
     folder.mkdir(exist_ok=True)
     file = folder / name
     if name.endswith(".csv"):
@@ -61,7 +62,7 @@ def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> Path:
         rows.to_json(file, orient="records", lines=True)
     else:
         rows.to_parquet(file)
-    return file
+    return str(file)
 
 
 @pytest.mark.parametrize(
