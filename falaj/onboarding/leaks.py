@@ -112,6 +112,7 @@ def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, floa
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,
+        classes=spec.class_names,
     )
     rows = SingleScores(joined, columns, config.splits)
     scores = sorted(

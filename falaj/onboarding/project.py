@@ -93,7 +93,7 @@ def _proposal(
     is_series = wishes.template == "timeseries"
     if is_series and task != "regression":
         raise ConfigurationError(
-            f"--template timeseries predicts a number, and {label.written} holds two values only; "
+            f"--template timeseries predicts a number, and {label.written} holds no numbers; "
             "use --template events. Nothing was written"
         )
     entity = column_called(rows.sniffed, wishes.key, "--key").name if wishes.key else None
@@ -119,7 +119,7 @@ def _proposal(
     return Proposal(
         name=name,
         template=wishes.template,
-        task=task,  # type: ignore[arg-type]
+        task=task,
         label=sql,
         meaning=meaning,
         time=time.name,
@@ -163,6 +163,8 @@ def _described(rows: Rows, proposal: Proposal, label: SniffedColumn) -> list[str
     if positive:
         share = rows.one(f"SELECT {positive} FROM rows")[0]
         lines[-1] += f" in {share:.1%} of the rows"
+    if proposal.classes:
+        lines[-1] += f": {', '.join(proposal.classes)}"
     start, validation, test, end = proposal.days
     lines.append(
         row("Splits", f"train from {start}, validate from {validation}, test from {test} to {end}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from falaj.onboarding.inspection import Rows, row_key, step_minutes
+from falaj.onboarding.inspection import FEW, Rows, row_key, step_minutes
+from tasks.contracts.data import TaskKind
 from tasks.features.declared.aggregates import span
 from tasks.features.offline.duck import sql_name, sql_text
 from tasks.features.tables.sniffing import SniffedColumn
@@ -39,7 +41,7 @@ class Proposal:
 
     name: str
     template: Template
-    task: Literal["classification", "regression"]
+    task: TaskKind
     label: str
     time: str
     zone: str
@@ -54,14 +56,15 @@ class Proposal:
     aggregates: list[str] = field(default_factory=list)
     ignore: list[str] = field(default_factory=list)
     evaluation: dict[str, int] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
 
 
-def label_of(rows: Rows, column: SniffedColumn) -> tuple[str, str, str]:
+def label_of(rows: Rows, column: SniffedColumn) -> tuple[TaskKind, str, str]:
     """Task, the label as column or SQL, and what a label of 1 means.
 
     Raises:
-        DataContractError: there is one value only, or it is a text of more than two.
+        DataContractError: there is one value only, or it is a text of too many.
     """
     name, values = column.name, [v for v, _ in rows.values(column.name)]
     shown = ", ".join(map(str, values[:6]))
@@ -74,12 +77,14 @@ def label_of(rows: Rows, column: SniffedColumn) -> tuple[str, str, str]:
         return "classification", name, f"{name} is {'true' if column.type == 'BOOLEAN' else 1}"
     if column.type in ("BIGINT", "DOUBLE") and len(values) > 2:
         return "regression", name, name
-    if len(values) > 2:
+    if len(values) >= FEW:
         raise DataContractError(
-            f"--label {column.written} holds texts of more than two values ({shown}): one class of "
-            "several is not supported yet. Choose the one that matters: add a column that is 1 "
-            "for it and 0 for the others, and name that. Nothing was written"
+            f"--label {column.written} holds texts of {FEW} values or more ({shown} ...); expected "
+            "one of a few classes. Put rare ones together in the file, or list all of them as "
+            "`classes` of a training set that you write yourself. Nothing was written"
         )
+    if len(values) > 2:
+        return "multi-class", name, f"which {name} it is"
     # The rarer of two texts is mostly what is asked for, where neither says yes.
     positive = next((v for v in values if str(v).lower() in YES), values[-1])
     literal = sql_text(positive) if isinstance(positive, str) else str(positive)
@@ -134,13 +139,17 @@ def slices_of(rows: Rows, proposal: Proposal) -> dict[str, int]:
     """Settings of the judgement, where the test rows are fewer than the defaults ask for."""
     _, _, test, end = proposal.days
     until = end - timedelta(days=math.ceil(span(proposal.label_known_after) / timedelta(days=1)))
-    is_class = proposal.task == "classification"
+    is_class = proposal.task != "regression"
     positive = f"({proposal.label})::INTEGER = 1" if is_class else "TRUE"
+    labels = [f"{sql_name(proposal.label)} = {sql_text(name)}" for name in proposal.classes]
+    each = ", ".join(
+        f"count(*) FILTER ({is_it})" for is_it in labels or (positive, f"NOT {positive}")
+    )
     moment = sql_name(proposal.time)
     found = rows.con.execute(
-        f"SELECT count(*), least(count(*) FILTER ({positive}), count(*) FILTER (NOT ({positive}))),"
-        f" count(DISTINCT {moment}::DATE) FROM rows WHERE {moment} >= '{test}' AND {moment} < "
-        f"'{until}' GROUP BY strftime({moment}, '%Y-%m') ORDER BY 2 DESC, 1 DESC"
+        f"SELECT count(*), least({each}), count(DISTINCT {moment}::DATE) FROM rows "
+        f"WHERE {moment} >= '{test}' AND {moment} < '{until}' "
+        f"GROUP BY strftime({moment}, '%Y-%m') ORDER BY 2 DESC, 1 DESC"
     ).fetchall()
     if not found:
         return {}
@@ -160,6 +169,8 @@ def propose(rows: Rows, label: SniffedColumn, proposal: Proposal) -> None:
     time, wait = proposal.time, span(proposal.label_known_after)
     proposal.key = row_key(rows, time, proposal.entity)
     proposal.days = windows_of(rows, time, proposal.zone, wait)
+    if proposal.task == "multi-class":
+        proposal.classes = sorted(str(value) for value, _ in rows.values(label.name))
     proposal.evaluation = slices_of(rows, proposal)
     if proposal.template == "timeseries":
         _propose_series(rows, label, proposal)
@@ -174,6 +185,13 @@ def propose(rows: Rows, label: SniffedColumn, proposal: Proposal) -> None:
     proposal.aggregates = [f"count() over {overs}", f"time_since_last() over {overs[-3:].strip()}"]
     proposal.aggregates += [f"mean({name}) over {overs}" for name in numbers[:NUM_AVERAGED]]
     longer = max(28, 3 * math.ceil(wait / timedelta(days=1)))
+    if proposal.classes:
+        plain = [name for name in proposal.classes if re.fullmatch(r"[\w .-]+", name)]
+        proposal.aggregates += [
+            f"share({proposal.label} = {sql_text(name)}) over {longer}d as label_share_{number}"
+            for number, name in enumerate(plain[:NUM_AVERAGED])
+        ]
+        return
     is_condition = proposal.task == "classification" and proposal.label != label.name
     function = "share" if is_condition or label.type == "BOOLEAN" else "mean"
     proposal.aggregates.append(f"{function}({proposal.label}) over {longer}d as label_mean")

@@ -27,6 +27,8 @@ class SplitCounts:
     unlabelled: int
     mean: float
     positives: int
+    labels: int
+    """Different ones."""
     days: int
     newest: datetime | None
 
@@ -42,15 +44,16 @@ def count_splits(sample: Sample, share: float) -> list[SplitCounts]:
     label, moment = sql_name(spec.label_column), sql_name(EVENT_TIME)
     counts = []
     for name, window in (*config.splits, ("current", config.current)):
-        rows, unlabelled, mean, positives, days, newest = sample.con.execute(
+        rows, unlabelled, mean, positives, labels, days, newest = sample.con.execute(
             f"SELECT count({label}), count(*) - count({label}), avg({label}), "
-            f"count(*) FILTER ({label} > 0), count(DISTINCT {moment}::DATE) FILTER "
+            f"count(*) FILTER ({label} > 0), count(DISTINCT {label}), "
+            f"count(DISTINCT {moment}::DATE) FILTER "
             f"({label} IS NOT NULL), max({moment}) FILTER ({label} IS NOT NULL) "
             f"FROM counted WHERE {inside(EVENT_TIME, window)}"
         ).fetchall()[0]
         rows, unlabelled, positives = (int(n / share) for n in (rows, unlabelled, positives))
         counts.append(
-            SplitCounts(name, rows, unlabelled, float(mean or 0), positives, days, newest)
+            SplitCounts(name, rows, unlabelled, float(mean or 0), positives, labels, days, newest)
         )
     return counts
 
@@ -74,6 +77,10 @@ def split_findings(sample: Sample, counts: list[SplitCounts]) -> Iterator[Findin
         if is_class and not 0 < split.positives < split.rows:
             grave: Severity = "warning" if split.name == "current" else "error"
             yield found("one-label", USE_CASE_FILE, at, severity=grave, **values)
+        if split.labels < len(config.features.training_set.classes):
+            values["classes"] = ", ".join(config.features.training_set.class_names)
+            rank: Severity = "warning" if split.name == "current" else "error"
+            yield found("class-missing", USE_CASE_FILE, at, severity=rank, **values)
         least = {"test": config.evaluation.min_days, "current": config.drift.min_days}
         if split.days < least.get(split.name, 0):
             setting = "evaluation" if split.name == "test" else "drift"
@@ -92,7 +99,7 @@ def gate_findings(sample: Sample, counts: list[SplitCounts]) -> Iterator[Finding
     if not test.rows:
         return
     rows, positives = _largest_slice(sample)
-    limits, is_class = config.evaluation, spec.task == "classification"
+    limits, is_class = config.evaluation, spec.task != "regression"
     if rows < limits.min_slice_rows or (is_class and positives < limits.min_slice_positives):
         wanted = {"min_slice_rows": max(2, rows // 2)}
         if is_class:
@@ -115,13 +122,17 @@ def _largest_slice(sample: Sample) -> tuple[int, int]:
     spec, config = sample.config.features.training_set, sample.config
     label, best = sql_name(spec.label_column), (0, 0)
     columns = [row[0] for row in sample.con.execute("DESCRIBE counted").fetchall()]
+    labels = [f"{label} = {k}" for k in range(len(spec.classes))] or [
+        f"{label} > 0",
+        f"{label} <= 0",
+    ]
+    rarest = ", ".join(f"count(*) FILTER ({is_it})" for is_it in labels)
     for name in config.evaluation.slices:
         by = f"strftime({EVENT_TIME}, '%Y-%m')" if name == MONTH else sql_name(name)
         if name != MONTH and name not in columns:
             continue
         slices = sample.con.execute(
-            f"SELECT count(*), least(count(*) FILTER ({label} > 0), count(*) FILTER "
-            f"({label} <= 0)) FROM counted WHERE {label} IS NOT NULL AND "
+            f"SELECT count(*), least({rarest}) FROM counted WHERE {label} IS NOT NULL AND "
             f"{inside(EVENT_TIME, config.splits.test)} GROUP BY {by} "
             "ORDER BY 2 DESC, 1 DESC LIMIT 1"
         ).fetchall()

@@ -81,6 +81,8 @@ def _question(proposal: Proposal) -> str:
     if proposal.horizon:
         return f"What will {proposal.label} be, {proposal.horizon} ahead?"
     is_class = proposal.task == "classification"
+    if proposal.classes:
+        return f"Which {proposal.label} will it be?"
     return f"Will it be that {proposal.meaning}?" if is_class else f"What will {proposal.label} be?"
 
 

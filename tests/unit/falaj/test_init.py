@@ -11,6 +11,7 @@ import yaml
 from falaj.__main__ import main
 from falaj.onboarding.checks import check_project
 from falaj.onboarding.project import Wishes, begin
+from flows.config import PipelineConfig
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 NUM_ROWS = 1200
@@ -112,6 +113,17 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     assert said["features"]["feature_tables"][0]["entity_keys"] == ["customer"]
 
 
+def test_a_text_of_a_few_values_is_one_of_several_classes(tmp_path: Path) -> None:
+    rows = orders()
+    rows["Churned"] = np.resize(["left", "stayed", "it's open"], len(rows))
+    begin(tmp_path / "shop", written(rows, tmp_path / "data"), wishes())
+    said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
+    spec = said["features"]["training_set"]
+    assert (spec["task"], spec["label"]) == ("multi-class", "churned")
+    assert spec["classes"] == ["it's open", "left", "stayed"]
+    assert PipelineConfig.model_validate(said).features.training_set.class_names[1] == "left"
+
+
 def test_what_only_a_person_can_know_is_asked_or_assumed_and_said(tmp_path: Path) -> None:
     data = written(orders(), tmp_path / "data")
     asked: list[str] = []
@@ -133,7 +145,7 @@ def test_what_only_a_person_can_know_is_asked_or_assumed_and_said(tmp_path: Path
     ("rows", "wanted", "sentence"),
     [
         (orders(), wishes("churn"), "did you mean Churned"),
-        (orders().assign(Churned=orders()["Customer"]), wishes(), "not supported yet"),
+        (orders().assign(Churned=orders()["Customer"]), wishes(), "one of a few classes"),
         (orders().assign(Churned="left"), wishes(), "two values at least"),
         (orders().assign(**{"Order Date": "31.01.2024"}), wishes(time="Order Date"), "year first"),
         (orders().drop(columns="Order Date"), wishes(), "--time"),
