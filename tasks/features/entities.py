@@ -138,6 +138,7 @@ def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, text: str, k
         fits = f"isfinite({label}::DOUBLE)" if is_number else f"{label} IN (0, 1)"
     if spec.classes:  # the frame holds their numbers
         fits, rows = f"{class_number(spec)} >= 0", f"({text.strip().rstrip(';')})"
+        kind = "one of several classes"
     found = con.execute(
         f"SELECT {label}::VARCHAR, count(*), sum(count(*)) OVER () FROM {rows} "
         f"WHERE {label} IS NOT NULL AND NOT {fits} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5"
