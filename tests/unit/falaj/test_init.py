@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from falaj.__main__ import main
 from falaj.onboarding.checks import check_project
@@ -121,7 +122,17 @@ def test_a_text_of_a_few_values_is_one_of_several_classes(tmp_path: Path) -> Non
     spec = said["features"]["training_set"]
     assert (spec["task"], spec["label"]) == ("multi-class", "churned")
     assert spec["classes"] == ["it's open", "left", "stayed"]
-    assert PipelineConfig.model_validate(said).features.training_set.class_names[1] == "left"
+    config = PipelineConfig.model_validate(said)
+    assert config.features.training_set.class_names[1] == "left"
+    for changes, told in (
+        ({"model": "mine:build"}, "needs one a class"),
+        ({"release": {"task": "auc"}}, "release.task auc"),
+    ):
+        with pytest.raises(ValidationError, match=told):
+            PipelineConfig.model_validate({**said, **changes})
+    with pytest.raises(ConfigurationError, match="a recalibration is for models of one score"):
+        config.refuse_several_classes("a recalibration")
+    assert not check_project(tmp_path / "shop").findings
 
 
 def test_what_only_a_person_can_know_is_asked_or_assumed_and_said(tmp_path: Path) -> None:
