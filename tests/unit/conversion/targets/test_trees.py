@@ -29,7 +29,9 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> ConversionJob:
     return tabular_job(store, store.path(model.program).read_bytes())
 
 
-@pytest.mark.parametrize("name", ["onnx-fp32", "openvino-fp32"])
+@pytest.mark.parametrize(
+    "name", ["onnx-fp32", pytest.param("openvino-fp32", marks=pytest.mark.slow)]
+)
 def test_every_format_gives_the_probabilities_of_several_classes(
     store: ArtifactStore, tmp_path: Path, name: str
 ) -> None:
