@@ -316,8 +316,16 @@ class Model:
         columns = self._program.raw_columns
         return (*columns.categorical, *columns.numeric)
 
-    def predict(self, rows: pd.DataFrame) -> pd.Series[float]:
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that it tells apart, where they are several."""
+        return self._program.raw_columns.classes
+
+    def predict(self, rows: pd.DataFrame) -> pd.Series[float] | pd.DataFrame:
         """Probability of a label of 1, or the predicted number, of each row.
+
+        Of several classes a column for each with its probability, and `predicted`, the name of the
+        most probable one.
 
         Args:
             rows: with the columns `inputs`; missing values may be null.
@@ -342,6 +350,11 @@ class Model:
             )
             for start in range(0, len(rows), MOST_ROWS)
         ]
+        if classes := self.classes:
+            each = np.concatenate(scores) if scores else np.empty((0, len(classes)), np.float32)
+            names = np.array(classes, dtype=object)
+            found = pd.DataFrame(each, index=rows.index, columns=names)
+            return found.assign(predicted=names[each.argmax(axis=1)])
         values = np.concatenate(scores) if scores else np.empty(0, np.float32)
         return pd.Series(values, index=rows.index, name="score")
 

@@ -174,6 +174,34 @@ class PipelineConfig(Contract):
         return self
 
     @model_validator(mode="after")
+    def _several_classes_are_carried(self) -> Self:
+        """Refuse, of several classes, what knows one score a row alone."""
+        if self.features.training_set.classes:
+            if self.training.own_model:
+                raise ValueError(
+                    f"model {self.training.model} gives one number a row, and task multi-class "
+                    "needs one a class; expected network, gradient-boosting or average"
+                )
+            if self.release.task == "auc":
+                raise ValueError(
+                    "release.task auc is of a label that is 0 or 1; of several classes leave it out"
+                )
+        return self
+
+    def refuse_several_classes(self, what: str) -> None:
+        """Refuse what is not offered where the label is one of several classes.
+
+        Raises:
+            ConfigurationError: it is.
+        """
+        if classes := self.features.training_set.class_names:
+            raise ConfigurationError(
+                f"{what} is for models of one score a row, and {self.name} has task multi-class "
+                f"({', '.join(classes)}); expected classification or regression. Nothing was "
+                "changed; retrain with `falaj run`"
+            )
+
+    @model_validator(mode="after")
     def _search_is_of_the_training(self) -> Self:
         check_space(self.training, self.search)
         return self

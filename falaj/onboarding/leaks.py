@@ -89,6 +89,7 @@ def check_single_inputs(sample: Sample, frame: Path) -> list[tuple[str, float]]:
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,
+        classes=spec.class_names,
     )
     rows = SingleScores(joined, columns, config.splits)
     scores = sorted(

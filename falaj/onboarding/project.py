@@ -79,6 +79,8 @@ def _described(rows: Rows, proposal: Proposal) -> list[str]:
     if proposal.task == "classification":
         share = rows.one(f"SELECT avg(({proposal.label})::INTEGER) FROM rows")[0]
         predicted += f" in {share:.1%} of the rows"
+    if proposal.classes:
+        predicted += f": {', '.join(proposal.classes)}"
     start, validation, test, end = proposal.days
     return [
         row("Found", f"{total:,} rows{more}, {kind}{form}"),

@@ -10,9 +10,10 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from falaj.onboarding.inspection import Rows, column_called, row_key, step_of
+from falaj.onboarding.inspection import FEW, Rows, column_called, row_key, step_of
+from tasks.contracts.data import TaskKind
 from tasks.features.declared.aggregates import DURATION, span
-from tasks.features.offline.duck import sql_text
+from tasks.features.offline.duck import sql_name, sql_text
 from tasks.features.tables.sniffing import SniffedColumn
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
@@ -83,7 +84,7 @@ class Proposal:
     """
 
     name: str
-    task: Literal["classification", "regression"]
+    task: TaskKind
     label: str
     meaning: str
     entity: str | None
@@ -96,6 +97,7 @@ class Proposal:
     baseline: str = ""
     aggregates: list[str] = field(default_factory=list)
     ignore: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
 
 
 def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
@@ -109,8 +111,8 @@ def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
     is_series = wishes.template == "timeseries"
     if is_series and task != "regression":
         raise ConfigurationError(
-            f"--template timeseries predicts a number, and {rows.label.written} holds two values "
-            "only; use --template events. Nothing was written"
+            f"--template timeseries predicts a number, and {rows.label.written} holds no "
+            "numbers; use --template events. Nothing was written"
         )
     entity = column_called(rows.sniffed, wishes.key, "--key").name if wishes.key else None
     if entity is None and not is_series:
@@ -138,6 +140,8 @@ def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
         days=windows_of(rows, span(wait)),
         evaluation={},
     )
+    if task == "multi-class":
+        proposal.classes = sorted(map(str, rows.values(rows.label.name)))
     proposal.evaluation = slices_of(rows, proposal)
     if is_series:
         _propose_series(rows, proposal)
@@ -147,11 +151,11 @@ def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
     return proposal
 
 
-def label_of(rows: Rows) -> tuple[Literal["classification", "regression"], str, str]:
+def label_of(rows: Rows) -> tuple[TaskKind, str, str]:
     """Task, the label as column or SQL, and what a label of 1 means.
 
     Raises:
-        DataContractError: there is one value only, or it is a text of more than two.
+        DataContractError: there is one value only, or it is a text of too many.
     """
     column, name, values = rows.label, rows.label.name, rows.values(rows.label.name)
     shown = ", ".join(map(str, values[:6]))
@@ -164,12 +168,14 @@ def label_of(rows: Rows) -> tuple[Literal["classification", "regression"], str, 
         return "classification", name, f"{name} is {'true' if column.type == 'BOOLEAN' else 1}"
     if column.type in ("BIGINT", "DOUBLE") and len(values) > 2:
         return "regression", name, name
-    if len(values) > 2:
+    if len(values) >= FEW:
         raise DataContractError(
-            f"--label {column.written} holds texts of more than two values ({shown}): one class of "
-            "several is not supported yet. Choose the one that matters: add a column that is 1 "
-            "for it and 0 for the others, and name that. Nothing was written"
+            f"--label {column.written} holds texts of {FEW} values or more ({shown} ...); expected "
+            "one of a few classes. Put rare ones together in the file, or list all of them as "
+            "`classes` of a training set that you write yourself. Nothing was written"
         )
+    if len(values) > 2:
+        return "multi-class", name, f"which {name} it is"
     # The rarer of two texts is mostly what is asked for, where neither says yes.
     positive = next((v for v in values if str(v).lower() in YES), values[-1])
     literal = sql_text(positive) if isinstance(positive, str) else str(positive)
@@ -217,13 +223,17 @@ def slices_of(rows: Rows, proposal: Proposal) -> dict[str, int]:
     """Settings of the judgement, where the test rows are fewer than the defaults ask for."""
     _, _, test, end = proposal.days
     until = end - DAY * math.ceil(span(proposal.label_known_after) / DAY)
-    is_class = proposal.task == "classification"
+    is_class = proposal.task != "regression"
     positive = f"({proposal.label})::INTEGER = 1" if is_class else "TRUE"
+    labels = [f"{sql_name(proposal.label)} = {sql_text(name)}" for name in proposal.classes]
+    each = ", ".join(
+        f"count(*) FILTER ({is_it})" for is_it in labels or (positive, f"NOT ({positive})")
+    )
     moment = rows.moment
     found = rows.con.execute(
-        f"SELECT count(*), least(count(*) FILTER ({positive}), count(*) FILTER (NOT ({positive}))),"
-        f" count(DISTINCT {moment}::DATE) FROM rows WHERE {moment} >= '{test}' AND {moment} < "
-        f"'{until}' GROUP BY strftime({moment}, '%Y-%m') ORDER BY 2 DESC, 1 DESC"
+        f"SELECT count(*), least({each}), count(DISTINCT {moment}::DATE) FROM rows "
+        f"WHERE {moment} >= '{test}' AND {moment} < '{until}' "
+        f"GROUP BY strftime({moment}, '%Y-%m') ORDER BY 2 DESC, 1 DESC"
     ).fetchall()
     if not found:
         return {}
@@ -246,6 +256,13 @@ def _propose_history(rows: Rows, proposal: Proposal, overs: str) -> None:
     proposal.aggregates = [f"count() over {overs}", f"time_since_last() over {overs.split()[-1]}"]
     proposal.aggregates += [f"mean({name}) over {overs}" for name in numbers[:NUM_AVERAGED]]
     longer = max(28, 3 * math.ceil(span(proposal.label_known_after) / DAY))
+    if proposal.classes:
+        plain = [name for name in proposal.classes if re.fullmatch(r"[\w .-]+", name)]
+        proposal.aggregates += [
+            f"share({proposal.label} = {sql_text(name)}) over {longer}d as label_share_{number}"
+            for number, name in enumerate(plain[:NUM_AVERAGED])
+        ]
+        return
     is_condition = proposal.task == "classification" and proposal.label != rows.label.name
     function = "share" if is_condition or rows.label.type == "BOOLEAN" else "mean"
     proposal.aggregates.append(f"{function}({proposal.label}) over {longer}d as label_mean")

@@ -25,21 +25,23 @@ def check_windows(sample: Sample, share: float) -> list[dict[str, Any]]:
 
     Returns:
         Of each split and of `current` its name, `rows` with a label, `unlabelled` rows, `positives`
-        among the labels, their `mean`, `days` and `newest` moment.
+        among the labels, how many different `labels`, their `mean`, `days` and `newest` moment.
     """
     config = sample.config
     sample.compute_frame(config.window, "counted")
     label, moment = sql_name(config.features.training_set.label_column), sql_name(EVENT_TIME)
     counts = []
     for name, window in (*config.splits, ("current", config.current)):
-        *numbers, mean, days, newest = sample.con.execute(
+        *numbers, labels, mean, days, newest = sample.con.execute(
             f"SELECT count({label}), count(*) - count({label}), count(*) FILTER ({label} > 0), "
-            f"avg({label}), count(DISTINCT {moment}::DATE) FILTER ({label} IS NOT NULL), "
+            f"count(DISTINCT {label}), avg({label}), "
+            f"count(DISTINCT {moment}::DATE) FILTER ({label} IS NOT NULL), "
             f"max({moment}) FILTER ({label} IS NOT NULL) "
             f"FROM counted WHERE {inside(EVENT_TIME, window)}"
         ).fetchall()[0]
         rows, unlabelled, positives = (int(number / share) for number in numbers)
         split = {"name": name, "rows": rows, "unlabelled": unlabelled, "positives": positives}
+        split["labels"] = labels
         counts.append({**split, "mean": float(mean or 0), "days": days, "newest": newest})
         _check_split(sample, counts[-1], window)
     oldest, end = config.promotion.max_age_days, config.splits.test.end
@@ -67,6 +69,10 @@ def _check_split(sample: Sample, split: dict[str, Any], window: TimeWindow) -> N
     if is_class and not 0 < split["positives"] < split["rows"]:
         grave: Severity = "warning" if name == "current" else "error"
         findings.add("one-label", place, severity=grave, **values)
+    classes = config.features.training_set.class_names
+    if split["labels"] < len(classes):
+        rank: Severity = "warning" if name == "current" else "error"
+        findings.add("class-missing", place, severity=rank, **values, classes=", ".join(classes))
     setting = {"test": "evaluation", "current": "drift"}.get(name)
     if setting and split["days"] < (least := getattr(config, setting).min_days):
         findings.add("few-days", place, **values, least=least, setting=setting)
@@ -76,20 +82,23 @@ def _check_slices(sample: Sample, share: float) -> None:
     """See that one slice of the test rows is large enough to be judged."""
     config, spec = sample.config, sample.config.features.training_set
     label, (rows, rarer) = sql_name(spec.label_column), (0, 0)
+    labels = [f"{label} = {k}" for k in range(len(spec.classes))]
+    each = ", ".join(
+        f"count(*) FILTER ({is_it})" for is_it in labels or (f"{label} > 0", f"{label} <= 0")
+    )
     columns = {row[0] for row in sample.con.execute("DESCRIBE counted").fetchall()}
     for name in config.evaluation.slices:
         by = f"strftime({EVENT_TIME}, '%Y-%m')" if name == MONTH else sql_name(name)
         if name != MONTH and name not in columns:
             continue
         slices = sample.con.execute(
-            f"SELECT count(*), least(count(*) FILTER ({label} > 0), count(*) FILTER "
-            f"({label} <= 0)) FROM counted WHERE {label} IS NOT NULL AND "
+            f"SELECT count(*), least({each}) FROM counted WHERE {label} IS NOT NULL AND "
             f"{inside(EVENT_TIME, config.splits.test)} GROUP BY {by} "
             "ORDER BY 2 DESC, 1 DESC LIMIT 1"
         ).fetchall()
         rows, rarer = max((rows, rarer), *slices, key=lambda pair: (pair[1], pair[0]))
     rows, rarer = int(rows / share), int(rarer / share)
-    limits, is_class = config.evaluation, spec.task == "classification"
+    limits, is_class = config.evaluation, spec.task != "regression"
     if rows < limits.min_slice_rows or (is_class and rarer < limits.min_slice_positives):
         setting = f"min_slice_rows: {max(2, rows // 2)}"
         if is_class:

@@ -33,6 +33,8 @@ def files_of(rows: Rows, proposal: Proposal, folder: Path) -> dict[str, str]:
     question = f"What will {proposal.label} be"
     if proposal.task == "classification":
         question = f"Will it be that {proposal.meaning}"
+    if proposal.classes:
+        question = f"Which {proposal.label} will it be"
     values = {
         "p": proposal,
         "table": table,

@@ -39,8 +39,9 @@ class DataSplits(Contract):
         return self
 
 
-TaskKind = Literal["classification", "regression"]
-"""What a model is asked for: the probability of a label that is 0 or 1, or a number itself."""
+TaskKind = Literal["classification", "multi-class", "regression"]
+"""What a model is asked for: the probability of a label that is 0 or 1, the probabilities of
+several classes, or a number itself."""
 
 
 CATEGORY_CODE_MASK = 0x7FFFFFFF
@@ -60,16 +61,28 @@ class DatasetSchema(Contract):
 
     row_id: str = Field(description="Unique id of a row.")
     event_time: str = Field(description="Prediction moment, UTC.")
-    label: str = Field(description="0 or 1; for a regression a number.")
+    label: str = Field(description="0 or 1, or the number of a class; for a regression a number.")
     categorical: tuple[str, ...] = Field(description="String columns, in model input order.")
     numeric: tuple[str, ...] = Field(description="Number columns, in model input order.")
     task: TaskKind = "classification"
+    classes: tuple[str, ...] = Field(
+        default=(), description="Of `multi-class`: names of classes 0, 1, 2 and so on."
+    )
     unit: str = Field(default="", description="Of a label that is a number.")
     baseline: str | None = Field(
         default=None,
         description="Number column that is itself the plainest prediction of the label, such as "
         "its last known value; of a regression only.",
     )
+
+    @property
+    def num_labels(self) -> int:
+        """Different labels of a task that is no regression: 0, 1 and so on."""
+        return len(self.classes) or 2
+
+    def score_columns(self, name: str) -> tuple[str, ...]:
+        """Columns that hold a model's scores: `name`, or one for each of several classes."""
+        return tuple(f"{name}_{k}" for k in range(len(self.classes))) or (name,)
 
     def model_inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The two input arrays of every exported model, for the rows of `frame`, in their order.
@@ -110,6 +123,7 @@ class TableShape(Contract):
     time_column: str | None = Field(default=None, description="Places a row in a window.")
     label: str | None = None
     task: TaskKind = "classification"
+    num_labels: int = Field(default=2, description="Different labels, of no regression.")
 
 
 class SourceFile(Contract):
@@ -345,6 +359,9 @@ class FeatureSnapshot(Contract):
     positive_rate: float | None = Field(ge=0, le=1, description="None where the label is a number.")
     label_summary: NumberSummary | None = Field(
         default=None, description="Of a label that is a number."
+    )
+    class_shares: dict[str, float] = Field(
+        default={}, description="Of a label of several classes: share of the rows of each."
     )
     excluded: tuple[ExcludedRows, ...]
     pins: SnapshotPins | None = Field(

@@ -15,6 +15,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StrictInt,
+    StrictStr,
     model_validator,
 )
 
@@ -180,7 +182,14 @@ class TrainingSet(FrozenConfig):
 
     task: TaskKind = Field(
         default="classification",
-        description="`classification`: the label is 0 or 1. `regression`: it is a number.",
+        description="`classification`: the label is 0 or 1. `multi-class`: it is one of `classes`. "
+        "`regression`: it is a number.",
+    )
+    classes: tuple[StrictStr | StrictInt, ...] = Field(
+        default=(),
+        max_length=100,
+        description="Of `multi-class`: every value that the label has, texts or whole numbers, in "
+        "the order in which a model gives their probabilities.",
     )
     sql: RepositoryFile = Field(
         default="", description="File of the query that gives the entity frame."
@@ -298,12 +307,30 @@ class TrainingSet(FrozenConfig):
 
     @model_validator(mode="after")
     def _baseline_is_of_a_number(self) -> Self:
-        if self.task == "classification" and (self.baseline or self.label_unit):
+        if self.task != "regression" and (self.baseline or self.label_unit):
             raise ValueError(
                 "baseline and label_unit are of a label that is a number; set task to regression "
                 "or leave them out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _classes_are_of_their_task(self) -> Self:
+        names, fewest = set(self.class_names), 3 if self.task == "multi-class" else 0
+        if len(names) < fewest or len(names) < len(self.classes) or "" in names:
+            raise ValueError(
+                f"task multi-class needs at least 3 different classes, and classes has "
+                f"{', '.join(self.class_names) or 'none'}; list every value of the label, or set "
+                "task to classification for a label that is 0 or 1"
+            )
+        if names and not fewest:
+            raise ValueError(f"classes are of task multi-class, and task is {self.task}")
+        return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes as texts; a label's number is its place here."""
+        return tuple(map(str, self.classes))
 
 
 class MaterializationConfig(FrozenConfig):

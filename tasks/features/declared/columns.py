@@ -21,7 +21,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ColumnKind, TableShape
 from tasks.features.config import FeatureConfig, FeatureTable, TrainingSet
 from tasks.features.declared.queries import frame_query, read_query, row_key, table_query
-from tasks.features.offline.duck import NUMBERS, set_window, sql_name
+from tasks.features.offline.duck import NUMBERS, set_window, sql_name, sql_text
 from tasks.features.tables.build import check_columns, run_query
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
@@ -152,8 +152,9 @@ def defining_files(repo: Path) -> list[Path]:
 def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) -> str:
     """The query of an entity frame, with values in types that files and models take.
 
-    A label that is true or false becomes 1 or 0, a category that is one a text, and a decimal
-    number a binary one. A query without the column of reasons gets one without any.
+    A label that is true or false becomes 1 or 0, one of several classes its number (-1 where it is
+    none of them), a category that is one a text, and a decimal number a binary one. A query without
+    the column of reasons gets one without any.
     """
     types = described(con, text, spec.origin)
     numbers = {"BOOLEAN": "TINYINT", "DECIMAL": "DOUBLE"}
@@ -161,12 +162,24 @@ def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) ->
     wanted = dict.fromkeys((spec.label_column, *spec.numeric), numbers)
     casts = {c: wanted.get(c, others).get(_plain(kind)) for c, kind in types.items()}
     is_there = spec.exclusion in types or spec.exclusion != NO_REASONS
-    replaced = ", ".join(f"{sql_name(c)}::{k} AS {sql_name(c)}" for c, k in casts.items() if k)
+    values = {c: f"{sql_name(c)}::{k}" for c, k in casts.items() if k}
+    if spec.classes and spec.label_column in types:
+        values[spec.label_column] = class_number(spec)
+    replaced = ", ".join(f"{value} AS {sql_name(c)}" for c, value in values.items())
     if not replaced and is_there:
         return text
     added = "" if is_there else f", NULL::VARCHAR AS {sql_name(spec.exclusion)}"
     replacing = f" REPLACE ({replaced})" if replaced else ""
     return f"SELECT *{replacing}{added} FROM (\n{text.strip().rstrip(';')}\n)"
+
+
+def class_number(spec: TrainingSet) -> str:
+    """SQL of the number of a label's class; -1 of another value, null where there is no label."""
+    label, are_numbers = sql_name(spec.label_column), all(isinstance(c, int) for c in spec.classes)
+    kind = "DOUBLE" if are_numbers else "VARCHAR"
+    classes = ", ".join(sql_text(name) for name in spec.class_names)
+    place = f"list_position([{classes}]::{kind}[], TRY_CAST({label} AS {kind}))"
+    return f"CASE WHEN {label} IS NOT NULL THEN coalesce({place}, 0) - 1 END"
 
 
 def _frame(con: duckdb.DuckDBPyConnection, config: FeatureConfig, repo: Path) -> Types:
@@ -273,6 +286,7 @@ def table_shapes(config: FeatureConfig, repo: Path) -> dict[str, TableShape]:
         time_column=MOMENTS[0],
         label=spec.label_column,
         task=spec.task,
+        num_labels=len(spec.classes) or 2,
     )
     return shapes
 
