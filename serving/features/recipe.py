@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from serving.errors import BadRequestError, TooLargeError
-from tasks.contracts.data import DatasetSchema, SnapshotPins, category_code
+from tasks.contracts.data import DatasetSchema, SnapshotPins, category_code, category_text
 from tasks.features.access.store import find_service
 from tasks.features.access.versions import DEFINITION_TAG, versioned_name, view_digest
 from tasks.features.config import OnlineConfig
@@ -300,7 +300,7 @@ def build_inputs(
 def _category(value: Any) -> int:
     if type(value) is str:
         return _code(value)
-    return 0 if value is None or value != value else _code(str(value))
+    return 0 if value is None or value != value else _code(category_text(value))
 
 
 def _numbers(name: str, values: Column) -> NDArray[Any]:

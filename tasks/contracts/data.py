@@ -56,6 +56,11 @@ def category_code(value: str | None) -> int:
     return zlib.crc32(value.encode()) & CATEGORY_CODE_MASK if value else 0
 
 
+def category_text(value: object) -> str:
+    """A category as training sees it: what is true or false is `true` or `false`, as SQL has it."""
+    return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)
+
+
 class DatasetSchema(Contract):
     """Which column of a snapshot is what; the raw input of every exported model format."""
 
@@ -103,7 +108,7 @@ class DatasetSchema(Contract):
         codes = np.empty((len(frame), len(self.categorical)), dtype=np.int32)
         for position, name in enumerate(self.categorical):
             values = frame[name].astype(object)  # categories of pandas end a text at a zero byte
-            table = {value: category_code(str(value)) for value in set(values.dropna())}
+            table = {value: category_code(category_text(value)) for value in set(values.dropna())}
             codes[:, position] = values.map(table).to_numpy(np.int32, na_value=0)
         numbers = np.empty((len(frame), len(self.numeric)), dtype=np.float32)
         for position, name in enumerate(self.numeric):

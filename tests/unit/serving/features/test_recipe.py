@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serving.errors import BadRequestError
 from serving.features.recipe import build_inputs, registry_origins
-from tasks.contracts.data import DatasetSchema
+from tasks.contracts.data import DatasetSchema, category_code
 from tasks.kernel.errors import RegistryError
 from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import Registry
@@ -57,6 +57,14 @@ def test_inputs_are_those_that_training_makes_of_the_same_rows(rows: list[dict[s
     np.testing.assert_array_equal(made["numeric"], numeric)
     assert made["categorical"].dtype == np.int32
     assert made["numeric"].dtype == np.float32
+
+
+@pytest.mark.parametrize("said", [[True, False], ["true", "false"], np.array([True, False])])
+def test_what_is_true_or_false_is_the_category_that_training_made_of_it(said: Any) -> None:
+    codes = [[category_code("true"), 0], [category_code("false"), 0]]
+    assert build_inputs(SCHEMA, {"kind": said}, 2)["categorical"].tolist() == codes
+    frame = pd.DataFrame({"kind": said, "place": None, "size": 1, "weight": 1, "count": 1})
+    assert SCHEMA.model_inputs(frame)[0].tolist() == codes
 
 
 @pytest.mark.parametrize("bad", ["7", [1.0], {"a": 1}, b"7"])
