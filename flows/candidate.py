@@ -2,10 +2,11 @@
 
 from flows.config import PipelineConfig, read_texts, suites_of
 from tasks.contracts.base import ModelVersionRef, TimeWindow
-from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.training import CandidateModel
 from tasks.features.task import build_training_set
+from tasks.imports.task import encode_columns
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
@@ -18,8 +19,16 @@ def validated_rows(
 ) -> ValidatedDataset:
     """The training set of a window, by default the use case's, after its validation."""
     suite = suites_of(config, Settings.from_environment().feature_repo).training_set
-    snapshot = build_training_set(window or config.window, config.features)
-    return validate_training_set(snapshot, suite, splits)
+    return validate_training_set(training_set(config, window or config.window), suite, splits)
+
+
+def training_set(
+    config: PipelineConfig, window: TimeWindow, tables: FeatureTables | None = None
+) -> FeatureSnapshot:
+    """The training set of a window, with the numbers of its encoded columns."""
+    snapshot = build_training_set(window, config.features, tables)
+    encoded = config.features.training_set.encoded
+    return encode_columns(snapshot, encoded) if encoded else snapshot
 
 
 def register(

