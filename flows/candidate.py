@@ -11,6 +11,7 @@ from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
 from tasks.registry.task import register_candidate
+from tasks.validation.suites import Suite
 from tasks.validation.task import validate_training_set
 
 
@@ -19,7 +20,17 @@ def validated_rows(
 ) -> ValidatedDataset:
     """The training set of a window, by default the use case's, after its validation."""
     suite = suites_of(config, Settings.from_environment().feature_repo).training_set
-    return validate_training_set(training_set(config, window or config.window), suite, splits)
+    snapshot = training_set(config, window or config.window)
+    return validate_training_set(snapshot, with_encoded(suite, snapshot), splits)
+
+
+def with_encoded(suite: Suite, snapshot: FeatureSnapshot) -> Suite:
+    """The suite of a training set, which need not name the numbers of encoded columns."""
+    made = [name for encoder in snapshot.columns.encoders for name in encoder.numbers]
+    if not made:
+        return suite
+    numbers = (*suite.columns.get("number", ()), *(n for n in made if not suite.kind_of(n)))
+    return suite.model_copy(update={"columns": {**suite.columns, "number": numbers}})
 
 
 def training_set(

@@ -14,7 +14,6 @@ from pydantic import AliasChoices, Field, ValidationError, model_validator
 from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.clock import ClockConfig
 from tasks.contracts.data import DataSplits
-from tasks.contracts.encoding import number_names
 from tasks.control.config import RetrainingPolicy, RoutingConfig, StageLease
 from tasks.conversion.config import ConversionConfig
 from tasks.evaluation.config import (
@@ -24,7 +23,7 @@ from tasks.evaluation.config import (
     MonitoringConfig,
     RecalibrationConfig,
 )
-from tasks.features.config import FeatureConfig, TrainingSet
+from tasks.features.config import FeatureConfig
 from tasks.features.declared.aggregates import span
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
@@ -269,17 +268,8 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
     return Suites(
         rows={table: found[f"raw_{table}"] for table in rows},
         tables={table: found[f"feature_{table}"] for table in tables},
-        training_set=_with_encoded(found["training_set"], features.training_set),
+        training_set=found["training_set"],
     )
-
-
-def _with_encoded(suite: Suite, spec: TrainingSet) -> Suite:
-    """The suite of the training set, which need not name the numbers of encoded columns."""
-    made = [n for c, e in spec.encoded.items() for n in number_names(c, e.dimensions)]
-    if not (lacking := [name for name in made if not suite.kind_of(name)]):
-        return suite
-    numbers = (*suite.columns.get("number", ()), *lacking)
-    return suite.model_copy(update={"columns": {**suite.columns, "number": numbers}})
 
 
 def faults(exc: ValidationError) -> str:

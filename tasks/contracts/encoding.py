@@ -27,8 +27,10 @@ class EncodedColumn(Contract):
         description="Encoder of a column with paths of PNG or JPEG files, relative to the "
         "project: an installed package that carries the weights of EfficientNet-Lite0.",
     )
-    dimensions: PositiveInt = Field(
-        default=64, description="Numbers that a value becomes; the encoder's own are projected."
+    dimensions: PositiveInt | None = Field(
+        default=None,
+        description="Fewer numbers than the encoder gives, by a fixed projection, which costs "
+        "accuracy; none: all that it gives.",
     )
     max_tokens: PositiveInt = Field(
         default=256, le=4096, description="Most tokens of a text; longer ones are cut."

@@ -45,6 +45,7 @@ from tasks.imports.encoder import (
     find_files,
     find_package,
     read_encoder,
+    read_shape,
 )
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.extras import require_extras
@@ -160,10 +161,18 @@ class BuiltEncoder(Contract):
 
 @dataclass(frozen=True)
 class _Source:
-    """Where an encoder comes from, and the files that decide it by their names."""
+    """Where an encoder comes from, the files that decide it, and how many numbers it gives."""
 
     name: str
     files: dict[str, Path]
+    kind: Kind
+    width: int
+    most_tokens: int
+
+    @property
+    def as_files(self) -> EncoderFiles:
+        """The same, of a text encoder."""
+        return EncoderFiles(self.files[WEIGHTS_FILE].parent, {})
 
 
 def build_encoder(
@@ -176,17 +185,16 @@ def build_encoder(
             fewer numbers, or takes fewer tokens, than are asked for.
         ArtifactError: its weights are damaged.
     """
-    kind: Kind = "text" if spec.text else "image"
     source = _text_source(spec.text, project) if spec.text else _image_source(str(spec.image))
     digests = {name: digest_of(path) for name, path in source.files.items()}
-    settings = EncoderSettings(kind=kind, dimensions=spec.dimensions, max_tokens=spec.max_tokens)
+    settings = _settings(source, spec, column)
     described = json.dumps([SCHEME, digests, settings.model_dump()], sort_keys=True)
     encoder = ColumnEncoder(
         column=column,
-        kind=kind,
+        kind=settings.kind,
         source=source.name,
         sha256=hashlib.sha256(described.encode()).hexdigest(),
-        dimensions=spec.dimensions,
+        dimensions=settings.dimensions,
     )
     key = content_key("encoder", code_digest(__file__), encoder.sha256, torch.__version__)
 
@@ -194,17 +202,12 @@ def build_encoder(
         made = folder.path / FOLDER
         made.mkdir()
         (made / SETTINGS_FILE).write_text(settings.model_dump_json(), encoding="utf-8")
-        if kind == "text":
-            network, width = _text_network(source, settings, column)
+        if spec.text:
+            network = read_encoder(source.as_files)[0]
             shutil.copyfile(source.files[TOKENIZER_FILE], made / TOKENIZER_FILE)
         else:
-            network, width = _image_network(source)
-        if width < spec.dimensions:
-            raise ConfigurationError(
-                f"encoded.{column}.dimensions is {spec.dimensions}, and {source.name} gives "
-                f"{width} numbers; ask for as many at most. Nothing was encoded"
-            )
-        _write_network(network, projection(width, spec.dimensions), settings, made)
+            network = _image_network(source)
+        _write_network(network, projection(source.width, settings.dimensions), settings, made)
         return BuiltEncoder(files=folder.artifact(FOLDER))
 
     return encoder, store.build_once("encoders", key, BuiltEncoder, build).files
@@ -230,14 +233,15 @@ def _text_source(named: str, project: Path) -> _Source:
         config = EncoderConfig(package=named, folder=Path(weights).parent)
     found = find_files(config)
     name = " ".join(found.origin[part] for part in ("package", "version") if part in found.origin)
-    return _Source(name or named, {file: found.folder / file for file in FILES})
+    shape, files = read_shape(found), {file: found.folder / file for file in FILES}
+    return _Source(name or named, files, "text", shape.hidden_size, shape.max_position_embeddings)
 
 
 def _image_source(named: str) -> _Source:
     package = find_package(named)
     weights = _file_of(named, (".pth", ".pt"), "EfficientNet-Lite0, a .pth file")
     path = Path(str(package.locate_file(weights)))
-    return _Source(f"{named} {package.version}", {"weights": path})
+    return _Source(f"{named} {package.version}", {"weights": path}, "image", IMAGE_WIDTH, 4096)
 
 
 def _file_of(package: str, ends: tuple[str, ...], what: str) -> PackagePath:
@@ -251,15 +255,17 @@ def _file_of(package: str, ends: tuple[str, ...], what: str) -> PackagePath:
     return found[0]
 
 
-def _text_network(source: _Source, settings: EncoderSettings, column: str) -> tuple[nn.Module, int]:
-    network, shape = read_encoder(EncoderFiles(source.files[WEIGHTS_FILE].parent, {}))
-    if settings.max_tokens > shape.max_position_embeddings:
-        raise ConfigurationError(
-            f"encoded.{column}.max_tokens is {settings.max_tokens}, and {source.name} has "
-            f"positions for {shape.max_position_embeddings} tokens; ask for as many at most. "
-            "Nothing was encoded"
-        )
-    return network, shape.hidden_size
+def _settings(source: _Source, spec: EncodedColumn, column: str) -> EncoderSettings:
+    dimensions = spec.dimensions or source.width
+    asked = {"dimensions": (dimensions, source.width)}
+    asked["max_tokens"] = (spec.max_tokens, source.most_tokens)
+    for name, (wanted, most) in asked.items():
+        if wanted > most:
+            raise ConfigurationError(
+                f"encoded.{column}.{name} is {wanted}, and {source.name} has {most}; ask for as "
+                "many at most. Nothing was encoded"
+            )
+    return EncoderSettings(kind=source.kind, dimensions=dimensions, max_tokens=spec.max_tokens)
 
 
 class PooledFeatures(nn.Module):
@@ -281,10 +287,10 @@ class PooledFeatures(nn.Module):
         return features.mean((2, 3))
 
 
-def _image_network(source: _Source) -> tuple[nn.Module, int]:
+def _image_network(source: _Source) -> nn.Module:
     require_extras("image")
     try:
-        return PooledFeatures(source.files["weights"]), IMAGE_WIDTH
+        return PooledFeatures(source.files["weights"])
     except (pickle.UnpicklingError, RuntimeError, OSError) as exc:
         reason = " ".join(str(exc).split())[:300]
         raise ArtifactError(
