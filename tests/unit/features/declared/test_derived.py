@@ -64,6 +64,21 @@ def test_columns_are_inputs_by_their_kind_and_what_is_said_stays(tmp_path: Path)
     assert spec.label_definition == "sent back"
 
 
+def encoded(folder: Path, column: str, **changes: Any) -> Path:
+    spec = {**TRAINING_SET, "encoded": {column: {"text": "words"}}, **changes}
+    return write_use_case(folder, features={**FEATURES, "training_set": spec})
+
+
+def test_an_encoded_column_is_a_text_and_no_category(tmp_path: Path) -> None:
+    spec = read_features(encoded(tmp_path, "channel"))[1].training_set
+    assert (spec.categorical, spec.numeric) == (("gift",), ("amount",))
+    for column, seen in (("note", "does not give it"), ("amount", "gives it as DOUBLE")):
+        with pytest.raises(ConfigurationError, match=f"encoded names column {column}.*{seen}"):
+            read_features(encoded(tmp_path, column))
+    with pytest.raises(ConfigurationError, match="channel is encoded, and among categorical"):
+        read_features(encoded(tmp_path, "channel", categorical=["channel"]))
+
+
 def test_a_use_case_said_once_is_whole_as_the_parameter_of_a_flow(tmp_path: Path) -> None:
     config = read_pipeline_config(write_use_case(tmp_path))
     assert PipelineConfig.model_validate(config.model_dump(mode="json")) == config
