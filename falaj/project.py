@@ -329,9 +329,10 @@ class Model:
                     f"the data lacks column {column}, whose values the model takes as they are; it "
                     f"has {', '.join(map(str, rows.columns))}"
                 )
-            values = rows[column].astype(object)
-            numbers = encoder.columns(values.where(values.notna(), None).tolist())
-            rows = rows.assign(**numbers)
+            given = rows[column].astype(object)
+            made = encoder.columns(given.where(given.notna(), None).tolist())
+            numbers = pd.DataFrame(made, index=rows.index)
+            rows = pd.concat([rows.drop(columns=numbers.columns, errors="ignore"), numbers], axis=1)
         categorical, numeric = self._program.raw_columns.model_inputs(rows)
         scores = [
             self._loaded(

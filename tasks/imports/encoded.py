@@ -202,6 +202,7 @@ def build_encoder(
         made = folder.path / FOLDER
         made.mkdir()
         (made / SETTINGS_FILE).write_text(settings.model_dump_json(), encoding="utf-8")
+        network: nn.Module
         if spec.text:
             network = read_encoder(source.as_files)[0]
             shutil.copyfile(source.files[TOKENIZER_FILE], made / TOKENIZER_FILE)
