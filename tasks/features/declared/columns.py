@@ -140,11 +140,12 @@ def _check_encoded(spec: TrainingSet, columns: Types) -> None:
     texts = [column for column, kind in columns.items() if kind == "VARCHAR"]
     for column in spec.encoded:
         if column not in texts:
-            seen = f"gives it as {columns[column]}" if column in columns else "does not give it"
+            seen = f"is {columns[column]}" if column in columns else "is no column"
             raise ConfigurationError(
-                f"encoded names column {column}, and {spec.origin} {seen}; expected a column of "
-                f"texts, or of paths of images: {', '.join(texts) or 'it gives none'}. Mend the "
-                "name, or cast it there, such as column::VARCHAR. Nothing was run"
+                f"encoded of training_set (declared in {USE_CASE_FILE}) names {column}, which "
+                f"{seen} of {spec.sql or spec.source}; expected a text, or paths of images: "
+                f"{', '.join(texts) or 'there are none'}. Mend the name, or cast it in a query, "
+                f"such as {column}::VARCHAR. Nothing was run"
             )
 
 
