@@ -115,7 +115,7 @@ class Images:
             with Image.open(source, formats=("PNG", "JPEG")) as image:
                 size = (PIXELS, PIXELS)
                 square = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-        except (OSError, ValueError, Image.DecompressionBombError) as exc:
+        except (OSError, Image.DecompressionBombError) as exc:
             named = f"{len(value):,} bytes" if isinstance(value, bytes) else repr(value)
             raise DataContractError(
                 f"{named} cannot be read as an image ({exc}); expected the path of a PNG or JPEG "
@@ -129,13 +129,14 @@ def image_file(path: str, base: Path | None) -> Path:
     """The file of an image.
 
     Raises:
-        ValueError: there is no folder that it could be in, or it lies outside of it.
+        DataContractError: there is no folder that it could be in, or it lies outside of it.
     """
-    if base is None:
-        raise ValueError("paths mean nothing here")
-    file = (base / path).resolve()
-    if not file.is_relative_to(base.resolve()):
-        raise ValueError(f"it lies outside {base.name}")
+    file = base and (base / path).resolve()
+    if not base or not file or not file.is_relative_to(base.resolve()):
+        raise DataContractError(
+            f"image {path!r} lies outside of {base or 'what is asked'}; expected a path inside the "
+            "project, or the bytes. Nothing was encoded"
+        )
     return file
 
 

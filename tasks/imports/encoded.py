@@ -9,8 +9,6 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import PackagePath
 from pathlib import Path
 from typing import Any
 
@@ -19,45 +17,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import nn
+from torch.export import Dim, ExportedProgram
 
-from tasks.contracts.base import Artifact, Contract
+from tasks.contracts.base import Artifact
+from tasks.contracts.conversion import BATCH_AXIS
 from tasks.contracts.data import FeatureSnapshot
 from tasks.contracts.encoding import ColumnEncoder, EncodedColumn
-from tasks.imports.column_encoder import (
-    GOLDEN_FILE,
-    MODEL_FILE,
-    OUTPUT,
-    PROJECTION_FILE,
-    SETTINGS_FILE,
-    EncoderSettings,
-    Kind,
-    LoadedEncoder,
-    Numbers,
-    image_file,
-    reader_of,
-)
+from tasks.imports import column_encoder as folder_of
+from tasks.imports.column_encoder import EncoderSettings, LoadedEncoder, Numbers, image_file
 from tasks.imports.config import EncoderConfig
-from tasks.imports.encoder import (
-    FILES,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    EncoderFiles,
-    find_files,
-    find_package,
-    read_encoder,
-    read_shape,
-)
-from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
+from tasks.imports.encoder import TOKENIZER_FILE, WEIGHTS_FILE, find_files, find_package
+from tasks.imports.program import MOST_ROWS, export_encoder
+from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.extras import require_extras
 from tasks.kernel.files import digest_of
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
-SNAPSHOTS, DATA_FILE = "snapshots", "data.parquet"
-"""As the room of features calls them."""
+SNAPSHOTS, DATA_FILE, ROW_GROUP_ROWS = "snapshots", "data.parquet", 8192
+"""As the room of features has them."""
 FOLDER = "encoder"
 SCHEME = 1
 """To be raised where one value would be turned into other numbers than before."""
-OPSET, MOST_ROWS, IMAGE_WIDTH = 20, 4096, 1280
+OPSET, IMAGE_WIDTH = 20, 1280
 
 
 def encode_snapshot(
@@ -82,36 +63,30 @@ def encode_snapshot(
         DataContractError: a value is no text, or no image.
         ArtifactError: an encoder's files are damaged.
     """
-    rows = store.path(snapshot.data)
-    encoders, folders = [], {}
-    for column, spec in encoded.items():
-        encoder, folders[column] = build_encoder(column, spec, project, store)
-        encoders.append(encoder)
-    images = [_image_digests(rows, e.column, project) for e in encoders if e.kind == "image"]
+    made = {column: build_encoder(column, spec, project, store) for column, spec in encoded.items()}
+    encoders = tuple(encoder for encoder, _ in made.values())
+    rows = pq.read_table(store.path(snapshot.data))
+    images = [
+        [digest_of(file) for file in _images(rows[e.column], project)]
+        for e in encoders
+        if e.kind == "image"
+    ]
     key = content_key("encoded", code_digest(__file__), snapshot.data.sha256, encoders, images)
 
     def build(folder: StagedFolder) -> FeatureSnapshot:
-        numbers = pa.table(
-            {
-                name: pa.array(values, pa.float32(), from_pandas=True)
-                for encoder in encoders
-                for name, values in _loaded(encoder, folders, project, store)
-                .columns(pq.read_table(rows, columns=[encoder.column])[encoder.column].to_pylist())
-                .items()
-            }
-        )
-        _write_beside(rows, numbers, folder.path / DATA_FILE)
-        columns = snapshot.columns.model_copy(
-            update={
-                "numeric": (*snapshot.columns.numeric, *numbers.column_names),
-                "encoders": tuple(encoders),
-            }
-        )
+        table, columns = rows, snapshot.columns
+        for column, (encoder, files) in made.items():
+            loaded = LoadedEncoder(store.path(files), column, project)
+            for name, values in loaded.columns(rows[column].to_pylist()).items():
+                table = table.append_column(name, pa.array(values, pa.float32(), from_pandas=True))
+            numeric = (*columns.numeric, *encoder.numbers)
+            columns = columns.model_copy(update={"numeric": numeric, "encoders": encoders})
+        pq.write_table(table, folder.path / DATA_FILE, row_group_size=ROW_GROUP_ROWS)
         return snapshot.model_copy(
             update={
                 "data": folder.artifact(DATA_FILE),
                 "columns": columns,
-                "encoders": folders,
+                "encoders": {column: files for column, (_, files) in made.items()},
                 "retrieved_sha256": snapshot.data.sha256,
             }
         )
@@ -119,60 +94,10 @@ def encode_snapshot(
     return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
 
 
-def _loaded(
-    encoder: ColumnEncoder, folders: Mapping[str, Artifact], project: Path, store: ArtifactStore
-) -> LoadedEncoder:
-    return LoadedEncoder(store.path(folders[encoder.column]), encoder.column, project)
-
-
-def _image_digests(rows: Path, column: str, project: Path) -> list[str]:
-    """Digests of the files that a column names, in the order of their names."""
-    named = pq.read_table(rows, columns=[column])[column].unique().drop_null().to_pylist()
-    try:
-        return [digest_of(image_file(path, project)) for path in sorted(named) if path.strip()]
-    except (OSError, ValueError) as exc:
-        raise DataContractError(
-            f"column {column} names a file that cannot be read ({exc}); expected paths that start "
-            f"at {project}. Nothing was encoded"
-        ) from exc
-
-
-def _write_beside(rows: Path, numbers: pa.Table, target: Path) -> None:
-    """Copy a Parquet file with more columns, by its own row groups."""
-    with pq.ParquetFile(rows) as source:
-        schema = pa.schema([*source.schema_arrow, *numbers.schema])
-        with pq.ParquetWriter(target, schema) as written:
-            start = 0
-            for group in range(source.num_row_groups):
-                part = source.read_row_group(group)
-                added = numbers.slice(start, part.num_rows)
-                start += part.num_rows
-                written.write_table(
-                    pa.table([*part.columns, *added.columns], schema=schema),
-                    row_group_size=part.num_rows,
-                )
-
-
-class BuiltEncoder(Contract):
-    """A finished encoder's folder."""
-
-    files: Artifact
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where an encoder comes from, the files that decide it, and how many numbers it gives."""
-
-    name: str
-    files: dict[str, Path]
-    kind: Kind
-    width: int
-    most_tokens: int
-
-    @property
-    def as_files(self) -> EncoderFiles:
-        """The same, of a text encoder."""
-        return EncoderFiles(self.files[WEIGHTS_FILE].parent, {})
+def _images(paths: pa.ChunkedArray, project: Path) -> list[Path]:
+    """The files that a column names, those that are there, in the order of their names."""
+    named = sorted(paths.unique().drop_null().to_pylist())
+    return [file for path in named if (file := image_file(path, project)).is_file()]
 
 
 def build_encoder(
@@ -185,10 +110,16 @@ def build_encoder(
             fewer numbers, or takes fewer tokens, than are asked for.
         ArtifactError: its weights are damaged.
     """
-    source = _text_source(spec.text, project) if spec.text else _image_source(str(spec.image))
-    digests = {name: digest_of(path) for name, path in source.files.items()}
-    settings = _settings(source, spec, column)
-    described = json.dumps([SCHEME, digests, settings.model_dump()], sort_keys=True)
+    source = _Text(spec, project, store) if spec.text else _Image(spec)
+    settings = EncoderSettings(
+        kind=source.kind, dimensions=spec.dimensions or source.width, max_tokens=spec.max_tokens
+    )
+    if settings.dimensions > source.width:
+        raise ConfigurationError(
+            f"encoded.{column}.dimensions is {settings.dimensions}, and {source.name} gives "
+            f"{source.width} numbers; ask for as many at most. Nothing was encoded"
+        )
+    described = json.dumps([SCHEME, source.digests, settings.model_dump()], sort_keys=True)
     encoder = ColumnEncoder(
         column=column,
         kind=settings.kind,
@@ -198,20 +129,97 @@ def build_encoder(
     )
     key = content_key("encoder", code_digest(__file__), encoder.sha256, torch.__version__)
 
-    def build(folder: StagedFolder) -> BuiltEncoder:
-        made = folder.path / FOLDER
-        made.mkdir()
-        (made / SETTINGS_FILE).write_text(settings.model_dump_json(), encoding="utf-8")
-        network: nn.Module
-        if spec.text:
-            network = read_encoder(source.as_files)[0]
-            shutil.copyfile(source.files[TOKENIZER_FILE], made / TOKENIZER_FILE)
-        else:
-            network = _image_network(source)
-        _write_network(network, projection(source.width, settings.dimensions), settings, made)
-        return BuiltEncoder(files=folder.artifact(FOLDER))
+    def build(staged: StagedFolder) -> Artifact:
+        folder = staged.path / FOLDER
+        folder.mkdir()
+        text = settings.model_dump_json()
+        (folder / folder_of.SETTINGS_FILE).write_text(text, encoding="utf-8")
+        if source.tokenizer:
+            shutil.copyfile(source.tokenizer, folder / TOKENIZER_FILE)
+        _write_network(source, settings, folder)
+        return staged.artifact(FOLDER)
 
-    return encoder, store.build_once("encoders", key, BuiltEncoder, build).files
+    return encoder, store.build_once("encoders", key, Artifact, build)
+
+
+class _Text:
+    """A text encoder of a package, or of a folder of the project."""
+
+    kind: folder_of.Kind = "text"
+
+    def __init__(self, spec: EncodedColumn, project: Path, store: ArtifactStore) -> None:
+        named, most = str(spec.text), spec.max_tokens
+        config = EncoderConfig(folder=project / named, max_tokens=most)
+        if not config.folder.is_dir():
+            folder = _file_of(named, WEIGHTS_FILE, "a BERT encoder").parent
+            config = EncoderConfig(package=named, folder=folder, max_tokens=most)
+        imported, self._store = export_encoder(config, store), store
+        self.name = f"{named} {imported.origin.get('version', '')}".strip()
+        self.digests, self._program = imported.files, imported.program
+        self.width = int(imported.signature.output.shape[1])
+        self.tokenizer: Path | None = find_files(config).folder / TOKENIZER_FILE
+
+    def program(self, example: tuple[torch.Tensor, ...]) -> ExportedProgram:
+        """The network."""
+        return torch.export.load(self._store.path(self._program))
+
+
+class _Image:
+    """EfficientNet-Lite0 with the weights of a package, before its classes: 1,280 numbers."""
+
+    kind: folder_of.Kind = "image"
+    width, tokenizer = IMAGE_WIDTH, None
+
+    def __init__(self, spec: EncodedColumn) -> None:
+        require_extras("image")
+        package, named = find_package(str(spec.image)), str(spec.image)
+        weights = _file_of(named, ".pth", "EfficientNet-Lite0")
+        self._weights = Path(str(package.locate_file(weights)))
+        self.name = f"{named} {package.version}"
+        self.digests = {"weights": digest_of(self._weights)}
+
+    def program(self, example: tuple[torch.Tensor, ...]) -> ExportedProgram:
+        """The network.
+
+        Raises:
+            ArtifactError: the weights are damaged, or those of another network.
+        """
+        from efficientnet_lite_pytorch import EfficientNet
+
+        network = EfficientNet.from_name("efficientnet-lite0")
+        try:  # tensors alone are read, never pickled objects
+            state = torch.load(self._weights, map_location="cpu", weights_only=True)
+            network.load_state_dict(state)
+        except (pickle.UnpicklingError, RuntimeError, OSError) as exc:
+            raise ArtifactError(
+                f"the weights of {self.name} are damaged, or not those of EfficientNet-Lite0: "
+                f"{' '.join(str(exc).split())[:300]}. Install the package again"
+            ) from exc
+        axes = {"pixels": {0: Dim(BATCH_AXIS, min=1, max=MOST_ROWS)}}
+        return torch.export.export(_Pooled(network).eval(), example, dynamic_shapes=axes)
+
+
+class _Pooled(nn.Module):
+    """The last features of a network, averaged over the image."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network: Any = network
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.network.extract_features(pixels)
+        return features.mean((2, 3))
+
+
+def _file_of(package: str, end: str, network: str) -> Path:
+    """The first file of a package whose name ends so, as the package lists it."""
+    found = [file for file in find_package(package).files or () if file.name.endswith(end)]
+    if not found:
+        raise ConfigurationError(
+            f"package {package!r} carries no weights of {network} (a file {end}); name one that "
+            "does, see docs/how-to/text-and-images.md. Nothing was encoded"
+        )
+    return Path(found[0])
 
 
 def projection(width: int, dimensions: int) -> Numbers:
@@ -226,106 +234,23 @@ def projection(width: int, dimensions: int) -> Numbers:
     return np.linalg.qr(drawn)[0].astype(np.float32)
 
 
-def _text_source(named: str, project: Path) -> _Source:
-    if (project / named).is_dir():
-        config = EncoderConfig(folder=project / named)
-    else:
-        weights = _file_of(named, (WEIGHTS_FILE,), "a BERT encoder, model.safetensors")
-        config = EncoderConfig(package=named, folder=Path(weights).parent)
-    found = find_files(config)
-    name = " ".join(found.origin[part] for part in ("package", "version") if part in found.origin)
-    shape, files = read_shape(found), {file: found.folder / file for file in FILES}
-    return _Source(name or named, files, "text", shape.hidden_size, shape.max_position_embeddings)
-
-
-def _image_source(named: str) -> _Source:
-    package = find_package(named)
-    weights = _file_of(named, (".pth", ".pt"), "EfficientNet-Lite0, a .pth file")
-    path = Path(str(package.locate_file(weights)))
-    return _Source(f"{named} {package.version}", {"weights": path}, "image", IMAGE_WIDTH, 4096)
-
-
-def _file_of(package: str, ends: tuple[str, ...], what: str) -> PackagePath:
-    """The first file of a package whose name ends so."""
-    found = [f for f in find_package(package).files or () if f.name.endswith(ends)]
-    if not found:
-        raise ConfigurationError(
-            f"package {package!r} carries no weights of {what}; name one that does, or see "
-            "docs/how-to/text-and-images.md. Nothing was encoded"
-        )
-    return found[0]
-
-
-def _settings(source: _Source, spec: EncodedColumn, column: str) -> EncoderSettings:
-    dimensions = spec.dimensions or source.width
-    asked = {"dimensions": (dimensions, source.width)}
-    asked["max_tokens"] = (spec.max_tokens, source.most_tokens)
-    for name, (wanted, most) in asked.items():
-        if wanted > most:
-            raise ConfigurationError(
-                f"encoded.{column}.{name} is {wanted}, and {source.name} has {most}; ask for as "
-                "many at most. Nothing was encoded"
-            )
-    return EncoderSettings(kind=source.kind, dimensions=dimensions, max_tokens=spec.max_tokens)
-
-
-class PooledFeatures(nn.Module):
-    """The last features of EfficientNet-Lite0, averaged over the image: 1,280 numbers."""
-
-    def __init__(self, weights: Path) -> None:
-        super().__init__()
-        from efficientnet_lite_pytorch import EfficientNet
-
-        self.network = EfficientNet.from_name("efficientnet-lite0")
-        # Tensors alone are read, never pickled objects.
-        state = torch.load(weights, map_location="cpu", weights_only=True)
-        self.network.load_state_dict(state)
-        self.eval()
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Images (rows, 3, 224, 224); float32 (rows, 1280)."""
-        features: torch.Tensor = self.network.extract_features(pixels)
-        return features.mean((2, 3))
-
-
-def _image_network(source: _Source) -> nn.Module:
-    require_extras("image")
-    try:
-        return PooledFeatures(source.files["weights"])
-    except (pickle.UnpicklingError, RuntimeError, OSError) as exc:
-        reason = " ".join(str(exc).split())[:300]
-        raise ArtifactError(
-            f"the weights of {source.name} are damaged, or not those of EfficientNet-Lite0: "
-            f"{reason}. Install the package again. Nothing was encoded"
-        ) from exc
-
-
-def _write_network(
-    network: nn.Module, matrix: Numbers, settings: EncoderSettings, folder: Path
-) -> None:
+def _write_network(source: _Text | _Image, settings: EncoderSettings, folder: Path) -> None:
     """The network as ONNX, its projection, and what PyTorch answers to the golden values."""
-    reader: Any = reader_of(settings, folder, None)
+    reader: Any = folder_of.reader_of(settings, folder, None)
     chosen, inputs = next(reader.batches(reader.golden))
     example = tuple(torch.from_numpy(values) for values in inputs.values())
-    axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST_ROWS)}
-    if settings.kind == "text":
-        axes[1] = torch.export.Dim("seq", min=1, max=settings.max_tokens)
-    with torch.inference_mode():
-        answered = network(*example).numpy() @ matrix
-    golden = np.empty_like(answered)
-    golden[list(chosen)] = answered
-    np.save(folder / GOLDEN_FILE, golden)
-    np.save(folder / PROJECTION_FILE, matrix)
+    matrix = projection(source.width, settings.dimensions)
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        program = source.program(example)
+        golden = np.empty((len(chosen), settings.dimensions), np.float32)
+        golden[list(chosen)] = program.module()(*example).numpy() @ matrix
+        names = {"input_names": list(inputs), "output_names": [folder_of.OUTPUT]}
         exported = torch.onnx.export(
-            torch.export.export(network, example, dynamic_shapes=dict.fromkeys(inputs, axes)),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(inputs),
-            output_names=[OUTPUT],
-            verbose=False,
+            program, dynamo=True, opset_version=OPSET, verbose=False, **names
         )
     assert exported is not None  # only without dynamo
-    exported.save(folder / MODEL_FILE)
+    exported.save(folder / folder_of.MODEL_FILE)
+    np.save(folder / folder_of.PROJECTION_FILE, matrix)
+    np.save(folder / folder_of.GOLDEN_FILE, golden)

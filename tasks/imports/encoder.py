@@ -174,7 +174,7 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
         ConfigurationError: it is no encoder of the kind that is built here.
         ArtifactError: the weights are damaged, or are those of another network.
     """
-    shape = read_shape(files)
+    shape = _shape(files)
     network = TextEncoder(shape)
     try:
         tensors = load_file(files.folder / WEIGHTS_FILE)
@@ -194,12 +194,7 @@ def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
     return network.eval(), shape
 
 
-def read_shape(files: EncoderFiles) -> EncoderShape:
-    """Sizes of an encoder.
-
-    Raises:
-        ConfigurationError: it is no encoder of the kind that is built here.
-    """
+def _shape(files: EncoderFiles) -> EncoderShape:
     try:
         values = json.loads((files.folder / SHAPE_FILE).read_text(encoding="utf-8"))
         shape = EncoderShape.model_validate(values)

@@ -111,8 +111,8 @@ def test_it_is_done_again_for_other_rows_or_weights_alone(
 @pytest.mark.parametrize(
     ("changed", "seen"),
     [
-        ({"dimensions": 33}, "dimensions is 33, .* has 32"),
-        ({"max_tokens": 25}, "max_tokens is 25, .* has 24"),
+        ({"dimensions": 33}, "gives 32 numbers"),
+        ({"max_tokens": 25}, "positions for 24 tokens"),
         ({"text": "no-such-package"}, "is not installed here"),
         ({"text": "numpy"}, "carries no weights"),
     ],
@@ -157,5 +157,5 @@ def test_what_is_no_image_of_the_project_is_refused(tmp_path: Path, value: Any) 
     (tmp_path / "project" / "text.png").write_text("no image")
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     images: Any = Images(tmp_path / "project")
-    with pytest.raises(DataContractError, match="cannot be read as an image"):
+    with pytest.raises(DataContractError, match=r"cannot be read as an image|lies outside of"):
         list(images.batches([value]))
