@@ -246,9 +246,13 @@ def _write_network(source: _Text | _Image, settings: EncoderSettings, folder: Pa
         program = source.program(example)
         golden = np.empty((len(chosen), settings.dimensions), np.float32)
         golden[list(chosen)] = program.module()(*example).numpy() @ matrix
-        names = {"input_names": list(inputs), "output_names": [folder_of.OUTPUT]}
         exported = torch.onnx.export(
-            program, dynamo=True, opset_version=OPSET, verbose=False, **names
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(inputs),
+            output_names=[folder_of.OUTPUT],
+            verbose=False,
         )
     assert exported is not None  # only without dynamo
     exported.save(folder / folder_of.MODEL_FILE)
