@@ -201,10 +201,9 @@ def score_rows(
     held = dataset.snapshot.columns.encoders
     if others := [e for e in program.columns.encoders if e not in held]:
         raise DataContractError(
-            f"program {program.artifact.sha256[:12]} takes {others[0].column} as encoder "
-            f"{others[0].sha256[:12]} ({others[0].source}) gives it, and snapshot "
-            f"{dataset.snapshot.data.sha256[:12]} was made with another; their numbers mean "
-            "different things. Name that encoder in use_case.yaml until another model serves, or "
+            f"the model takes {others[0].column} as encoder {others[0].sha256[:12]} "
+            f"({others[0].source}) gives it, and snapshot {dataset.snapshot.data.sha256[:12]} was "
+            "made with another. Name that encoder in use_case.yaml until another model serves, or "
             "withdraw the model. Nothing was scored"
         )
     wanted = [*keep, *input_columns(program.columns)]

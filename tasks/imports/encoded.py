@@ -66,11 +66,8 @@ def encode_snapshot(
     made = {column: build_encoder(column, spec, project, store) for column, spec in encoded.items()}
     encoders = tuple(encoder for encoder, _ in made.values())
     rows = pq.read_table(store.path(snapshot.data))
-    images = [
-        [digest_of(file) for file in _images(rows[e.column], project)]
-        for e in encoders
-        if e.kind == "image"
-    ]
+    paths = [rows[encoder.column] for encoder in encoders if encoder.kind == "image"]
+    images = [digest_of(file) for column in paths for file in _images(column, project)]
     key = content_key("encoded", code_digest(__file__), snapshot.data.sha256, encoders, images)
 
     def build(folder: StagedFolder) -> FeatureSnapshot:
@@ -111,14 +108,13 @@ def build_encoder(
         ArtifactError: its weights are damaged.
     """
     source = _Text(spec, project, store) if spec.text else _Image(spec)
-    settings = EncoderSettings(
-        kind=source.kind, dimensions=spec.dimensions or source.width, max_tokens=spec.max_tokens
-    )
-    if settings.dimensions > source.width:
+    width, asked = source.width, spec.dimensions or source.width
+    if asked > width:
         raise ConfigurationError(
-            f"encoded.{column}.dimensions is {settings.dimensions}, and {source.name} gives "
-            f"{source.width} numbers; ask for as many at most. Nothing was encoded"
+            f"encoded.{column}.dimensions is {asked}, and {source.name} gives {width} numbers; ask "
+            "for as many at most. Nothing was encoded"
         )
+    settings = EncoderSettings(kind=source.kind, dimensions=asked, max_tokens=spec.max_tokens)
     described = json.dumps([SCHEME, source.digests, settings.model_dump()], sort_keys=True)
     encoder = ColumnEncoder(
         column=column,
