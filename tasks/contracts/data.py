@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow, retired
+from tasks.contracts.encoding import ColumnEncoder
 from tasks.kernel.errors import DataContractError
 
 if TYPE_CHECKING:
@@ -79,6 +80,16 @@ class DatasetSchema(Contract):
         description="Number column that is itself the plainest prediction of the label, such as "
         "its last known value; of a regression only.",
     )
+    encoders: tuple[ColumnEncoder, ...] = Field(
+        default=(), description="What gave the last of `numeric` from columns of texts and images."
+    )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Columns that somebody gives who asks: texts and images stand for their numbers."""
+        made = {name for encoder in self.encoders for name in encoder.numbers}
+        plain = (name for name in (*self.categorical, *self.numeric) if name not in made)
+        return (*plain, *(encoder.column for encoder in self.encoders))
 
     @property
     def num_labels(self) -> int:
@@ -371,6 +382,12 @@ class FeatureSnapshot(Contract):
     excluded: tuple[ExcludedRows, ...]
     pins: SnapshotPins | None = Field(
         default=None, description="None in a snapshot of an earlier release."
+    )
+    encoders: dict[str, Artifact] = Field(
+        default={}, description="Column of texts or images to the folder of what encoded it."
+    )
+    retrieved_sha256: str | None = Field(
+        default=None, description="Digest of the rows before columns were encoded, where any were."
     )
 
 

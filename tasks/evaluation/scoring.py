@@ -202,6 +202,14 @@ def score_rows(
             not one probability a row.
         ArtifactError: the snapshot is absent or damaged.
     """
+    held = dataset.snapshot.columns.encoders
+    if others := [e for e in program.columns.encoders if e not in held]:
+        raise DataContractError(
+            f"the model takes {others[0].column} as encoder {others[0].sha256[:12]} "
+            f"({others[0].source}) gives it, and snapshot {dataset.snapshot.data.sha256[:12]} was "
+            "made with another. Name that encoder in use_case.yaml until another model serves, or "
+            "withdraw the model. Nothing was scored"
+        )
     wanted = [*keep, *input_columns(program.columns)]
     batches = read_batches(dataset, window, wanted, store, batch_rows)
     return joined(

