@@ -301,8 +301,8 @@ def label(model: str, file: Path, /, *, context: Here) -> Shown:
 
     Args:
         model: Registered model.
-        file: Columns label, and request_id (and request_row) or entity keys and event_timestamp;
-            known_at if known.
+        file: Columns label (of several classes their names), and request_id (and request_row) or
+            entity keys and event_timestamp; known_at if known.
 
     Raises:
         DataContractError: the table holds no labels.
@@ -310,9 +310,13 @@ def label(model: str, file: Path, /, *, context: Here) -> Shown:
     Examples:
         falaj predictions label flight-delay labels.parquet
     """
+    from flows.config import read_pipeline_config
     from tasks.predictions.labels import import_labels
 
-    taken = import_labels(context.home, model, file, datetime.now(UTC))
+    config = read_pipeline_config(context.settings.feature_repo)
+    is_own = config.registry.model_name == model
+    classes = config.features.training_set.class_names if is_own else ()
+    taken = import_labels(context.home, model, file, datetime.now(UTC), classes)
     counted = f"{taken.rows:,} by {taken.kind}, {taken.without_label:,} rows had none"
     return Shown(taken, [row("Labels", counted), row("Kept", taken.file)])
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tasks.contracts.release import RegisteredProgram
     from tasks.contracts.run import RunRecord
     from tasks.conversion.targets.interface import LoadedModel
+    from tasks.imports.column_encoder import LoadedEncoder
     from tasks.registry.mlflow_registry import RegisteredVersion, Registry
 
 EVENT_TIME = "event_timestamp"
@@ -100,13 +101,13 @@ class Project:
             raise FalajError(f"`falaj {' '.join(words)}` ended with {process.returncode}: {last}")
         return "".join(said)
 
-    def check(self) -> str:
-        """Find mistakes in seconds, without training.
+    def check(self) -> None:
+        """Find mistakes in seconds, without training, and print what was found.
 
         Raises:
             FalajError: there are some; the lines above say which.
         """
-        return self.command("check")
+        self.command("check")
 
     def run(self) -> Run:
         """Run the whole loop; finished stages are reused.
@@ -184,8 +185,9 @@ class Project:
 
         Args:
             keys: a row an entity, with the key columns.
-            at: moment at which they were known, or the column of `keys` that holds it, with a time
-                zone; they are then read from history, as in training. None: now, online.
+            at: moment at which they were known, with a time zone (`"2026-01-31T12:00Z"`), or the
+                column of `keys` that holds it; they are then read from history, as in training.
+                None: now, online.
 
         Returns:
             `keys` with a column `<view>__<feature>` for each feature, rows in the same order.
@@ -264,11 +266,19 @@ class Project:
 
 
 def _historical(store: Any, service: Any, keys: pd.DataFrame, at: datetime | str) -> pd.DataFrame:
+    import pandas as pd
+
     from tasks.features.offline.duck import sql_text
 
-    frame = keys.rename(columns={at: EVENT_TIME}) if isinstance(at, str) else keys.copy()
-    if not isinstance(at, str):
-        frame[EVENT_TIME] = at
+    named = isinstance(at, str) and at in keys.columns
+    try:
+        frame = keys.rename(columns={at: EVENT_TIME}) if named else keys.copy()
+        frame[EVENT_TIME] = frame[EVENT_TIME] if named else pd.Timestamp(at)
+    except ValueError as exc:
+        raise DataContractError(
+            f"at={at!r} is neither a moment nor one of the columns {', '.join(keys.columns)}. "
+            "Nothing was read"
+        ) from exc
     if getattr(frame[EVENT_TIME].dtype, "tz", None) is None:
         raise DataContractError(
             f"the moments are {frame[EVENT_TIME].dtype}, expected times with a zone, such as "
@@ -286,7 +296,7 @@ def _historical(store: Any, service: Any, keys: pd.DataFrame, at: datetime | str
         )
         found: pd.DataFrame = job.to_df().sort_values("falaj_row")
     found = found.drop(columns="falaj_row").set_axis(keys.index)
-    return found.rename(columns={EVENT_TIME: at}) if isinstance(at, str) else found
+    return found.rename(columns={EVENT_TIME: str(at)}) if named else found
 
 
 @dataclass(frozen=True)
@@ -303,24 +313,43 @@ class Model:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Columns that it takes: categories, then numbers."""
-        columns = self._program.raw_columns
-        return (*columns.categorical, *columns.numeric)
+        """Columns that it takes: categories, numbers, then texts and images."""
+        return self._program.raw_columns.given
 
-    def predict(self, rows: pd.DataFrame) -> pd.Series[float]:
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that it tells apart, where they are several."""
+        return self._program.raw_columns.classes
+
+    def predict(self, rows: pd.DataFrame) -> pd.Series[float] | pd.DataFrame:
         """Probability of a label of 1, or the predicted number, of each row.
 
+        Of several classes a column for each with its probability, and `predicted`, the name of the
+        most probable one.
+
         Args:
-            rows: with the columns `inputs`; missing values may be null.
+            rows: with the columns `inputs`; missing values may be null. An image is the path of
+                its file, relative to the project, or its bytes.
 
         Raises:
-            DataContractError: a column is absent; `Project.features` adds those of entities.
+            DataContractError: a column is absent; `Project.features` adds those of entities. Or a
+                value is no text, or no image.
         """
         import numpy as np
         import pandas as pd
 
         from tasks.conversion.targets.interface import ModelInputs
 
+        for column, encoder in self._encoders.items():
+            if column not in rows.columns:
+                raise DataContractError(
+                    f"the data lacks column {column}, whose values the model takes as they are; it "
+                    f"has {', '.join(map(str, rows.columns))}"
+                )
+            given = rows[column].astype(object)
+            made = encoder.columns(given.where(given.notna(), None).tolist())
+            numbers = pd.DataFrame(made, index=rows.index)
+            rows = pd.concat([rows.drop(columns=numbers.columns, errors="ignore"), numbers], axis=1)
         categorical, numeric = self._program.raw_columns.model_inputs(rows)
         scores = [
             self._loaded(
@@ -333,6 +362,11 @@ class Model:
             )
             for start in range(0, len(rows), MOST_ROWS)
         ]
+        if classes := self.classes:
+            each = np.concatenate(scores) if scores else np.empty((0, len(classes)), np.float32)
+            names = np.array(classes, dtype=object)
+            found = pd.DataFrame(each, index=rows.index, columns=names)
+            return found.assign(predicted=names[each.argmax(axis=1)])
         values = np.concatenate(scores) if scores else np.empty(0, np.float32)
         return pd.Series(values, index=rows.index, name="score")
 
@@ -342,6 +376,17 @@ class Model:
 
         settings = self.project.settings
         return fetch_version(self.registered.ref, self.project._location, settings.store)
+
+    @cached_property
+    def _encoders(self) -> dict[str, LoadedEncoder]:
+        """What the version encodes texts and images by; it is kept with it."""
+        if not self._program.raw_columns.encoders:
+            return {}
+        from tasks.imports.column_encoder import LoadedEncoder
+        from tasks.registry.model_folder import verified_encoders
+
+        found = verified_encoders(self.registered)
+        return {c: LoadedEncoder(folder, c, self.project.path) for c, folder in found.items()}
 
     @cached_property
     def _loaded(self) -> LoadedModel:

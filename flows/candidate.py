@@ -2,14 +2,16 @@
 
 from flows.config import PipelineConfig, read_texts, suites_of
 from tasks.contracts.base import ModelVersionRef, TimeWindow
-from tasks.contracts.data import DataSplits, ValidatedDataset
+from tasks.contracts.data import DataSplits, FeatureSnapshot, FeatureTables, ValidatedDataset
 from tasks.contracts.evaluation import EvaluationReport
 from tasks.contracts.training import CandidateModel
 from tasks.features.task import build_training_set
+from tasks.imports.task import encode_columns
 from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.lineage.task import record_version
 from tasks.registry.task import register_candidate
+from tasks.validation.suites import Suite
 from tasks.validation.task import validate_training_set
 
 
@@ -18,8 +20,26 @@ def validated_rows(
 ) -> ValidatedDataset:
     """The training set of a window, by default the use case's, after its validation."""
     suite = suites_of(config, Settings.from_environment().feature_repo).training_set
-    snapshot = build_training_set(window or config.window, config.features)
-    return validate_training_set(snapshot, suite, splits)
+    snapshot = training_set(config, window or config.window)
+    return validate_training_set(snapshot, with_encoded(suite, snapshot), splits)
+
+
+def with_encoded(suite: Suite, snapshot: FeatureSnapshot) -> Suite:
+    """The suite of a training set, which need not name the numbers of encoded columns."""
+    made = [name for encoder in snapshot.columns.encoders for name in encoder.numbers]
+    if not made:
+        return suite
+    numbers = (*suite.columns.get("number", ()), *(n for n in made if not suite.kind_of(n)))
+    return suite.model_copy(update={"columns": {**suite.columns, "number": numbers}})
+
+
+def training_set(
+    config: PipelineConfig, window: TimeWindow, tables: FeatureTables | None = None
+) -> FeatureSnapshot:
+    """The training set of a window, with the numbers of its encoded columns."""
+    snapshot = build_training_set(window, config.features, tables)
+    encoded = config.features.training_set.encoded
+    return encode_columns(snapshot, encoded) if encoded else snapshot
 
 
 def register(

@@ -35,9 +35,11 @@ def model_compression_flow(config: PipelineConfig, version: int | None = None) -
             from where it is a smaller network itself.
 
     Raises:
-        ConfigurationError: the network would be no smaller, or cannot be pruned.
+        ConfigurationError: the network would be no smaller, or cannot be pruned, or the label is
+            one of several classes.
         RegistryError: there is no such version, or its files are missing or damaged.
     """
+    config.refuse_several_classes("model compression")
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     parent = find_compression_parent(version, config.registry)
     plan = plan_student(parent, config.compression, config.training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from itertools import pairwise
@@ -24,7 +25,6 @@ from tasks.evaluation.config import (
     RecalibrationConfig,
 )
 from tasks.features.config import FeatureConfig
-from tasks.features.declared.aggregates import span
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
@@ -48,8 +48,8 @@ class SplitDates(Contract):
     test: datetime = Field(description="Begin of the test, end of validation.")
     end: datetime = Field(description="End of the test and of the window.")
 
-    def windows(self, zone: str) -> dict[str, Any]:
-        """`window`, `splits` and `current` of a use case.
+    def splits(self, zone: str) -> DataSplits:
+        """The splits themselves.
 
         Args:
             zone: where a day begins that is written without a time.
@@ -59,12 +59,26 @@ class SplitDates(Contract):
             for d in (self.start, self.validation, self.test, self.end)
         ]
         train, validation, test = (TimeWindow(start=s, end=e) for s, e in pairwise(moments))
-        newest = max((test.end - test.start) / 6, NEWEST)
-        return {
-            "window": TimeWindow(start=train.start, end=test.end),
-            "splits": DataSplits(train=train, validation=validation, test=test),
-            "current": TimeWindow(start=max(test.start, test.end - newest), end=test.end),
-        }
+        return DataSplits(train=train, validation=validation, test=test)
+
+
+SHORT_SPLITS = "{start: 2024-01-01, validation: 2024-05-01, test: 2024-06-01, end: 2024-07-01}"
+
+
+def _window(given: dict[str, Any]) -> TimeWindow:
+    splits: DataSplits = given["splits"]
+    return TimeWindow(start=splits.train.start, end=splits.test.end)
+
+
+def _current(given: dict[str, Any]) -> TimeWindow:
+    """The newest of the test window whose labels are known, if the data end with it.
+
+    Where a label is known later than the test window is long, data must go on after it.
+    """
+    test, spec = given["splits"].test, given["features"].training_set
+    end = test.end - spec.label_lag
+    end = end if end > test.start else test.end
+    return TimeWindow(start=max(test.start, end - max((end - test.start) / 6, NEWEST)), end=end)
 
 
 class PipelineConfig(Contract):
@@ -72,11 +86,21 @@ class PipelineConfig(Contract):
 
     name: str = Field(pattern=USE_CASE_NAME, max_length=60, description="Use case.")
     question: str = Field(min_length=1, description="What the model answers, for people.")
-    window: TimeWindow = Field(description="Window that is refreshed and retrieved.")
-    splits: DataSplits = Field(description="Windows for training, validation and test.")
-    current: TimeWindow = Field(description="Window that the drift check looks at.")
     clock: ClockConfig = ClockConfig()
     features: FeatureConfig
+    splits: DataSplits = Field(
+        description="Days on which training, validation and test begin, and the end: "
+        f"`{SHORT_SPLITS}`; or `train`, `validation` and `test`, each with `start` and `end`."
+    )
+    window: TimeWindow = Field(
+        default_factory=_window,
+        description="Window that is refreshed and retrieved; by default that of all splits.",
+    )
+    current: TimeWindow = Field(
+        default_factory=_current,
+        description="Window that the drift check looks at; by default the newest of the test "
+        "window with known labels.",
+    )
     monitoring: MonitoringConfig = MonitoringConfig()
     training: TrainingConfig = TrainingConfig()
     lease: StageLease = StageLease()
@@ -98,17 +122,18 @@ class PipelineConfig(Contract):
     @model_validator(mode="before")
     @classmethod
     def _said_once(cls, given: Any) -> Any:
-        """Splits by their days give all windows; the use case's name also names model and runs."""
+        """Splits may be given by their days; the use case's name also names model and runs."""
         if not isinstance(given, dict):
             return given
         splits, clock = given.get("splits"), given.get("clock")
         if isinstance(splits, dict) and "train" not in splits:
             try:
                 zone = ClockConfig.model_validate(clock or {}).time_zone
-                windows = SplitDates.model_validate(splits).windows(zone)
-                given = {**windows, **given, "splits": windows["splits"]}
+                given = {**given, "splits": SplitDates.model_validate(splits).splits(zone)}
             except ValidationError as exc:
-                raise ValueError(f"splits or clock: {faults(exc)}") from exc
+                raise ValueError(
+                    f"splits or clock: {faults(exc)}; expected such as splits: {SHORT_SPLITS}"
+                ) from exc
         if isinstance(name := given.get("name"), str) and isinstance(
             given.get("registry", {}), dict
         ):
@@ -120,8 +145,8 @@ class PipelineConfig(Contract):
         """Schedules wait as long as the training set says, where the clock itself says nothing."""
         spec = self.features.training_set
         if spec.label_known_after and "label_hours" not in self.clock.model_fields_set:
-            wait = span(spec.label_known_after) - span(spec.predict_after)
-            clock = self.clock.model_copy(update={"label_hours": wait / timedelta(hours=1)})
+            wait = spec.label_lag / timedelta(hours=1)
+            clock = self.clock.model_copy(update={"label_hours": wait})
             object.__setattr__(self, "clock", clock)
         return self
 
@@ -147,6 +172,34 @@ class PipelineConfig(Contract):
                 f"one of {', '.join(dated) or 'such a table, and there is none'}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _several_classes_are_carried(self) -> Self:
+        """Refuse, of several classes, what knows one score a row alone."""
+        if self.features.training_set.classes:
+            if self.training.own_model:
+                raise ValueError(
+                    f"model {self.training.model} gives one number a row, and task multi-class "
+                    "needs one a class; expected network, gradient-boosting or average"
+                )
+            if self.release.task == "auc":
+                raise ValueError(
+                    "release.task auc is of a label that is 0 or 1; of several classes leave it out"
+                )
+        return self
+
+    def refuse_several_classes(self, what: str) -> None:
+        """Refuse what is not offered where the label is one of several classes.
+
+        Raises:
+            ConfigurationError: it is.
+        """
+        if classes := self.features.training_set.class_names:
+            raise ConfigurationError(
+                f"{what} is for models of one score a row, and {self.name} has task multi-class "
+                f"({', '.join(classes)}); expected classification or regression. Nothing was "
+                "changed; retrain with `falaj run`"
+            )
 
     @model_validator(mode="after")
     def _search_is_of_the_training(self) -> Self:
@@ -275,19 +328,28 @@ def suites_of(config: PipelineConfig, repo: Path) -> Suites:
 def faults(exc: ValidationError) -> str:
     """What a validation found, in one line: where, and what is wrong there.
 
-    Each mistake is told once, with all its places. A list whose items are wrong is not told to be
-    too short: pydantic counts only the right ones.
+    Each mistake is told once, with all its places.
+    """
+    found: dict[str, list[str]] = {}
+    for place, error in mistakes(exc):
+        found.setdefault(error["msg"], []).append(".".join(map(str, place)) or "it")
+    return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())
+
+
+def mistakes(exc: ValidationError) -> Iterator[tuple[tuple[int | str, ...], dict[str, Any]]]:
+    """Place and mistake, without those that follow from another one.
+
+    pydantic counts only the right items of a list, and calls a default missing that it would have
+    made from what is wrong.
     """
     errors = exc.errors()
     places = [error["loc"] for error in errors]
-    found: dict[str, list[str]] = {}
     for error in errors:
-        place = error["loc"]
+        place = tuple(step for step in error["loc"] if step != "[key]")
         inside = any(len(p) > len(place) and p[: len(place)] == place for p in places)
-        if error["type"] != "too_short" or not inside:
-            name = ".".join(map(str, place)).removesuffix(".[key]")
-            found.setdefault(error["msg"].removeprefix("Value error, "), []).append(name or "it")
-    return "; ".join(f"{', '.join(names)}: {message}" for message, names in found.items())
+        follows = error["type"] == "too_short" and inside
+        if not follows and error["type"] != "default_factory_not_called":
+            yield place, {**error, "msg": error["msg"].removeprefix("Value error, ")}
 
 
 class ImportConfig(Contract):

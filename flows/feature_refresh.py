@@ -3,6 +3,7 @@
 from prefect import flow
 from prefect.events import emit_event
 
+from flows.candidate import training_set, with_encoded
 from flows.config import PipelineConfig, read_texts, suites_of
 from flows.drift_check import check_drift_by_volume, check_served_by_volume
 from flows.stages import FOUND, RECORDED, hours_or_newest, run_name
@@ -12,7 +13,6 @@ from tasks.evaluation.task import check_test_window, monitor_features
 from tasks.features.checks.report import ParityReport
 from tasks.features.task import (
     build_feature_tables,
-    build_training_set,
     compare_online_with_offline,
     land_raw_rows,
     materialize_features,
@@ -90,8 +90,8 @@ def check_training_set(
     Raises:
         DataContractError: nothing could be trained on these tables. They are not published.
     """
-    snapshot = build_training_set(config.window, config.features, tables)
-    dataset = validate_training_set(snapshot, suite, config.splits)
+    snapshot = training_set(config, config.window, tables)
+    dataset = validate_training_set(snapshot, with_encoded(suite, snapshot), config.splits)
     check_test_window(dataset, config.splits, config.evaluation)
     rank_single_features(snapshot, config.splits, config.features, tables)
     return dataset

@@ -42,7 +42,9 @@ def recalibration_flow(window: TimeWindow | None, config: PipelineConfig) -> Rec
     Raises:
         WindowError: the window is too short, or holds rows that the network was trained on.
         RegistryError: there is no champion.
+        ConfigurationError: the label is one of several classes.
     """
+    config.refuse_several_classes("a recalibration")
     claim_model_name(config.name, config.features.training_set.feature_service, config.registry)
     window = days_or_newest(window, config)
     fit_window, holdout = split_window(window, config.recalibration)

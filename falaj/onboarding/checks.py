@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from falaj.onboarding import leaks, raw, windows
-from falaj.onboarding.findings import Finding, YamlPlaces, found, nearest
-from falaj.onboarding.queries import Sample, query_finding, query_findings
-from falaj.onboarding.schema import schema_findings
+from falaj.onboarding import leaks, raw
+from falaj.onboarding.findings import Finding, Findings, did_you_mean
+from falaj.onboarding.queries import Sample, add_query_error, check_queries
+from falaj.onboarding.schema import check_schema
+from falaj.onboarding.windows import check_windows
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
+from tasks.features.declared.columns import defining_files
 from tasks.features.offline.duck import duckdb_session
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
+from tasks.training.models.source import check_source
+
+CHECK = "files"
+DEFINES = re.compile(r"\b(Entity|FeatureService|Permission|\w*(FeatureView|Source|feature_view))\b")
+"""Names of Feast in files that define something."""
 
 
 @dataclass
@@ -23,16 +31,10 @@ class CheckReport:
     """Findings of a check, and what it saw beside them."""
 
     name: str
-    findings: list[Finding] = field(default_factory=list)
-    splits: list[dict[str, object]] = field(default_factory=list)
+    findings: list[Finding]
+    splits: list[dict[str, Any]] = field(default_factory=list)
     leading: list[tuple[str, float]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def timed(self, step: str, started: float) -> float:
-        """Note how long a step took; returns the moment at which the next one begins."""
-        now = time.monotonic()
-        self.seconds[step] = round(now - started, 2)
-        return now
+    seconds: float = 0.0
 
 
 def check_project(repo: Path) -> CheckReport:
@@ -43,83 +45,61 @@ def check_project(repo: Path) -> CheckReport:
     Raises:
         ConfigurationError: the folder is no project.
     """
-    report, started = CheckReport(repo.name), time.monotonic()
-    report.findings += schema_findings(repo)
-    if not report.findings:
-        places = YamlPlaces(repo / USE_CASE_FILE)
-        report.findings += _file_findings(repo, places)
-    started = report.timed("schema", started)
-    if report.findings:
-        return report
-    config = read_pipeline_config(repo)
-    report.name = config.name
-    with scratch_folder("falaj-check-") as folder:
-        _check_rows(report, config, repo, places, ArtifactStore(folder), started)
+    findings, started = Findings(repo), time.monotonic()
+    report = CheckReport(repo.name, findings.found)
+    check_schema(findings)
+    config = None if findings.found else _checked_files(findings)
+    if config and not findings.found:
+        report.name = config.name
+        with scratch_folder("falaj-check-") as folder:
+            _check_rows(report, config, findings, ArtifactStore(folder))
+    report.seconds = round(time.monotonic() - started, 2)
     return report
 
 
-def _file_findings(repo: Path, places: YamlPlaces) -> list[Finding]:
-    """Files that the use case names: queries, suites, definitions."""
+def _checked_files(findings: Findings) -> PipelineConfig | None:
+    """The use case with what follows from its columns, and what is wrong with files it names."""
+    repo = findings.repo
     try:
         config = read_pipeline_config(repo)
-        if missing := _missing_queries(config, repo, places):
-            return missing
         check_repository(config, repo)
     except ConfigurationError as exc:
         named = re.search(r"[\w./-]+\.(py|sql|yaml)", str(exc))
-        line = places.declared(str(exc), places.line("features"))
-        return [query_finding(exc, named[0] if named else USE_CASE_FILE, line, check="files")]
-    return []
-
-
-def _missing_queries(config: PipelineConfig, repo: Path, places: YamlPlaces) -> list[Finding]:
-    features = config.features
-    named: list[tuple[str, *tuple[str | int, ...]]] = [
-        *((query.sql, "staging", n, "sql") for n, query in enumerate(features.staging)),
-        *(
-            (table.sql, "feature_tables", n, "sql")
-            for n, table in enumerate(features.feature_tables)
-        ),
-        (features.training_set.sql, "training_set", "sql"),
-    ]
-    findings = []
-    for name, *path in named:
-        if name and not (repo / name).is_file():
-            near = nearest(name, (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
-            advice = f"did you mean {near}?" if near else "write it, or mend the name"
-            line = places.line("features", *path)
-            findings.append(found("no-file", USE_CASE_FILE, line, name=name, advice=advice))
-    return findings
+        file = named[0] if named else USE_CASE_FILE
+        if "has no file" in str(exc):
+            near = did_you_mean(file, (str(f.relative_to(repo)) for f in repo.rglob("*.sql")))
+            findings.add_error(
+                exc, CHECK, findings.naming(file), f"{near}write it, or mend the name"
+            )
+        else:
+            declared = findings.declared(str(exc), "features")
+            place = declared if file == USE_CASE_FILE else (file, None)
+            add_query_error(exc, findings, place, CHECK)
+        return None
+    for path in defining_files(repo):
+        if not DEFINES.search(path.read_text(encoding="utf-8", errors="replace")):
+            findings.add("no-definitions", (path.name, None))
+    try:
+        if config.training.own_model is not None:
+            check_source(config.training.own_model, repo)
+    except ConfigurationError as exc:
+        named = re.match(r"(\S+), line ", str(exc))
+        findings.add_error(exc, CHECK, (named[1], None) if named else findings.at("model"))
+    return config
 
 
 def _check_rows(
-    report: CheckReport,
-    config: PipelineConfig,
-    repo: Path,
-    places: YamlPlaces,
-    store: ArtifactStore,
-    started: float,
+    report: CheckReport, config: PipelineConfig, findings: Findings, store: ArtifactStore
 ) -> None:
-    landed, report.findings = raw.land(config, repo, store, places)
-    if report.findings:
-        report.timed("rows", started)
+    landed = raw.land(config, findings, store)
+    if landed is None:
         return
-    sampled = raw.sample(landed, config, repo, store)
-    report.findings += sampled.findings
-    started = report.timed("rows", started)
+    rows, share = raw.sample(landed, config, findings, store)
     with duckdb_session(store.root) as con:
-        sample = Sample(con, config, repo, places, store, sampled.rows)
-        report.findings += query_findings(sample)
-        started = report.timed("queries", started)
+        sample = Sample(con, config, findings, store, rows)
+        check_queries(sample)
         if sample.frame is None:
             return
-        counts = windows.count_splits(sample, min(sampled.shares.values()))
-        report.splits = [asdict(split) for split in counts]
-        report.findings += windows.split_findings(sample, counts)
-        report.findings += windows.gate_findings(sample, counts)
-        started = report.timed("windows", started)
-        report.findings += leaks.future_findings(sample)
-        started = report.timed("future", started)
-        leaking, report.leading = leaks.single_findings(sample)
-        report.findings += leaking
-        report.timed("single inputs", started)
+        report.splits = check_windows(sample, share)
+        leaks.check_future(sample, sample.frame)
+        report.leading = leaks.check_single_inputs(sample, sample.frame)

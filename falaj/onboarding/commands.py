@@ -52,16 +52,15 @@ def _described(report: CheckReport, findings: list[Finding]) -> list[str]:
     if report.leading:
         best = ", ".join(f"{name} ({score:.3f})" for name, score in report.leading[:NUM_LEADING])
         lines.append(row("Alone", f"{best} tell most about the label by themselves"))
-    seconds = sum(report.seconds.values())
     found = f"{errors} error(s), {len(findings) - errors} warning(s)" if findings else "no mistake"
-    return [*lines, row("Checked", f"{report.name} in {seconds:.1f} s: {found}")]
+    return [*lines, row("Checked", f"{report.name} in {report.seconds:.1f} s: {found}")]
 
 
 def init(
     folder: Path,
     /,
     *,
-    data: Path | None = None,
+    data: str | None = None,
     label: str | None = None,
     time: str | None = None,
     key: str | None = None,
@@ -75,7 +74,8 @@ def init(
 
     Args:
         folder: New folder of the project; its name is that of the use case.
-        data: A CSV, Parquet or JSON file, a folder of such, or a pattern in quotes.
+        data: A CSV, Parquet or JSON file, a folder of such, a pattern in quotes, or an address:
+            s3://bucket/folder/*.parquet, postgresql://user@host/database/table, https://...
         label: Column to predict: yes or no, 0 or 1, true or false, or a number.
         time: Column that says when a row happened (default: the only one with times).
         key: Column that histories are of, such as the customer (default: a guess).
@@ -91,7 +91,8 @@ def init(
         falaj init shop --data orders.parquet --label churned --time ordered_at --key customer
         falaj init cases --template flights
     """
-    from falaj.onboarding.project import Wishes, begin, copy_example
+    from falaj.onboarding.project import begin, copy_example
+    from falaj.onboarding.proposal import Wishes
 
     if template in ("flights", "traffic"):
         return copy_example(template, folder)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from tasks.kernel.errors import ConfigurationError, FalajError
+from tasks.kernel.errors import ConfigurationError, FalajError, WindowError
+from tasks.kernel.settings import USE_CASE_FILE
 
 Severity = Literal["error", "warning"]
 Kind = Literal["configuration", "data"]
+Place = tuple[str, int | None]
+"""A file, as the use case names it, and a line of it, counted from 1."""
 EXIT_CONFIGURATION, EXIT_DATA = 2, 4
 _LAST = re.compile(r"\s*(Nothing|No \w+) (was|were) [^.;]*\.?$")
 """How a sentence of ours ends that says what was left undone: a check changes nothing anyhow."""
@@ -60,74 +63,113 @@ class Finding:
         return {**asdict(self), "place": self.place}
 
 
-def found(
-    mistake: str,
-    file: str,
-    line: int | None = None,
-    column: str | None = None,
-    *,
-    severity: Severity | None = None,
-    **values: object,
-) -> Finding:
-    """The finding that is described under a name in `findings.yaml`, with these values."""
-    said = _described()[mistake]
-    kind, _, grave = said["is"].partition(" ")
-    values |= {"column": column}
-    return Finding(
-        mistake,
-        kind,  # type: ignore[arg-type]
-        file,
-        seen=said["seen"].format(**values),
-        action=said["do"].format(**values),
-        expected=said.get("expected", "").format(**values),
-        line=line,
-        column=column,
-        severity=severity or ("warning" if grave else "error"),
-    )
+class Findings:
+    """What was found so far in the project of a folder."""
+
+    def __init__(self, repo: Path) -> None:
+        self.repo = repo
+        self.found: list[Finding] = []
+
+    def add(
+        self,
+        mistake: str,
+        place: Place,
+        column: str | None = None,
+        *,
+        severity: Severity | None = None,
+        **values: object,
+    ) -> None:
+        """Note what `findings.yaml` describes under a name, with these values."""
+        said = _described()["mistakes"][mistake]
+        kind, _, is_grave = said["is"].partition(" ")
+        seen, action, expected = (
+            said.get(part, "").format(**values, column=column)
+            for part in ("seen", "do", "expected")
+        )
+        (file, line), grave = place, severity or is_grave or "error"
+        self.found.append(Finding(mistake, kind, file, seen, action, expected, line, column, grave))
+
+    def add_error(self, exc: FalajError, check: str, place: Place, action: str = "") -> None:
+        """Note an error of another stage: its sentence, cut where advice begins."""
+        text = _LAST.sub("", " ".join(str(exc).split()))
+        seen, found, rest = text.partition("; expected ")
+        expected, *more = re.split(r"[.;] ", rest, maxsplit=1) if found else [""]
+        if not found:
+            seen, *more = text.split(". " if ". " in text else "; ", 1)
+        lines = re.findall(r"[Ll]ine:? (\d+)", text)
+        advice = "".join(more).strip().removesuffix(".")
+        is_configuration = isinstance(exc, ConfigurationError | WindowError)
+        self.found.append(
+            Finding(
+                check=check,
+                kind="configuration" if is_configuration else "data",
+                file=place[0],
+                line=place[1] or (int(lines[-1]) if lines else None),
+                seen=seen,
+                expected=expected.removesuffix("."),
+                action=action
+                or advised(text)
+                or advice[:1].lower() + advice[1:]
+                or f"mend it in {place[0]}",
+            )
+        )
+
+    def at(self, *path: str | int) -> Place:
+        """Line of the last name of a path that `use_case.yaml` has.
+
+        Items of a list go by their number or their `name`. Steps that only a validator knows, such
+        as the kind of a union, are passed over.
+        """
+        node, line = self._root, 1
+        for step in path:
+            for names, value, mark in _entries(node):
+                if step in names:
+                    node, line = value, mark.line + 1
+                    break
+        return USE_CASE_FILE, line
+
+    def declared(self, sentence: str, *otherwise: str | int) -> Place:
+        """Line of the table that a sentence calls `<name> (declared in use_case.yaml)`."""
+        if found := re.search(r"(\w+) \(declared in ", sentence):
+            tables = () if found[1] == "training_set" else ("feature_tables",)
+            return self.at("features", *tables, found[1])
+        return self.at(*otherwise)
+
+    def naming(self, value: str) -> Place:
+        """Line of a value that `use_case.yaml` has somewhere."""
+        waiting = [self._root]
+        while waiting:
+            for _, node, mark in _entries(waiting.pop()):
+                if node.value == value:
+                    return USE_CASE_FILE, mark.line + 1
+                waiting.append(node)
+        return USE_CASE_FILE, None
+
+    @cached_property
+    def _root(self) -> yaml.Node | None:
+        text = (self.repo / USE_CASE_FILE).read_text(encoding="utf-8")
+        return yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _entries(node: Any) -> Iterator[tuple[tuple[Any, ...], yaml.Node, yaml.Mark]]:
+    if isinstance(node, yaml.MappingNode):
+        yield from (((key.value,), value, key.start_mark) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            named = (value.value for names, value, _ in _entries(item) if names == ("name",))
+            yield (number, *named), item, item.start_mark
 
 
 @cache
-def _described() -> dict[str, dict[str, str]]:
+def _described() -> dict[str, Any]:
     text = Path(__file__).with_name("findings.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)  # type: ignore[no-any-return]
 
 
-def finding_of(
-    exc: FalajError, check: str, file: str, line: int | None = None, *, action: str = ""
-) -> Finding:
-    """The finding that an error of another stage makes: its sentence, cut where advice begins."""
-    text = _LAST.sub("", " ".join(str(exc).split()))
-    if in_file := re.match(r"[\w./-]+, line (\d+): ", text):
-        line = int(in_file[1])
-    seen, found, rest = text.partition("; expected ")
-    expected = ""
-    if found:
-        expected, *more = re.split(r"[.;] ", rest, maxsplit=1)
-        rest = "".join(more)
-    else:
-        seen, found, rest = _first_sentence(text)
-    return Finding(
-        check=check,
-        kind="configuration" if isinstance(exc, ConfigurationError) else "data",
-        file=file,
-        line=line,
-        seen=seen,
-        expected=expected.removesuffix("."),
-        action=action or _as_advice(rest) or f"mend it in {file}",
-    )
-
-
-def _first_sentence(text: str) -> tuple[str, str, str]:
-    for separator in (". ", "; "):
-        head, found, rest = text.partition(separator)
-        if found:
-            return head, found, rest
-    return text, "", ""
-
-
-def _as_advice(text: str) -> str:
-    advice = text.strip().removesuffix(".")
-    return advice[:1].lower() + advice[1:]
+def advised(text: str) -> str:
+    """What `findings.yaml` advises about a sentence or a value; empty where nothing fits."""
+    fits = (a["do"] for a in _described()["advice"] if re.search(a["says"], text))
+    return next(fits, "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -143,56 +185,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near}? " if near else ""
 
 
-class YamlPlaces:
-    """Lines of what a YAML file says, by the path to it."""
-
-    def __init__(self, file: Path) -> None:
-        self._root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-
-    def line(self, *path: str | int) -> int:
-        """Line of the last name of a path that the file has, counted from 1.
-
-        Steps that only a validator knows, such as the kind of a union, are passed over.
-        """
-        node, line = self._root, 1
-        for step in path:
-            for key, value in _entries(node):
-                if (key.value if isinstance(key, yaml.ScalarNode) else key) == step:
-                    start = (value if isinstance(step, int) else key).start_mark
-                    node, line = value, start.line + 1
-                    break
-        return line
-
-    def declared(self, sentence: str, otherwise: int) -> int:
-        """Line of the table that a sentence calls `<name> (declared in use_case.yaml)`."""
-        found = re.search(r"(\w+) \(declared in ", sentence)
-        if found and found[1] == "training_set":
-            return self.line("features", "training_set")
-        tables = _by_name(_by_name(self._root).get("features")).get("feature_tables")
-        for table in tables.value if found and isinstance(tables, yaml.SequenceNode) else ():
-            if getattr(_by_name(table).get("name"), "value", None) == found[1]:  # type: ignore[index]
-                return int(table.start_mark.line) + 1
-        return otherwise
-
-    def first(self, *names: str) -> int:
-        """Line of the first of these names that the file has at its top."""
-        return next((line for name in names if (line := self.line(name)) > 1), 1)
-
-
-def _by_name(node: yaml.Node | None) -> dict[str, yaml.Node]:
-    entries = node.value if isinstance(node, yaml.MappingNode) else []
-    return {key.value: value for key, value in entries if isinstance(key, yaml.ScalarNode)}
-
-
-def _entries(node: yaml.Node | None) -> list[tuple[Any, yaml.Node]]:
-    if isinstance(node, yaml.MappingNode):
-        return [(key, value) for key, value in node.value]
-    return list(enumerate(node.value)) if isinstance(node, yaml.SequenceNode) else []
-
-
 def exit_code(findings: Iterable[Finding]) -> int:
     """0 without an error, 2 where one is of the configuration, 4 where all are of the data."""
     kinds = {finding.kind for finding in findings if finding.severity == "error"}
-    if "configuration" in kinds:
-        return EXIT_CONFIGURATION
-    return EXIT_DATA if kinds else 0
+    return EXIT_CONFIGURATION if "configuration" in kinds else EXIT_DATA if kinds else 0

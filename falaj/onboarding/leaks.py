@@ -8,102 +8,79 @@ into an old row afterwards: that shows in an input which predicts too well by it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from falaj.onboarding.findings import Finding, found
-from falaj.onboarding.queries import Sample, line_naming
+from falaj.onboarding.queries import Sample
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
 from tasks.features.checks.before_publish import PROBED, check_same_rows, probes
 from tasks.features.checks.single_features import MIN_ROWS, TELLS_THE_LABEL, SingleScores
 from tasks.features.config import FeatureTable
 from tasks.features.entities import EVENT_TIME
-from tasks.features.offline.duck import parquet, sql_name, sql_text
+from tasks.features.offline.duck import inside, parquet, sql_name, sql_text
 from tasks.kernel.errors import FalajError
-from tasks.kernel.settings import USE_CASE_FILE
 
 CATEGORIES = ("VARCHAR", "BOOLEAN")
 
 
-def future_findings(sample: Sample) -> list[Finding]:
-    """Features and inputs that change when later raw rows are hidden."""
-    findings: list[Finding] = []
-    for number, table in enumerate(sample.config.features.feature_tables):
+def check_future(sample: Sample, frame: Path) -> None:
+    """Find features and inputs that change when later raw rows are hidden."""
+    for table in sample.config.features.feature_tables:
         if folder := sample.features.get(table.name):
-            line = sample.places.line("features", "feature_tables", number)
-            findings += _table_changes(sample, table, folder, line)
-    if sample.frame:
-        findings += _frame_changes(sample, sample.frame)
-    sample.read_raw()
-    return findings
+            _check_table(sample, table, folder)
+    _check_frame(sample, frame)
 
 
-def _table_changes(
-    sample: Sample, table: FeatureTable, folder: Path, line: int
-) -> Iterator[Finding]:
-    window, file = sample.config.window, table.sql or USE_CASE_FILE
-    for given in probes(sample.con, table, folder, window):
+def _check_table(sample: Sample, table: FeatureTable, folder: Path) -> None:
+    window, rows = sample.windows_of(table)[-1], max(folder.iterdir())
+    for given in probes(sample.con, table, rows, window):
         # What a query misses of the past is told once, by the probe that hides the past alone.
         probe = replace(given, since=None) if given.until else given
         sample.read_raw(probe.since, probe.until)
         sample.compute(table, probe.of_window(window), PROBED)
         try:
-            check_same_rows(sample.con, table, folder, probe)
+            check_same_rows(sample.con, table, rows, probe)
         except FalajError as exc:
-            changed = re.findall(r"(\w+) differs in", str(exc))
-            column = changed[0] if changed else None
-            at = line_naming(sample.repo / file, changed[0]) if changed and table.sql else line
+            changed = re.search(r"(\w+) differs in", str(exc))
+            column = changed[1] if changed else None
             seen = str(exc).partition(": ")[2].partition(f". {probe.cure}")[0]
-            yield found("future-feature", file, at, column, seen=seen, advice=_as_one(probe.cure))
+            why, _, what = probe.cure.partition(". ")  # what to do comes first here
+            advice = f"{what[:1].lower()}{what[1:]}. {why}"
+            place = sample.place(table, column)
+            sample.findings.add("future-feature", place, column, seen=seen, advice=advice)
 
 
-def _as_one(cure: str) -> str:
-    """Why it matters, and what to do, the latter first."""
-    why, _, what = cure.partition(". ")
-    return f"{what[:1].lower()}{what[1:]}. {why}"
-
-
-def _frame_changes(sample: Sample, frame: Path) -> Iterator[Finding]:
-    """Inputs of entity rows in the older half that are others without the raw rows after it."""
-    spec, con = sample.config.features.training_set, sample.con
+def _check_frame(sample: Sample, frame: Path) -> None:
+    """Find inputs of entity rows in the older half that change without the raw rows after it."""
+    spec, con, window = sample.config.features.training_set, sample.con, sample.config.window
     moment, rows = sql_name(EVENT_TIME), parquet(frame)
     middle = con.execute(f"SELECT quantile_disc({moment}, 0.5) FROM {rows}").fetchall()[0][0]
-    window = sample.config.window
-    if middle is None or middle <= window.start:
+    inputs = [c for c in (*spec.categorical, *spec.numeric) if c not in spec.trusted]
+    if middle is None or middle <= window.start or not inputs:
         return
     before = TimeWindow(start=window.start, end=middle.astimezone(UTC))
     sample.read_raw(until=before.end)
     sample.compute_frame(before, PROBED)
-    inputs = [c for c in (*spec.categorical, *spec.numeric) if c not in spec.trusted]
     counts = ", ".join(
         f"count(*) FILTER (w.{name} IS DISTINCT FROM s.{name})" for name in map(sql_name, inputs)
     )
-    if not inputs:
-        return
     total, *changed = con.execute(
         f"SELECT count(*), {counts} FROM {rows} AS w JOIN {PROBED} AS s "
         f"USING ({sql_name(spec.row_id)})"
     ).fetchall()[0]
     for column, number in zip(inputs, changed, strict=True):
         if number:
-            at = sample.places.line("features", "training_set")
-            file = spec.sql or USE_CASE_FILE
-            at = (spec.sql and line_naming(sample.repo / file, column)) or at
             values = {"number": number, "total": total, "until": before.end}
-            yield found("future-input", file, at, column, **values)
+            sample.findings.add("future-input", sample.place(spec, column), column, **values)
 
 
-def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, float]]]:
-    """Inputs that predict too well by themselves; and the scores of all, the best first."""
-    config, frame = sample.config, sample.frame
-    if frame is None:
-        return [], []
-    spec, promotion = config.features.training_set, config.promotion
+def check_single_inputs(sample: Sample, frame: Path) -> list[tuple[str, float]]:
+    """Find inputs that predict too well by themselves; returns the scores of all, best first."""
+    config, spec = sample.config, sample.config.features.training_set
     joined, categorical, numeric = _joined(sample, frame)
     columns = DatasetSchema(
         row_id=spec.row_id,
@@ -112,41 +89,25 @@ def single_findings(sample: Sample) -> tuple[list[Finding], list[tuple[str, floa
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,
+        classes=spec.class_names,
     )
     rows = SingleScores(joined, columns, config.splits)
     scores = sorted(
         ((name, rows.score(name)) for name in (*categorical, *numeric)), key=lambda s: -s[1]
     )
+    promotion, tables = config.promotion, {t.name: t for t in config.features.feature_tables}
     limit = promotion.max_plausible_r2 if rows.is_number else promotion.max_plausible_auc
-    findings = []
-    if spec.label_column in (*categorical, *numeric):
-        findings.append(
-            _too_good(sample, spec.label_column, "certainty", ": it is the label", limit)
-        )
-    for name, score in scores if rows.num_test >= MIN_ROWS else ():
-        if score > limit and name not in (*spec.trusted, spec.label_column):
-            is_label = ": it is the label, or made from it" if score >= TELLS_THE_LABEL else ""
-            findings.append(_too_good(sample, name, f"{rows.measure} {score:.4f}", is_label, limit))
-    return findings, scores
-
-
-def _too_good(sample: Sample, name: str, score: str, verdict: str, limit: float) -> Finding:
-    view, _, feature = name.partition("__")
-    table = next((t for t in sample.config.features.feature_tables if t.name == view), None)
-    file = table.sql if feature and table else sample.config.features.training_set.sql
-    line = line_naming(sample.repo / file, feature or name) if file else None
-    if not file:
-        part = ("feature_tables",) if feature else ("training_set",)
-        line = sample.places.line("features", *part)
-    return found(
-        "tells-too-much",
-        file or USE_CASE_FILE,
-        line,
-        name,
-        score=score,
-        verdict=verdict,
-        limit=limit,
-    )
+    for name, score in scores:
+        told, is_label = f"{rows.measure} {score:.4f}", score >= TELLS_THE_LABEL
+        if name == spec.label_column:
+            told, is_label = "certainty", True
+        elif score <= limit or rows.num_test < MIN_ROWS or name in spec.trusted:
+            continue
+        view, _, feature = name.partition("__")
+        place = sample.place(tables.get(view, spec) if feature else spec, feature or name)
+        verdict = ": it is the label, or made from it" if is_label else ""
+        sample.findings.add("tells-too-much", place, name, score=told, verdict=verdict, limit=limit)
+    return scores
 
 
 def _joined(sample: Sample, frame: Path) -> tuple[Path, list[str], list[str]]:
@@ -172,9 +133,10 @@ def _joined(sample: Sample, frame: Path) -> tuple[Path, list[str], list[str]]:
             f"ASOF LEFT JOIN (SELECT *, {known} FROM {rows}) AS t{number} "
             f"ON {equal} AND f.{sql_name(EVENT_TIME)} >= t{number}.known_at"
         )
+    looked_at = " OR ".join(inside(EVENT_TIME, window) for window in sample.windows)
     target = frame.with_name("joined.parquet")
     con.execute(
-        f"COPY (SELECT {', '.join(wanted)} FROM {parquet(frame)} AS f {' '.join(joins)}) "
-        f"TO {sql_text(target)} (FORMAT parquet)"
+        f"COPY (SELECT {', '.join(wanted)} FROM (FROM {parquet(frame)} WHERE {looked_at}) AS f "
+        f"{' '.join(joins)}) TO {sql_text(target)} (FORMAT parquet)"
     )
     return target, categorical, numeric

@@ -4,48 +4,30 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from zoneinfo import available_timezones
 
 from falaj.context import row
 from falaj.onboarding.inspection import Rows, column_called, landed, time_column
-from falaj.onboarding.proposal import Proposal, Template, choose_entity, label_of, propose
+from falaj.onboarding.proposal import Proposal, Wishes, propose
 from falaj.onboarding.writing import files_of, write_project
-from tasks.features.declared.aggregates import DURATION
-from tasks.features.offline.duck import sql_name
 from tasks.features.tables.sniffing import SniffedColumn, sniff
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 
-LABEL_WAIT, HORIZON, ZONE = "30d", "24h", "UTC"
-LONGEST_SHARE = 10
-"""An assumed wait for labels is at most a tenth of the time that the rows are of."""
 
-
-@dataclass(frozen=True)
-class Wishes:
-    """What somebody says of the data; None where it is to be found, asked or assumed."""
-
-    label: str | None
-    time: str | None
-    key: str | None
-    template: Template
-    label_known_after: str | None
-    horizon: str | None
-    time_zone: str | None
-    ask: Callable[[str], str] | None
-    """Asks at a terminal; None: what is not said is assumed."""
-
-
-def begin(folder: Path, data: Path | None, wishes: Wishes) -> list[str]:
+def begin(folder: Path, data: str | None, wishes: Wishes) -> list[str]:
     """Propose a project for some data and write its files; returns what was found and written.
+
+    Args:
+        folder: of the project.
+        data: a path, or an address as a raw table's `uri`.
+        wishes: what somebody says of the data.
 
     Raises:
         ConfigurationError: a column is not there, or the folder holds other things.
         DataContractError: the data cannot be used so.
+        TransientError: the source of the data does not answer.
     """
     if data is None or wishes.label is None:
         raise ConfigurationError(
@@ -58,142 +40,70 @@ def begin(folder: Path, data: Path | None, wishes: Wishes) -> list[str]:
             f"{folder.name} gives no name for a use case; expected a folder that begins with a "
             "letter. Nothing was written"
         )
-    path = data if data.is_absolute() else Path.cwd() / data
-    write_project({}, folder, path)  # sees whether it may be written, before anything is asked
-    sniffed = sniff(path)
+    uri = data if "://" in data else str(Path.cwd() / data)
+    write_project({}, folder, uri)  # sees whether it may be written, before anything is asked
+    sniffed = sniff(uri)
     time = time_column(sniffed, wishes.time)
     label = column_called(sniffed, wishes.label, "--label")
-    assumed: list[str] = []
-    zone = wishes.time_zone or ZONE
-    if not time.has_zone and wishes.time_zone is None:
-        zone = _asked(wishes, f"zone of the times in {time.written}", ZONE, "--time-zone", assumed)
+    zone = wishes.time_zone or "UTC"
+    if not time.has_zone:
+        what = f"zone of the times in {time.written}"
+        zone = wishes.answer(wishes.time_zone, what, "UTC", "--time-zone")
     if zone not in available_timezones():
         raise ConfigurationError(
             f"{zone!r} is no time zone; expected such as UTC or Asia/Muscat. Nothing was written"
         )
-    with landed(path, sniffed, time, zone) as rows:
-        proposal = _proposal(name, rows, label, time, zone, wishes, assumed)
-        propose(rows, label, proposal)
+    with landed(uri, sniffed, time, label, zone) as rows:
+        proposal = propose(name, rows, wishes)
         files = files_of(rows, proposal, folder)
-        told = _described(rows, proposal, label)
-    write_project(files, folder, path)
-    return [*told, *_written(files, folder)]
+        lines = _described(rows, proposal)
+    write_project(files, folder, uri)
+    listed = ", ".join(f"{name} ({text.count(chr(10))} lines)" for name, text in files.items())
+    return [
+        *lines,
+        *(row("Assumed", text) for text in wishes.assumed),
+        row("Written", f"{folder}: {listed}"),
+        row("Next", f"cd {folder.name}; falaj check; falaj run"),
+    ]
 
 
-def _proposal(
-    name: str,
-    rows: Rows,
-    label: SniffedColumn,
-    time: SniffedColumn,
-    zone: str,
-    wishes: Wishes,
-    assumed: list[str],
-) -> Proposal:
-    task, sql, meaning = label_of(rows, label)
-    is_series = wishes.template == "timeseries"
-    if is_series and task != "regression":
-        raise ConfigurationError(
-            f"--template timeseries predicts a number, and {label.written} holds two values only; "
-            "use --template events. Nothing was written"
-        )
-    entity = column_called(rows.sniffed, wishes.key, "--key").name if wishes.key else None
-    if entity is None and not is_series:
-        entity = choose_entity(rows, {label.name, time.name})
-        what = f"histories are of each {entity}" if entity else "one history is of all rows"
-        assumed.append(f"{what} (--key)")
-    horizon, wait = "", "0m"
-    if is_series:
-        what = "how far ahead to predict"
-        horizon = wishes.horizon or _asked(wishes, what, HORIZON, "--horizon", assumed)
-    else:
-        default = _longest_wait(rows, time.name)
-        what = f"how long after its row's time {label.written} is known"
-        wait = wishes.label_known_after or _asked(
-            wishes, what, default, "--label-known-after", assumed
-        )
-    for option, text in (("--horizon", horizon), ("--label-known-after", wait)):
-        if text and not re.fullmatch(DURATION, text):
-            raise ConfigurationError(
-                f"{option} {text}: expected a duration such as 15m, 6h or 30d. Nothing was written"
-            )
-    return Proposal(
-        name=name,
-        template=wishes.template,
-        task=task,  # type: ignore[arg-type]
-        label=sql,
-        meaning=meaning,
-        time=time.name,
-        zone=zone,
-        entity=entity,
-        key=(),
-        known_after="1h",
-        label_known_after=wait,
-        days=None,  # type: ignore[arg-type]
-        horizon=horizon,
-        assumed=assumed,
-    )
-
-
-def _longest_wait(rows: Rows, time: str) -> str:
-    span = rows.one(f"SELECT max({sql_name(time)}) - min({sql_name(time)}) FROM rows")[0]
-    days = span.days // LONGEST_SHARE if isinstance(span, timedelta) else 0
-    return f"{min(int(LABEL_WAIT[:-1]), max(1, days))}d"
-
-
-def _asked(wishes: Wishes, what: str, default: str, option: str, assumed: list[str]) -> str:
-    if wishes.ask is not None:
-        return wishes.ask(f"{what[:1].upper()}{what[1:]} [{default}]: ").strip() or default
-    assumed.append(f"{what}: {default} ({option})")
-    return default
-
-
-def _described(rows: Rows, proposal: Proposal, label: SniffedColumn) -> list[str]:
-    sniffed = rows.sniffed
+def _described(rows: Rows, proposal: Proposal) -> list[str]:
+    sniffed, uri = rows.sniffed, rows.table.uri
     form = f", separated by {sniffed.delimiter!r}" if sniffed.delimiter else ""
+    kind = uri.partition("://")[0] if "://" in uri else sniffed.format
     more = f" of {sniffed.num_files} files" if sniffed.num_files > 1 else ""
     total = int(str(rows.one("SELECT count(*) FROM rows")[0]))
     late = 0 if more or sniffed.is_sample else sniffed.num_rows - total
     more += f" ({late:,} dated in the future are left out)" if late else ""
-    lines = [
-        row("Found", f"{total:,} rows{more}, {sniffed.format}{form}"),
-        *(_column_line(column, proposal, label) for column in sniffed.columns),
-        row("Task", f"{proposal.task}: {proposal.label if proposal.horizon else proposal.meaning}"),
-    ]
-    positive = f"avg(({proposal.label})::INTEGER)" if proposal.task == "classification" else None
-    if positive:
-        share = rows.one(f"SELECT {positive} FROM rows")[0]
-        lines[-1] += f" in {share:.1%} of the rows"
+    predicted = proposal.label if proposal.horizon else proposal.meaning
+    if proposal.task == "classification":
+        share = rows.one(f"SELECT avg(({proposal.label})::INTEGER) FROM rows")[0]
+        predicted += f" in {share:.1%} of the rows"
+    if proposal.classes:
+        predicted += f": {', '.join(proposal.classes)}"
     start, validation, test, end = proposal.days
-    lines.append(
-        row("Splits", f"train from {start}, validate from {validation}, test from {test} to {end}")
-    )
-    lines += [row("Assumed", text) for text in proposal.assumed]
-    return lines
+    return [
+        row("Found", f"{total:,} rows{more}, {kind}{form}"),
+        *(_column_line(column, rows, proposal) for column in sniffed.columns),
+        row("Task", f"{proposal.task}: {predicted}"),
+        row("Splits", f"train from {start}, validate from {validation}, test from {test} to {end}"),
+    ]
 
 
-def _column_line(column: SniffedColumn, proposal: Proposal, label: SniffedColumn) -> str:
-    roles = {
-        proposal.time: "when a row happened",
-        label.name: "label",
+def _column_line(column: SniffedColumn, rows: Rows, proposal: Proposal) -> str:
+    roles: dict[str | None, str] = {
+        **dict.fromkeys(proposal.ignore, "ignored"),
+        **dict.fromkeys(proposal.key, "names a row"),
         proposal.entity: "histories are of each",
+        rows.label.name: "label",
+        rows.time.name: "when a row happened",
     }
-    role = roles.get(column.name)
-    if role is None:
-        role = "names a row" if column.name in proposal.key else "input"
-        role = "ignored" if column.name in proposal.ignore else role
     name = column.name if column.name == column.written else f"{column.written} -> {column.name}"
     missing = f", {column.num_missing:,} missing" if column.num_missing else ""
     missing += f" ({', '.join(map(repr, column.null_texts))})" if column.null_texts else ""
     shown = ", ".join(text[:20] for text in column.examples)
+    role = roles.get(column.name, "input")
     return f"  {name:<28}{column.type:<12}{role:<22}{shown}{missing}"
-
-
-def _written(files: dict[str, str], folder: Path) -> list[str]:
-    listed = ", ".join(f"{name} ({text.count(chr(10))} lines)" for name, text in files.items())
-    return [
-        row("Written", f"{folder}: {listed}"),
-        row("Next", f"cd {folder.name}; falaj check; falaj run"),
-    ]
 
 
 def copy_example(name: str, folder: Path) -> list[str]:
@@ -204,7 +114,7 @@ def copy_example(name: str, folder: Path) -> list[str]:
     """
     places = (PROJECT_ROOT / "falaj" / "examples", PROJECT_ROOT / "feature_repo")
     source = next(place / name for place in places if (place / name).is_dir())
-    write_project({}, folder, folder / ".falaj")
+    write_project({}, folder, "")
     shutil.copytree(
         source, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import partial
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import duckdb
 
-from falaj.onboarding.findings import Finding, YamlPlaces, finding_of, found
+from falaj.onboarding.findings import Findings, Place
 from flows.config import PipelineConfig
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import FeatureTables, LandedRows
-from tasks.features.config import FeatureTable
+from tasks.features.config import FeatureTable, TrainingSet
 from tasks.features.declared.columns import plain_frame
-from tasks.features.declared.queries import frame_query, table_query
-from tasks.features.entities import write_entities
-from tasks.features.offline.duck import parquet, set_window, sql_name, sql_text
-from tasks.features.tables.build import check_computed, register_raw, run_query
+from tasks.features.declared.queries import frame_query
+from tasks.features.entities import EVENT_TIME, write_entities
+from tasks.features.offline.duck import inside, parquet, set_window, sql_name, sql_text
+from tasks.features.tables.build import check_computed, compute_table, register_raw, run_query
 from tasks.kernel.errors import DataContractError, FalajError
-from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
+from tasks.kernel.settings import ArtifactStore
 
 CHECK = "queries"
+FEW_ROWS = 5000
+"""Features are computed where so many entity rows of training and of test lie next to each other:
+many queries give a row an hour, however few raw rows there are."""
+LEAST_SPAN = timedelta(days=7)
 
 
 @dataclass
@@ -32,123 +34,147 @@ class Sample:
     """A use case on a sample of its raw rows.
 
     Attributes:
-        features: folder of the rows of each feature table whose query ran.
+        windows: where features are computed; the test window, or its beginning, is the last.
+        features: folder of the rows of each feature table whose query ran, a file a window.
         frame: the labelled entity rows, once the query ran; with all columns of the query.
     """
 
     con: duckdb.DuckDBPyConnection
     config: PipelineConfig
-    repo: Path
-    places: YamlPlaces
+    findings: Findings
     store: ArtifactStore
     rows: LandedRows
+    windows: list[TimeWindow] = field(default_factory=list)
     features: dict[str, Path] = field(default_factory=dict)
     frame: Path | None = None
 
     def read_raw(self, since: datetime | None = None, until: datetime | None = None) -> None:
         """Let queries read the raw rows, or those between two moments alone."""
         folders = {t.name: self.store.path(t.artifact, verify=False) for t in self.rows.tables}
-        register_raw(self.con, folders, self.config.features, self.repo, since, until)
+        register_raw(self.con, folders, self.config.features, self.findings.repo, since, until)
 
     def compute(self, table: FeatureTable, window: TimeWindow, name: str) -> None:
         """Compute a feature table for a window into a table of this name."""
-        set_window(self.con, window)
-        text = table_query(self.repo, table, self.config.features)
-        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.origin)
+        compute_table(self.con, table, self.config.features, self.findings.repo, window, name)
 
     def compute_frame(self, window: TimeWindow, name: str) -> None:
         """Compute the entity rows of a window into a table of this name."""
         set_window(self.con, window)
         spec = self.config.features.training_set
-        text = plain_frame(self.con, frame_query(self.repo, self.config.features), spec)
+        text = plain_frame(self.con, frame_query(self.findings.repo, self.config.features), spec)
         run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", spec.origin)
 
+    def windows_of(self, table: FeatureTable) -> list[TimeWindow]:
+        """Where a table is computed."""
+        return [self.config.window] if table.static else self.windows
 
-def query_findings(sample: Sample) -> list[Finding]:
+    def place(self, part: FeatureTable | TrainingSet, column: str | None = None) -> Place:
+        """Where a table, or a column of it, is made: the line of its query that names the column.
+
+        Of what no query makes, where the use case declares it.
+        """
+        if part.sql:
+            file = self.findings.repo / part.sql
+            return part.sql, line_naming(file, column) if column else None
+        return self.findings.declared(part.origin)
+
+
+def check_queries(sample: Sample) -> None:
     """Run every query on the sample; what it gives stays for the checks that follow."""
-    features = sample.config.features
-    line = sample.places.line("features", "staging")
-    if findings := _attempt(sample.read_raw, USE_CASE_FILE, line):
-        return findings
-    for number, table in enumerate(features.feature_tables):
-        line = sample.places.line("features", "feature_tables", number)
-        findings += _attempt(partial(_fill, sample, table), table.sql or USE_CASE_FILE, line)
-        if table.name in sample.features:
-            findings += _empty_columns(sample, table, line)
-    line = sample.places.line("features", "training_set")
-    spec = features.training_set
-    return findings + _attempt(partial(_fill_frame, sample), spec.sql or USE_CASE_FILE, line)
+    findings, features = sample.findings, sample.config.features
+    try:
+        sample.read_raw()
+    except FalajError as exc:
+        add_query_error(exc, findings, findings.at("features", "staging"))
+        return
+    target = sample.store.root / "entities.parquet"
+    tables = FeatureTables(version="0" * 32, raw=sample.rows.tables, tables=(), sources={})
+    try:
+        write_entities(tables, sample.config.window, features, findings.repo, sample.store, target)
+        sample.frame = target
+    except FalajError as exc:
+        add_query_error(exc, findings, sample.place(features.training_set))
+    sample.windows = _looked_at(sample)
+    for table in features.feature_tables:
+        try:
+            _fill(sample, table)
+        except FalajError as exc:
+            add_query_error(exc, findings, sample.place(table))
+        else:
+            _check_columns(sample, table)
+
+
+def _looked_at(sample: Sample) -> list[TimeWindow]:
+    """The end of training and the beginning of test, as far as enough rows; or all there is."""
+    whole, splits = sample.config.window, sample.config.splits
+    if sample.frame is None:
+        return [whole]
+    spans = []
+    for split in (splits.train, splits.test):
+        query = f"SELECT count(*) FROM {parquet(sample.frame)} WHERE {inside(EVENT_TIME, split)}"
+        num_rows = sample.con.execute(query).fetchall()[0][0]
+        share = min(1.0, FEW_ROWS / max(num_rows, 1))
+        spans.append(max((split.end - split.start) * share, LEAST_SPAN))
+    if sum(spans, timedelta(0)) > (whole.end - whole.start) / 2:
+        return [whole]
+    return [
+        TimeWindow(start=splits.train.end - spans[0], end=splits.train.end),
+        TimeWindow(start=splits.test.start, end=splits.test.start + spans[1]),
+    ]
 
 
 def _fill(sample: Sample, table: FeatureTable) -> None:
-    window = sample.config.window
-    sample.compute(table, window, "computed")
-    check_computed(sample.con, table, window)
     folder = sample.store.root / "features" / table.name
     folder.mkdir(parents=True)
-    target = sql_text(folder / "rows.parquet")
-    sample.con.execute(f"COPY computed TO {target} (FORMAT parquet)")
+    for number, window in enumerate(sample.windows_of(table)):
+        sample.compute(table, window, "computed")
+        check_computed(sample.con, table, window)
+        target = sql_text(folder / f"{number}.parquet")
+        sample.con.execute(f"COPY computed TO {target} (FORMAT parquet)")
     sample.features[table.name] = folder
 
 
-def _fill_frame(sample: Sample) -> None:
-    config, target = sample.config, sample.store.root / "entities.parquet"
-    tables = FeatureTables(version="0" * 32, raw=sample.rows.tables, tables=(), sources={})
-    write_entities(tables, config.window, config.features, sample.repo, sample.store, target)
-    sample.frame = target
-
-
-def _attempt(step: Callable[[], None], file: str, line: int) -> list[Finding]:
-    try:
-        step()
-    except FalajError as exc:
-        return [query_finding(exc, file, line)]
-    return []
-
-
-def query_finding(exc: FalajError, file: str, line: int, *, check: str = CHECK) -> Finding:
-    """What a query's error says, at the query's file and line where it names them.
+def add_query_error(exc: FalajError, findings: Findings, place: Place, check: str = CHECK) -> None:
+    """Note what a query's error says, at the query's file and line where it names them.
 
     Args:
         exc: error of a query, or of what it gave.
-        file: where the query is written.
-        line: line that declares it, for a query that stands in no file of its own.
+        findings: of the project.
+        place: of the query, or of what declares it.
         check: what was looked at.
     """
     text = re.sub(r"\. Nothing was \w+$", "", str(exc))
-    wrong = re.search(r"query (\S+) (?:.*? is wrong|met a value .*?): (.*)", text)
+    wrong = re.search(
+        r"query (\S+) (?:.*? is wrong|met a value .*?): (.*?)(?: ?LINE (\d+):.*)?$", text
+    )
     if not wrong:
-        return finding_of(exc, check, file, line if file == USE_CASE_FILE else None)
-    file = wrong[1] if "/" in wrong[1] or "." in wrong[1] else USE_CASE_FILE
-    if file != USE_CASE_FILE:
-        line = int(at[1]) if (at := re.search(r"LINE (\d+):", text)) else 1
-    reason, _, near = re.sub(r" ?LINE \d+:.*", "", wrong[2]).partition(" Candidate bindings: ")
-    reason, _, meant = reason.partition(" Did you mean ")
-    near = near.split(",")[0] or meant.rstrip("?")
-    guess = f"did you mean {near}? " if near else ""
-    if isinstance(exc, DataContractError):
-        return found("wrong-value", file, line, reason=reason)
-    return found("wrong-query", file, line, reason=reason, guess=guess)
+        findings.add_error(exc, check, place)
+        return
+    if re.search(r"[/.]", wrong[1]):
+        place = wrong[1], int(wrong[3] or 1)
+    reason, *near = re.split(r" Candidate bindings: | Did you mean ", wrong[2])
+    guess = f"did you mean {near[0].split(',')[0].rstrip('?')}? " if near else ""
+    is_value = isinstance(exc, DataContractError)
+    findings.add("wrong-value" if is_value else "wrong-query", place, reason=reason, guess=guess)
 
 
-def _empty_columns(sample: Sample, table: FeatureTable, line: int) -> Iterator[Finding]:
+def _check_columns(sample: Sample, table: FeatureTable) -> None:
     rows = parquet(sample.features[table.name])
     columns = [row[0] for row in sample.con.execute(f"DESCRIBE SELECT * FROM {rows}").fetchall()]
     counts = ", ".join(f"count({sql_name(column)})" for column in columns)
     total, *known = sample.con.execute(f"SELECT count(*), {counts} FROM {rows}").fetchall()[0]
-    file = table.sql or USE_CASE_FILE
     if not total:
-        yield found("no-rows", file, line, table=table.name, window=sample.config.window)
+        window = sample.config.window
+        sample.findings.add("no-rows", sample.place(table), table=table.name, window=window)
     for column in (c for c, n in zip(columns, known, strict=True) if total and not n):
-        at = line_naming(sample.repo / file, column) if table.sql else line
-        yield found("no-feature-value", file, at, column, table=table.name)
+        place = sample.place(table, column)
+        sample.findings.add("no-feature-value", place, column, table=table.name)
 
 
 def line_naming(file: Path, column: str) -> int | None:
     """Line of a query that gives a column its name; the last line that has the name at all."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    numbers: list[int | None] = [
-        n for n, text in enumerate(lines, 1) if re.search(rf"\b{column}\b", text)
-    ]
-    named = [n for n in numbers if n and re.search(rf"(?i)\bas {column}\b", lines[n - 1])]
-    return (named or numbers or [None])[-1]
+    lines = list(enumerate(file.read_text(encoding="utf-8").splitlines(), 1))
+    for pattern in (rf"(?i)\bas {column}\b", rf"\b{column}\b"):
+        if numbers := [number for number, line in lines if re.search(pattern, line)]:
+            return numbers[-1]
+    return None

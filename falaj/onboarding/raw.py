@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import ast
 import csv
-import gzip
-import io
 import re
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 import duckdb
-import yaml
 
-from falaj.onboarding.findings import Finding, Severity, YamlPlaces, finding_of, found, nearest
+from falaj.onboarding.findings import Findings, Severity, advised, did_you_mean, nearest
 from flows.config import PipelineConfig
 from tasks.contracts.data import LandedRows, TableRef
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name, sql_text
+from tasks.features.tables.formats import DELIMITERS, format_of, own_names, unpacked
 from tasks.features.tables.landing import land_raw_rows
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError, WindowError
@@ -30,149 +24,113 @@ CHECK = "rows"
 SAMPLE_ROWS = 30_000
 """So many rows of a table are looked at further: all of a key, or none, by a hash of it."""
 FEW_VALUES = 1000
-ADVICE = "advice.yaml"
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A sample of raw rows, the share that it is of each table, and what all rows showed."""
-
-    rows: LandedRows
-    shares: dict[str, float]
-    findings: list[Finding]
+MISSING = re.compile(r"column\(s\) (.+) are missing; the file has (.+?)\. Send")
+MISFIT = re.compile(
+    r"(\w+) has (\d+) value\(s\) that are no (.+?), such as (.+?)(?=; \w+ has |\. Mend)"
+)
 
 
 def land(
-    config: PipelineConfig, repo: Path, store: ArtifactStore, places: YamlPlaces
-) -> tuple[dict[str, TableRef], list[Finding]]:
-    """Land every raw table by itself, so that each mistake is seen; returns those that landed."""
+    config: PipelineConfig, findings: Findings, store: ArtifactStore
+) -> dict[str, TableRef] | None:
+    """Land every raw table by itself, so that each mistake is seen; None where one is."""
     tables: dict[str, TableRef] = {}
-    findings: list[Finding] = []
-    for number, table in enumerate(config.features.raw_tables):
+    for table in config.features.raw_tables:
         alone = config.features.model_copy(update={"raw_tables": (table,)})
         try:
-            landed = land_raw_rows(config.window, alone, repo, store)
+            tables[table.name] = land_raw_rows(
+                config.window, alone, findings.repo, store, reused=False
+            ).tables[0]
         except ConfigurationError as exc:
-            findings.append(_not_found(exc, table, repo, places, number))
+            path = findings.repo / table.uri
+            others = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = did_you_mean(path.name, others)
+            place = findings.at("features", "raw_tables", table.name, "uri")
+            findings.add_error(exc, CHECK, place, f"{near}put the file there or mend the uri")
         except WindowError as exc:
-            line = places.first("window", "splits")
-            wrong = finding_of(exc, "splits", USE_CASE_FILE, line, action="end it before now")
-            return {}, [replace(wrong, kind="configuration")]
+            findings.add_error(exc, "splits", findings.at("splits"), "end it before now")
+            break
         except DataContractError as exc:
-            findings += _refused(exc, table, repo, places, number)
-        else:
-            tables[table.name] = landed.tables[0]
-    return tables, findings
+            _add_refusal(exc, table, findings, store.root / "unpacked")
+    return None if findings.found else tables
 
 
-def _not_found(
-    exc: ConfigurationError, table: RawTable, repo: Path, places: YamlPlaces, number: int
-) -> Finding:
-    line = places.line("features", "raw_tables", number, "uri")
-    folder = (repo / table.uri).parent
-    others = [file.name for file in folder.iterdir()] if folder.is_dir() else []
-    near = nearest(Path(table.uri).name, others)
-    action = f"did you mean {near}? mend the uri" if near else "put the file there or mend the uri"
-    return finding_of(exc, CHECK, USE_CASE_FILE, line, action=action)
-
-
-def _refused(
-    exc: DataContractError, table: RawTable, repo: Path, places: YamlPlaces, number: int
-) -> list[Finding]:
-    """The findings of a file that was refused, each with its line where it is text."""
-    text, at = str(exc), ("features", "raw_tables", number)
-    declared = places.line(*at)
-    if missing := re.search(r"column\(s\) (.+) are missing; the file has (.+?)\. Send", text):
+def _add_refusal(
+    exc: DataContractError, table: RawTable, findings: Findings, scratch: Path
+) -> None:
+    """What is wrong with a file that was refused, with its line where it is text."""
+    if missing := MISSING.search(str(exc)):
         absent, present = missing[1].split(", "), missing[2].split(", ")
         if len(absent) == len(table.columns):
-            return [_nameless(table, present)]
-        lines = [places.line(*at, "columns", name) for name in absent]
-        return [_missing(table, c, present, n) for c, n in zip(absent, lines, strict=True)]
-    pattern = r"(\w+) has (\d+) value\(s\) that are no (.+?), such as (.+?)(?=; \w+ has |\. Mend)"
-    if misfits := re.findall(pattern, text):
-        return [
-            _misfit(table, repo, column, int(count), kind, ast.literal_eval(f"[{shown}]"), declared)
-            for column, count, kind, shown in misfits
-        ]
-    line = re.search(r"[Ll]ine:? (\d+)", text)
-    action = ""
-    if "cannot be read as a table" in text:
-        action = "mend that line, or send the file again"
-        if "nicode" in text:
-            action = "save the file as UTF-8, such as `iconv -f LATIN1 -t UTF-8`"
-    elif "no line with the names" in text:
-        action = "send the file with its rows, and the names of its columns in the first line"
-    elif "holds no rows" in text:
-        action = f"send the file with its rows, or set `window` in {USE_CASE_FILE} to theirs"
-    return [finding_of(exc, CHECK, table.uri, int(line[1]) if line else None, action=action)]
-
-
-def _missing(table: RawTable, name: str, present: list[str], line: int) -> Finding:
-    near = nearest(name, present)
-    if near:
-        own = {v: k for k, v in table.rename.items()}.get(name)
-        change = f"mend the name {own}" if own else f"add `rename: {{{near}: {name}}}`"
-        action = f"did you mean {near}? {change} in {USE_CASE_FILE}:{line}"
+            _add_nameless(table, present, findings)
+            return
+        for name in absent:
+            _add_missing(table, name, present, findings)
+    elif misfits := MISFIT.findall(str(exc)):
+        for column, count, kind, shown in misfits:
+            values, types = ast.literal_eval(f"[{shown}]"), table.columns[column]
+            line, seen = _line_of(findings.repo / table.uri, table, column, values, scratch)
+            advice = advised(f"{types} {values[0]}") or (
+                f"mend the value, or declare another type than {types}"
+            )
+            findings.add(
+                "wrong-type",
+                (table.uri, line),
+                column,
+                value=seen or values[0],
+                number=int(count),
+                kind=kind,
+                type=types,
+                advice=advice.replace("{value}", repr(values[0])),
+                declared=findings.at("features", "raw_tables", table.name)[1],
+            )
     else:
-        action = f"send the file with it, or take it out of `columns` in {USE_CASE_FILE}:{line}"
-    shown = ", ".join(present)
-    return found(
-        "no-column", table.uri, 1, name, table=table.name, name=name, present=shown, advice=action
+        findings.add_error(exc, CHECK, (table.uri, None))
+
+
+def _add_missing(table: RawTable, name: str, present: list[str], findings: Findings) -> None:
+    declared = findings.at("features", "raw_tables", table.name, "columns", name)
+    advice = "send the file with it, or take it out of `columns`"
+    if near := nearest(name, present):
+        own = own_names(table)[name]
+        change = f"mend the name {own}" if own != name else f"add `rename: {{{near}: {name}}}`"
+        advice = f"did you mean {near}? {change}"
+    findings.add(
+        "no-column",
+        (table.uri, 1),
+        name,
+        table=table.name,
+        name=name,
+        present=", ".join(present),
+        advice=f"{advice} in {USE_CASE_FILE}:{declared[1]}",
     )
 
 
-def _nameless(table: RawTable, present: list[str]) -> Finding:
-    action = "write the names of its columns into the first line, or declare those that it has"
+def _add_nameless(table: RawTable, present: list[str], findings: Findings) -> None:
+    advice = "write the names of its columns into the first line, or declare those that it has"
     if len(present) == 1:
-        action = "separate the columns by a comma, semicolon, tab or |: it reads as one column"
-    shown, columns = ", ".join(present), ", ".join(table.columns)
-    return found(
-        "no-names", table.uri, 1, table=table.name, advice=action, present=shown, columns=columns
-    )
-
-
-def _misfit(
-    table: RawTable,
-    repo: Path,
-    column: str,
-    count: int,
-    kind: str,
-    values: list[str],
-    declared: int,
-) -> Finding:
-    value = values[0]
-    types = table.columns[column]
-    known = yaml.safe_load(Path(__file__).with_name(ADVICE).read_text(encoding="utf-8"))
-    fits = (a["do"] for a in known if types in a["types"] and re.fullmatch(a["value"], value))
-    advice = next(fits, f"mend the value, or declare another type than {types}")
-    line, seen = _line_of(repo / table.uri, table, column, values)
-    return found(
-        "wrong-type",
-        table.uri,
-        line,
-        column,
-        value=seen or value,
-        number=count,
-        kind=kind,
-        type=types,
-        advice=advice.replace("{value}", repr(value)),
-        declared=declared,
+        advice = "separate the columns by a comma, semicolon, tab or |: it reads as one column"
+    findings.add(
+        "no-names",
+        (table.uri, 1),
+        table=table.name,
+        advice=advice,
+        present=", ".join(present),
+        columns=", ".join(table.columns),
     )
 
 
 def _line_of(
-    path: Path, table: RawTable, column: str, values: list[str]
+    path: Path, table: RawTable, column: str, values: list[str], scratch: Path
 ) -> tuple[int | None, str | None]:
     """First line of a text file in which a column has one of some values, and that value."""
-    own = {name: given for given, name in table.rename.items()}.get(column, column)
-    if path.suffix.lower() in (".parquet", ".json", ".jsonl", ".ndjson") or not path.is_file():
+    if not path.is_file() or format_of(path.name) != "CSV":
         return None, None
-    with _text(path) as stream:
-        head = stream.read(1 << 16)
+    own, place = own_names(table)[column], None
+    with unpacked(path, scratch).open(encoding="utf-8-sig", newline="") as stream:
+        first = stream.readline()
         stream.seek(0)
-        first = head.partition("\n")[0]
-        reader = csv.reader(stream, delimiter=max(",;\t|", key=first.count))
-        place = None
+        reader = csv.reader(stream, delimiter=max(DELIMITERS, key=first.count))
         for cells in reader:
             stripped = [cell.strip() for cell in cells]
             if place is None:
@@ -182,25 +140,14 @@ def _line_of(
     return None, None
 
 
-@contextmanager
-def _text(path: Path) -> Iterator[IO[str]]:
-    if path.suffix.lower() == ".zip":
-        with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as packed:
-            yield io.TextIOWrapper(packed, "utf-8-sig", newline="")
-    elif path.suffix.lower() == ".gz":
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            yield stream
-    else:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            yield stream
-
-
 def sample(
-    landed: Mapping[str, TableRef], config: PipelineConfig, repo: Path, store: ArtifactStore
-) -> Sampled:
-    """A sample of every landed table, and what the rows show; all rows of a key, or none."""
-    findings: list[Finding] = []
-    shares: dict[str, float] = {}
+    landed: Mapping[str, TableRef], config: PipelineConfig, findings: Findings, store: ArtifactStore
+) -> tuple[LandedRows, float]:
+    """A sample of every landed table, all rows of a key or none, and the smallest share.
+
+    What all rows show is found on the way.
+    """
+    shares: list[float] = []
 
     def build(folder: StagedFolder) -> LandedRows:
         refs = []
@@ -208,10 +155,9 @@ def sample(
             for table in config.features.raw_tables:
                 ref = landed[table.name]
                 rows = parquet(store.path(ref.artifact, verify=False))
-                strict = _demands_unique_keys(repo, table)
-                findings.extend(_row_findings(con, table, rows, "error" if strict else "warning"))
+                _check_rows(con, table, rows, findings)
                 parts = -(-ref.num_rows // SAMPLE_ROWS)
-                shares[table.name] = 1 / parts
+                shares.append(1 / parts)
                 if parts > 1:
                     file, key = folder.path / f"{table.name}.parquet", names(list(table.key))
                     con.execute(
@@ -222,45 +168,40 @@ def sample(
                 refs.append(ref)
         return LandedRows(window=config.window, tables=tuple(refs))
 
-    rows = store.build_once("sample", "rows", LandedRows, build)
-    return Sampled(rows, shares, findings)
+    return store.build_once("sample", "rows", LandedRows, build), min(shares)
 
 
-def _demands_unique_keys(repo: Path, table: RawTable) -> bool:
-    """Whether a run refuses rows of one key; a suite that somebody wrote may leave that out."""
-    suite = repo / "expectations" / f"{table.suite}.yaml"
-    return not suite.is_file() or "_unique" in suite.read_text(encoding="utf-8")
-
-
-def _row_findings(
-    con: duckdb.DuckDBPyConnection, table: RawTable, rows: str, doubled_keys: Severity
-) -> Iterator[Finding]:
-    file, name, key = table.uri, table.name, names(list(table.key))
+def _check_rows(
+    con: duckdb.DuckDBPyConnection, table: RawTable, rows: str, findings: Findings
+) -> None:
+    place, key = (table.uri, None), names(list(table.key))
     doubled, example = con.execute(
         f"SELECT count(*), any_value(k) FROM (SELECT row({key})::VARCHAR AS k FROM {rows} "
         f"GROUP BY {key} HAVING count(*) > 1)"
     ).fetchall()[0]
     if doubled:
-        values = {"number": doubled, "example": example, "table": name}
-        yield found("key-twice", file, column="+".join(table.key), severity=doubled_keys, **values)
+        # A run refuses rows of one key, unless somebody's own suite leaves that out.
+        suite = findings.repo / "expectations" / f"{table.suite}.yaml"
+        is_refused = not suite.is_file() or "_unique" in suite.read_text(encoding="utf-8")
+        grave: Severity = "error" if is_refused else "warning"
+        values = {"number": doubled, "example": example, "table": table.name}
+        findings.add("key-twice", place, "+".join(table.key), severity=grave, **values)
     counts = ", ".join(f"count({sql_name(column)})" for column in table.columns)
     total, *known = con.execute(f"SELECT count(*), {counts} FROM {rows}").fetchall()[0]
     for column, number in zip(table.columns, known, strict=True):
         if column in table.key and number < total:
-            missing = total - number
-            yield found("key-missing", file, None, column, number=missing, total=total, table=name)
+            values = {"number": total - number, "total": total, "table": table.name}
+            findings.add("key-missing", place, column, **values)
         elif not number:
-            yield found("no-value", file, column=column, table=name)
+            findings.add("no-value", place, column, table=table.name)
         elif table.columns[column] == "VARCHAR" and (twice := _spelled_twice(con, rows, column)):
-            yield found("spelled-twice", file, column=column, examples=twice)
-    if table.time_column and _is_a_date(con, rows, table.time_column, table.time_zone or "UTC"):
-        yield found("dates", file, column=table.time_column)
-
-
-def _is_a_date(con: duckdb.DuckDBPyConnection, rows: str, moment: str, zone: str) -> bool:
-    local = f"timezone({sql_text(zone)}, {sql_name(moment)})"
-    query = f"SELECT bool_and({local} = date_trunc('day', {local})) FROM {rows}"
-    return bool(con.execute(query).fetchall()[0][0])
+            findings.add("spelled-twice", place, column, examples=twice)
+    if table.time_column:
+        zone = sql_text(table.time_zone or "UTC")
+        local = f"timezone({zone}, {sql_name(table.time_column)})"
+        query = f"SELECT bool_and({local} = date_trunc('day', {local})) FROM {rows}"
+        if con.execute(query).fetchall()[0][0]:
+            findings.add("dates", place, table.time_column)
 
 
 def _spelled_twice(con: duckdb.DuckDBPyConnection, rows: str, column: str) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from falaj.onboarding.findings import Finding, YamlPlaces, did_you_mean, finding_of, nearest
-from flows.config import PipelineConfig
+from falaj.onboarding.findings import Finding, Findings, did_you_mean, nearest
+from flows.config import PipelineConfig, mistakes
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
@@ -21,78 +21,46 @@ LISTED = r"'?(\w+)'?(?:, which is not among [^(]*\(|; there are )([\w, ]+)"
 """A name that is not known, and those that are."""
 
 
-def schema_findings(repo: Path) -> list[Finding]:
-    """Everything in `use_case.yaml` that cannot be.
+def check_schema(findings: Findings) -> None:
+    """Find everything in `use_case.yaml` that cannot be.
 
     Raises:
         ConfigurationError: there is no such file.
     """
-    file = repo / USE_CASE_FILE
+    file = findings.repo / USE_CASE_FILE
     try:
-        content = read_yaml(file, USE_CASE_FILE)
+        PipelineConfig.model_validate(read_yaml(file, USE_CASE_FILE))
     except FileNotFoundError as exc:
         raise ConfigurationError(
             f"{file} does not exist; begin a project with `falaj init`, or name one: --project "
             "PATH. Nothing was checked"
         ) from exc
     except ConfigurationError as exc:
-        return [_unreadable(exc, file)]
-    try:
-        PipelineConfig.model_validate(content)
+        findings.add_error(exc, CHECK, (USE_CASE_FILE, None))
     except ValidationError as exc:
-        return list(_wrong_entries(exc, YamlPlaces(file)))
-    return []
+        for path, error in mistakes(exc):
+            # A rule over several entries names the one that it is about.
+            named = path or re.match(r"[a-z_.]*", error["msg"])[0].split(".")  # type: ignore[index]
+            place, line = findings.declared(error["msg"], *named)
+            seen, expected, action = _in_words(path, error)
+            findings.found.append(
+                Finding(CHECK, "configuration", place, seen, action, expected, line)
+            )
 
 
-def _unreadable(exc: ConfigurationError, file: Path) -> Finding:
-    numbers = re.findall(r"line (\d+)", str(exc))
-    line = int(numbers[-1]) if numbers else None
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    action = "mend the line: two spaces a level, `name: value`, texts with : or # in quotes"
-    if "written twice" in str(exc):
-        action = "keep one of the two"
-    elif line and re.match(r" *\t", lines[min(line, len(lines)) - 1]):
-        action = "put spaces in place of the tab that the line begins with"
-    return finding_of(exc, CHECK, USE_CASE_FILE, line, action=action)
-
-
-def _wrong_entries(exc: ValidationError, places: YamlPlaces) -> Iterator[Finding]:
-    errors = exc.errors()
-    paths = [error["loc"] for error in errors]
-    for error in errors:
-        path = tuple(step for step in error["loc"] if step != "[key]")
-        inside = any(len(p) > len(path) and p[: len(path)] == path for p in paths)
-        if error["type"] == "too_short" and inside:
-            continue  # pydantic counts the right items only
-        message = error["msg"].removeprefix("Value error, ")
-        # A rule over several entries names the one that it is about.
-        named = path or tuple(re.match(r"[a-z_.]*", message)[0].split("."))  # type: ignore[index]
-        seen, expected, action = _in_words(error["type"], path, message, error)
-        yield Finding(
-            check=CHECK,
-            kind="configuration",
-            file=USE_CASE_FILE,
-            line=places.declared(message, places.line(*named)),
-            seen=seen,
-            expected=expected,
-            action=action,
-        )
-
-
-def _in_words(
-    kind: str, path: Sequence[str | int], message: str, error: Any
-) -> tuple[str, str, str]:
+def _in_words(path: Sequence[str | int], error: dict[str, Any]) -> tuple[str, str, str]:
+    """What was seen and expected, and what to do."""
+    kind, message, shown = error["type"], error["msg"], ".".join(map(str, path))
     name, parent = str(path[-1]) if path else "", ".".join(map(str, path[:-1])) or "the use case"
     if kind == "extra_forbidden":
         known = sorted(_fields_at(path))
         near = nearest(name, known)
-        shown = ", ".join(known) if len(known) <= MANY else "one of its settings (docs/reference)"
+        listed = ", ".join(known) if len(known) <= MANY else "one of its settings (docs/reference)"
         action = f"write {near} in its place" if near else "take it out, or mend its name"
-        return f"{name} is no setting of {parent}", near or shown, action
+        return f"{name} is no setting of {parent}", near or listed, action
     if kind == "missing":
         meant = _fields_at(path).get(name) or "it is needed"
         return f"{parent} has no {name}", f"{name}: {meant}", f"add the line `{name}: ...` there"
-    shown = ".".join(map(str, path))
     seen = f"{shown} is {error['input']!r}" if isinstance(error["input"], str | int | float) else ""
     if kind == "literal_error":
         expected = str(error["ctx"]["expected"])
@@ -103,41 +71,23 @@ def _in_words(
     if others := re.search(LISTED, message):
         near = did_you_mean(others[1], others[2].split(", "))
         return said, others[2], f"{near}name one of these"
-    rest = "".join(more).removesuffix(". Nothing was touched")
+    rest, mend = "".join(more).removesuffix(". Nothing was touched"), f"mend {shown or 'the entry'}"
     if rest.startswith("expected "):
-        return said, rest.removeprefix("expected "), f"mend {shown or 'the entry'}"
+        return said, rest.removeprefix("expected "), mend
     is_advice = rest and not re.match(r"[\w.]+: ", rest)
-    return said, "", rest if is_advice else f"mend {shown or 'the entry'}"
+    return said, "", rest if is_advice else mend
 
 
 def _fields_at(path: Sequence[str | int]) -> dict[str, str]:
     """Settings that may stand where the last step of a path does, with what each means."""
-    models: list[type[BaseModel]] = [PipelineConfig]
+    schema = PipelineConfig.model_json_schema()
+    parts = [schema]
     for step in path[:-1]:
-        inner = [
-            model
-            for outer in models
-            for name, field in outer.model_fields.items()
-            if step in _names_of(name, field)
-            for model in _models_in(field.annotation)
-        ]
-        models = inner or models
+        given = json.dumps([part.get("properties", {}).get(step) for part in parts])
+        inner = [schema["$defs"][name] for name in re.findall(r"#/\$defs/(\w+)", given)]
+        parts = inner or parts
     return {
-        _names_of(name, field)[-1]: field.description or ""
-        for model in models
-        for name, field in model.model_fields.items()
+        name: field.get("description", "")
+        for part in parts
+        for name, field in part.get("properties", {}).items()
     }
-
-
-def _names_of(name: str, field: Any) -> list[str]:
-    """A field's name, and as the last one what a file calls it."""
-    alias = field.validation_alias
-    first = alias if isinstance(alias, str) else (alias.choices[0] if alias else name)
-    return [name, str(first)]
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import timedelta
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,25 +20,34 @@ from tasks.kernel.settings import USE_CASE_FILE
 ALL = "everyone"
 """Entity of a history that is of all rows."""
 WIDTH = 82
-LONG_WAIT, NEWEST = timedelta(days=2), timedelta(days=30)
 
 
 def files_of(rows: Rows, proposal: Proposal, folder: Path) -> dict[str, str]:
     """Path in the project to text; `use_case.yaml` is the last, for it makes a folder a project."""
-    table, uri = rows.table, Path(rows.table.uri)
+    table, uri = rows.table, rows.table.uri
     source = table.name if proposal.entity else f"all_{table.name}"
-    names = ("start", "validation", "test", "end")
+    clock: dict[str, object] = {"time_zone": rows.zone} if rows.zone != "UTC" else {}
+    if proposal.horizon:
+        wait = span(proposal.horizon) + span(proposal.known_after)
+        clock["label_hours"] = math.ceil(wait / timedelta(hours=1))
+    question = f"What will {proposal.label} be"
+    if proposal.task == "classification":
+        question = f"Will it be that {proposal.meaning}"
+    if proposal.classes:
+        question = f"Which {proposal.label} will it be"
     values = {
         "p": proposal,
         "table": table,
-        "uri": uri,
-        "path": os.path.relpath(uri, folder),
+        "uri": uri if "://" in uri else os.path.relpath(uri, folder),
+        "zone": rows.zone,
+        "time": rows.time.name,
         "source": source,
         "entity": proposal.entity or ALL,
-        "question": _question(proposal),
-        "clock": _clock(proposal),
-        "splits": dict(zip(names, proposal.days, strict=True)),
-        "current": _current(proposal),
+        "question": f"{question}, {proposal.horizon} ahead?"
+        if proposal.horizon
+        else f"{question}?",
+        "clock": clock,
+        "splits": dict(zip(("start", "validation", "test", "end"), proposal.days, strict=True)),
         "ahead": interval(span(proposal.horizon)) if proposal.horizon else "",
     }
     templates = {} if proposal.entity else {f"sql/{source}.sql": "all_rows.sql.j2"}
@@ -53,20 +61,19 @@ def files_of(rows: Rows, proposal: Proposal, folder: Path) -> dict[str, str]:
     )
     environment.globals |= {"flow": _flow, "wrapped": _wrapped}
     templates[USE_CASE_FILE] = "use_case.yaml.j2"
-    texts = {
+    return ignored | {
         file: environment.get_template(name).render(values) for file, name in templates.items()
     }
-    return ignored | texts
 
 
-def write_project(files: dict[str, str], folder: Path, data: Path) -> None:
+def write_project(files: dict[str, str], folder: Path, data: str) -> None:
     """Write the files into a folder that is new, or holds nothing but the data.
 
     Raises:
         ConfigurationError: something else is in the folder. Nothing was written.
     """
     there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    others = [name for name in there if folder / name != data and name != ".falaj"]
+    others = [name for name in there if str(folder / name) != data and name != ".falaj"]
     if others or folder.is_file():
         raise ConfigurationError(
             f"{folder} holds {', '.join(sorted(others)[:5]) or 'something'} already; name a folder "
@@ -75,36 +82,6 @@ def write_project(files: dict[str, str], folder: Path, data: Path) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, text)
-
-
-def _question(proposal: Proposal) -> str:
-    if proposal.horizon:
-        return f"What will {proposal.label} be, {proposal.horizon} ahead?"
-    is_class = proposal.task == "classification"
-    return f"Will it be that {proposal.meaning}?" if is_class else f"What will {proposal.label} be?"
-
-
-def _clock(proposal: Proposal) -> dict[str, object]:
-    clock: dict[str, object] = {"time_zone": proposal.zone} if proposal.zone != "UTC" else {}
-    if proposal.horizon:
-        wait = span(proposal.horizon) + span(proposal.known_after)
-        clock["label_hours"] = math.ceil(wait / timedelta(hours=1))
-    return clock
-
-
-def _current(proposal: Proposal) -> dict[str, str]:
-    """The newest days with known labels, where the newest of all have none yet."""
-    wait = span(proposal.label_known_after)
-    if wait <= LONG_WAIT:
-        return {}
-    test, end = (_midnight(day, proposal.zone) for day in proposal.days[2:])
-    known = end - timedelta(days=math.ceil(wait / timedelta(days=1)))
-    start = max(test, known - max(NEWEST, (known - test) / 6))
-    return {"start": f"{start:%Y-%m-%dT%H:%M}Z", "end": f"{known:%Y-%m-%dT%H:%M}Z"}
-
-
-def _midnight(day: date, zone: str) -> datetime:
-    return datetime.combine(day, time.min, ZoneInfo(zone)).astimezone(UTC)
 
 
 def _flow(value: object, width: int = 10_000) -> str:

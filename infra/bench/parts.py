@@ -121,6 +121,7 @@ MEASUREMENTS = (
     Measurement("serving", "roll_back", "a roll back by hand, through all processes"),
     Measurement("operation", "platform", "the platform's start and idle cost"),
     Measurement("operation", "command_line", "the command line before it does anything"),
+    Measurement("operation", "first_model", "from pip install to a promoted model"),
     Measurement("operation", "leases", "leases of devices"),
     Measurement("operation", "retraining", "from a drift result to its retraining"),
     Measurement("gpu", "precision", "networks in fp32, bf16 and fp16, and bare products"),

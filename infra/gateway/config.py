@@ -84,6 +84,8 @@ class GatewayConfig(Contract):
 
     Attributes:
         certificate: PEM file for clients, with its chain; None for one of a private authority.
+        client_ca: authority of clients' certificates; None where clients have none.
+        upstream_tls: False only for a server on the same machine's loopback device.
     """
 
     models: dict[ModelName, ModelConfig] = Field(
@@ -95,12 +97,14 @@ class GatewayConfig(Contract):
     )
     certificate: Path | None = None
     key: Path | None = Field(default=None, description="PEM file of its private key.")
+    client_ca: Path | None = None
     http: tuple[Address, ...] = Field(
         default=("127.0.0.1:8000",), min_length=1, description="Servers over HTTP."
     )
     grpc: tuple[Address, ...] = Field(
         default=("127.0.0.1:8001",), min_length=1, description="The same over gRPC."
     )
+    upstream_tls: bool = True
     limit: Rate = Field(default=Rate(), description="Of each subject of a token.")
     address_limit: Rate = Field(
         default=Rate(per_s=1000, burst=2000), description="Of each address, before anything else."
@@ -112,11 +116,17 @@ class GatewayConfig(Contract):
         pattern=r"^http://[^/@]+:[0-9]+/.*$",
         description="OTLP over HTTP, as http://127.0.0.1:4318/v1/traces.",
     )
+    traced_share: float = Field(default=1.0, ge=0, le=1, description="Of requests, with traces.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("name both certificate and key, or none of them")
+        away = [a for a in (*self.http, *self.grpc) if not a.startswith(("127.", "[::1]"))]
+        if away and not self.upstream_tls:
+            raise ValueError(
+                f"{away[0]} is not on the loopback device, so upstream_tls cannot be off"
+            )
         return self
 
 
@@ -153,12 +163,14 @@ def read_plan(home: Path) -> GatewayPlan:
     config = _relative_to(files.folder, _read(files.config_file))
     file = files.security_file
     security = read_security(file) if file.exists() else SecurityConfig()
+    if security.anonymous:
+        raise ConfigurationError(f"{file}: anonymous clients are for a server without a gateway")
     return GatewayPlan(files, config, security)
 
 
 def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:
     """Paths in the file are relative to its folder."""
-    paths = {n: getattr(config, n) for n in ("certificate", "key")}
+    paths = {n: getattr(config, n) for n in ("certificate", "key", "client_ca")}
     return config.model_copy(update={n: folder / path for n, path in paths.items() if path})
 
 

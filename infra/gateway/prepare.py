@@ -99,7 +99,11 @@ def server_tls(files: GatewayFiles) -> TlsConfig:
 
 
 def _write_server_security(plan: GatewayPlan) -> None:
-    behind = {"behind_edge": True, "tls": server_tls(plan.files).model_dump(mode="json")}
+    behind = (
+        {"behind_edge": True, "tls": server_tls(plan.files).model_dump(mode="json")}
+        if plan.config.upstream_tls
+        else {"certificates": {}, "certificate_tenants": {}}
+    )
     content = plan.security.model_dump(mode="json", exclude_defaults=True) | behind
     _replace(plan.files.server_security_file, yaml.safe_dump(content, sort_keys=False))
 

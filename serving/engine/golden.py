@@ -131,7 +131,7 @@ def _distances(
     if program.family == TEXT_EMBEDDING.name:
         return embedding_distances(expected, answers)
     if program.family == TABULAR.name:
-        if program.columns is None or program.columns.task == "classification":
+        if program.columns is None or program.columns.task != "regression":
             return score_distances(expected, answers)
         spread, centre = float(reference.std()), float(reference.mean())
         return score_distances(expected, answers, max(spread, FLOOR, 0.1 * abs(centre)), centre)

@@ -228,11 +228,13 @@ def _rows_of(answer: OnlineAnswer, start: int, stop: int) -> OnlineAnswer:
 
 
 def _made(waiting: Waiting, answer: OnlineAnswer) -> Outcome:
-    columns = {**answer.columns, **waiting.columns}
+    columns: dict[str, Any] = {**answer.columns, **waiting.columns}
     try:
+        for column, encoder in waiting.recipe.encoders.items():
+            columns |= encoder.columns(columns[column])
         inputs = build_inputs(waiting.recipe.columns, columns, waiting.num_rows)
-    except errors.BadRequestError as exc:
-        return exc
+    except (errors.BadRequestError, DataContractError) as exc:
+        return exc if isinstance(exc, errors.BadRequestError) else errors.BadRequestError(str(exc))
     features = EntityFeatures(
         waiting.recipe, answer, waiting.columns, waiting.began, time.monotonic()
     )

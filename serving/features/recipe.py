@@ -8,6 +8,7 @@ version of a service and of a view never changes.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from serving.errors import BadRequestError, TooLargeError
-from tasks.contracts.data import DatasetSchema, SnapshotPins, category_code
+from tasks.contracts.data import DatasetSchema, SnapshotPins, category_code, category_text
 from tasks.features.access.store import find_service
 from tasks.features.access.versions import DEFINITION_TAG, versioned_name, view_digest
 from tasks.features.config import OnlineConfig
 from tasks.features.online.plan import ReadPlan
 from tasks.features.online.reader import OnlineReader
+from tasks.imports.column_encoder import LoadedEncoder
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import Registry
-from tasks.registry.model_folder import ModelInterface, verified_manifest
+from tasks.registry.model_folder import ModelInterface, verified_encoders, verified_manifest
 
 
 class ModelOrigin(ModelInterface):
@@ -37,12 +39,14 @@ class ModelOrigin(ModelInterface):
         feature_service: that the training set was made with; None for an imported program.
         feature_views: view to the digest of its definition then.
         pins: exact versions.
+        encoders: column of texts or images to the folder of what encodes it.
     """
 
     columns: DatasetSchema | None = None
     feature_service: str | None = None
     feature_views: Mapping[str, str] = Field(default={})
     pins: SnapshotPins | None = None
+    encoders: Mapping[str, Path] = Field(default={})
 
 
 Origins = Callable[[str, str], ModelOrigin]
@@ -57,7 +61,9 @@ def registry_origins(settings: Settings) -> Origins:
         return Registry(RegistryLocation.of(settings))
 
     def origin(model: str, version: str) -> ModelOrigin:
-        return verified_manifest(registry().version(model, int(version)), ModelOrigin)
+        found = registry().version(model, int(version))
+        manifest = verified_manifest(found, ModelOrigin)
+        return manifest.model_copy(update={"encoders": verified_encoders(found)})
 
     return origin
 
@@ -89,6 +95,7 @@ class Recipe:
         views: definitions that are read, in the order of an answer.
         keys: key columns of a request.
         request_columns: inputs that no view holds and that are no keys.
+        encoders: what turns some of these into numbers: texts alone, images come as their numbers.
     """
 
     model: str
@@ -99,6 +106,7 @@ class Recipe:
     views: tuple[ViewUsed, ...]
     keys: frozenset[str]
     request_columns: tuple[str, ...]
+    encoders: Mapping[str, LoadedEncoder]
 
 
 def open_recipe(
@@ -109,6 +117,7 @@ def open_recipe(
     Raises:
         ConfigurationError: the registry lacks its feature service, or a setting is wrong.
         FeatureStoreError: definitions are others than it was trained with.
+        ArtifactError: an encoder does not answer as it did when it was made.
     """
     if origin.columns is None or origin.feature_service is None:
         return None
@@ -118,7 +127,8 @@ def open_recipe(
     _check_columns(name, reader.plan, origin.columns)
     keys = frozenset(reader.plan.request_columns)
     stored = {feature.output for feature in reader.plan.features}
-    columns = dict.fromkeys((*origin.columns.categorical, *origin.columns.numeric))
+    images = {e.column: e.numbers for e in origin.columns.encoders if e.kind == "image"}
+    columns = dict.fromkeys(n for c in origin.columns.given for n in images.get(c, (c,)))
     return Recipe(
         model=model,
         version=version,
@@ -128,6 +138,11 @@ def open_recipe(
         views=_views_of(name, reader.plan, origin),
         keys=keys,
         request_columns=tuple(c for c in columns if c not in keys and c not in stored),
+        encoders={
+            column: LoadedEncoder(folder, column, threads=1)
+            for column, folder in origin.encoders.items()
+            if column not in images
+        },
     )
 
 
@@ -300,7 +315,7 @@ def build_inputs(
 def _category(value: Any) -> int:
     if type(value) is str:
         return _code(value)
-    return 0 if value is None or value != value else _code(str(value))
+    return 0 if value is None or value != value else _code(category_text(value))
 
 
 def _numbers(name: str, values: Column) -> NDArray[Any]:

@@ -58,6 +58,7 @@ CALL_BYTES = 1200
 """About what a call and its request take in memory beside their rows."""
 FAULTS = frozenset({"backend", "deadline", "internal", "not_computed", "not_ready"})
 """Reasons that may be a version's own fault: those are what releases are judged by."""
+RATES = {"fault": Rate(per_s=FAULTS_PER_S, burst=int(FAULTS_PER_S))}
 UNWRITABLE = (pa.ArrowException, FalajError, ValueError, KeyError, TypeError)
 """Of rows that are no table."""
 Key = tuple[str, str, date]
@@ -107,9 +108,7 @@ class PredictionLog:
         self._models: set[str] = set()
         self._checked: bool | None = None
         """Whether the hidden fields are known; None where that has to be asked yet."""
-        rates = {False: REFUSALS_PER_S, True: FAULTS_PER_S}
-        # One bucket each.
-        self._limits = {f: Buckets(Rate(per_s=n, burst=int(n)), 1) for f, n in rates.items()}
+        self._buckets = Buckets(Rate(per_s=REFUSALS_PER_S, burst=int(REFUSALS_PER_S)), 2, RATES)
         self._queue: deque[tuple[ServedBatch, int, int]] = deque()
         self._refusals: deque[Refusal] = deque()
         # Each number has one writer, the loop or the thread, so that none needs a lock.
@@ -210,7 +209,7 @@ class PredictionLog:
         now = time.monotonic()
         if call.model not in self._models:
             self._dropped_by_loop["refusal_unknown_model"] += 1
-        elif self._limits[error.reason in FAULTS].take(""):
+        elif self._buckets.take("fault" if error.reason in FAULTS else "other"):
             self._dropped_by_loop["refusal_rate"] += 1
         elif self.queued_rows + len(self._refusals) >= self._config.queue_rows:
             self._dropped_by_loop[self._trouble or "queue_full"] += 1

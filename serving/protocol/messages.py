@@ -161,7 +161,7 @@ def server_metadata(extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
 
 
 def model_metadata(engine: ModelEngine, model: str, version: str | None = None) -> dict[str, Any]:
-    """Versions, platform and tensors of a model.
+    """Versions, platform and tensors of a model; names of classes as a property, JSON.
 
     Raises:
         UnknownModelError: there is no such model or version.
@@ -169,12 +169,15 @@ def model_metadata(engine: ModelEngine, model: str, version: str | None = None) 
     """
     signature = engine.signature(model, version)
     states = [state for state in engine.states() if state.name == model]
+    classes = signature.output.columns
+    properties = {"classes": msgspec.json.encode(classes).decode()}
     return {
         "name": model,
         "versions": [state.version for state in states if state.state == "READY"],
         "platform": _platform(states, version),
         "inputs": [tensor_metadata(spec) for spec in signature.inputs],
         "outputs": [tensor_metadata(signature.output)],
+        **({"properties": properties} if classes else {}),
     }
 
 

@@ -91,6 +91,9 @@ class LimitsConfig(_Config):
     """How often clients may come; what is remembered of them is bounded."""
 
     client: Rate = Rate()
+    by_subject: dict[str, Rate] = Field(
+        default_factory=dict, description="Instead of `client`, by `subject` or `tenant/subject`."
+    )
 
 
 class TlsConfig(_Config):
@@ -108,17 +111,24 @@ class SecurityConfig(_Config):
 
     Attributes:
         api_keys: file of digests, made by `falaj keys`; None for no keys.
-        behind_edge: only the edge can connect (mutual TLS), so its headers about the client are
-            believed.
+        certificates: grants by the subject of a client's certificate, as the edge tells it
+            (RFC 2253, as `CN=batch,O=acme`). A server without an edge refuses to start with them.
+        certificate_tenants: tenant of such a subject.
+        behind_edge: only the edge can connect (mutual TLS), so its headers about certificate
+            and address of the client are believed.
         grants: what a role of a token stands for, where it is no grant itself.
         owners: tenant that a model belongs to; others are refused. Those without are shared.
+        anonymous: grants of whoever presents nothing; for the loopback device only.
     """
 
     issuers: tuple[IssuerConfig, ...] = Field(default=(), description="Who signs tokens.")
     api_keys: Path | None = None
+    certificates: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
+    certificate_tenants: dict[str, str] = Field(default_factory=dict)
     behind_edge: bool = False
     grants: dict[str, tuple[Grant, ...]] = Field(default_factory=dict)
     owners: dict[str, str] = Field(default_factory=dict)
+    anonymous: tuple[Grant, ...] = ()
     limits: LimitsConfig = LimitsConfig()
     max_body_bytes: PositiveInt = Field(
         default=16 * 2**20,
@@ -132,8 +142,10 @@ class SecurityConfig(_Config):
         if self.behind_edge and not proven:
             raise ValueError(
                 "behind_edge needs tls with client_ca: without mutual TLS anybody could claim "
-                "to be the edge"
+                "to be the edge and name any certificate"
             )
+        if self.behind_edge and self.anonymous:
+            raise ValueError("anonymous is for the loopback device only; the edge opens it to all")
         names = [issuer.issuer for issuer in self.issuers]
         if len(set(names)) != len(names):
             raise ValueError(f"issuers are named twice: {', '.join(names)}")
@@ -167,12 +179,19 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(config: SecurityConfig, host: str) -> None:
-    """Keep a server that would speak in clear on the loopback device.
+    """Keep a server that would let in anybody, or speak in clear, on the loopback device.
 
     Raises:
-        ConfigurationError: `host` can be reached from outside and there is no TLS.
+        ConfigurationError: `host` can be reached from outside and the server is not closed.
     """
-    if config.tls is None and not is_loopback(host):
+    if is_loopback(host):
+        return
+    if config.anonymous:
+        raise ConfigurationError(
+            f"the server is to listen on {host} and security.anonymous lets in everybody; listen "
+            "on 127.0.0.1, or remove anonymous and give clients keys or tokens"
+        )
+    if config.tls is None:
         raise ConfigurationError(
             f"the server is to listen on {host} without TLS; name security.tls (make a "
             "certificate with `falaj certificates`) or listen on 127.0.0.1"

@@ -42,22 +42,29 @@ if TYPE_CHECKING:
 class _Bucket:
     tokens: float
     counted: float
+    per_s: float
+    burst: float
 
 
 class Buckets:
     """One token bucket a name; the name that was longest not seen makes room for a new one.
 
     Args:
-        rate: of each.
+        rate: of all that `special` does not name.
         capacity: names that are remembered. Who is forgotten begins with a full bucket, so a
             bound far below the number of clients weakens the limit; it never strengthens it.
         clock: seconds that only grow.
     """
 
     def __init__(
-        self, rate: Rate, capacity: int, clock: Callable[[], float] = time.monotonic
+        self,
+        rate: Rate,
+        capacity: int,
+        special: dict[str, Rate] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._per_s, self._burst = rate.per_s, float(rate.burst)
+        self._rate = rate
+        self._special = special or {}
         self._capacity = capacity
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
@@ -70,20 +77,45 @@ class Buckets:
         now = self._clock()
         bucket = self._buckets.get(name)
         if bucket is None:
-            if len(self._buckets) >= self._capacity:
-                self._buckets.popitem(last=False)
-            bucket = self._buckets[name] = _Bucket(self._burst, now)
+            bucket = self._remember(name, now)
         self._buckets.move_to_end(name)
-        tokens = bucket.tokens + (now - bucket.counted) * self._per_s
+        tokens = bucket.tokens + (now - bucket.counted) * bucket.per_s
         bucket.counted = now
         if tokens < 1.0:
             bucket.tokens = tokens
-            return (1.0 - tokens) / self._per_s
-        bucket.tokens = (tokens if tokens < self._burst else self._burst) - 1.0
+            return (1.0 - tokens) / bucket.per_s
+        bucket.tokens = (tokens if tokens < bucket.burst else bucket.burst) - 1.0
         return 0.0
+
+    def _remember(self, name: str, now: float) -> _Bucket:
+        if len(self._buckets) >= self._capacity:
+            self._buckets.popitem(last=False)
+        rate = self._special.get(name, self._rate)
+        bucket = self._buckets[name] = _Bucket(rate.burst, now, rate.per_s, rate.burst)
+        return bucket
+
+
+_SUBJECT = re.compile(r'(?:^|;)Subject="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
+
+
+def subject_of(value: str) -> str:
+    r"""Subject of the certificate, as RFC 2253 writes it.
+
+    The edge replaces the header (`SANITIZE_SET`), so it has one element and one subject. Its
+    backslashes are those of RFC 2253 and stay: without them a common name with a comma in it,
+    `CN=batch\,O=acme`, would be taken for the two names `CN=batch,O=acme`.
+
+    Raises:
+        UnauthorizedError: it names none or several.
+    """
+    found = _SUBJECT.findall(value)
+    if len(found) != 1 or not found[0]:
+        raise UnauthorizedError("the edge named no subject of a certificate, or several")
+    return str(found[0])
 
 
 BEARER = b"bearer "
+CERTIFICATE_HEADER = b"x-forwarded-client-cert"
 ADDRESS_HEADER = b"x-falaj-address"
 """Set by the edge, which removes what clients say of it."""
 COPY = (b"x-falaj-slot", b"shadow")
@@ -109,7 +141,7 @@ class _Known:
 
 
 class SecurityGuard:
-    """Bearer tokens and API keys, checked once and remembered for a while.
+    """Bearer tokens, API keys and certificates, checked once and remembered for a while.
 
     What is remembered is named by the SHA-256 of what was presented. It is forgotten when keys
     of issuers or API keys change, when the credential ends, and after `KNOWN_S`.
@@ -124,14 +156,23 @@ class SecurityGuard:
     """
 
     def __init__(self, config: SecurityConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        if config.certificates and not config.behind_edge:
+            raise ConfigurationError(
+                "security.certificates come from the edge, and this server has none before it; "
+                "start it with the file that `falaj gateway prepare` wrote, "
+                "or remove them"
+            )
         self._config = config
         self._clock = clock
-        self._requests = Buckets(config.limits.client, MOST_KNOWN, clock)
-        self._failures = Buckets(FAILURES, MOST_KNOWN, clock)
+        limits = config.limits
+        special = {n if "/" in n else f"/{n}": rate for n, rate in limits.by_subject.items()}
+        self._requests = Buckets(limits.client, MOST_KNOWN, special, clock)
+        self._failures = Buckets(FAILURES, MOST_KNOWN, clock=clock)
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._tokens = TokenReader(config.issuers, config.grants, self.forget)
         self._keys = KeyRing(config.api_keys, self.forget) if config.api_keys else None
         self._looked = clock()
+        self._anonymous = _anonymous(config)
 
     def forget(self) -> None:
         """Ask everybody again."""
@@ -173,12 +214,32 @@ class SecurityGuard:
             self._tokens.refresh()
             if self._keys is not None:
                 self._keys.look()
-        kind, value = _presented(headers)
+        presented = self._presented(headers)
+        if presented is None:
+            if self._anonymous is not None:
+                return self._anonymous
+            raise UnauthorizedError("nothing was presented; send a bearer token or an API key")
+        kind, value = presented
         digest = sha256(kind + value).digest()
         known = self._known.get(digest)
         if known is not None and now < known.until:
             return known
         return self._verified(kind, value, digest, self._address(headers, address))
+
+    def _presented(self, headers: Headers) -> tuple[bytes, bytes] | None:
+        """What stands in the headers: exactly one credential, or a certificate with none."""
+        found: list[tuple[bytes, bytes]] = []
+        certificate = None
+        for name, value in headers:
+            if name == b"authorization":
+                found.append((b"t", value))
+            elif name == b"x-api-key":
+                found.append((b"k", value))
+            elif name == CERTIFICATE_HEADER and self._config.behind_edge:
+                certificate = (b"c", value)
+        if len(found) > 1:
+            raise UnauthorizedError("several credentials were presented; send one")
+        return found[0] if found else certificate
 
     def _verified(self, kind: bytes, value: bytes, digest: bytes, address: str) -> _Known:
         # What is forgotten meanwhile, in another thread, stays so.
@@ -211,11 +272,22 @@ class SecurityGuard:
             if value[:7].lower() != BEARER:
                 raise UnauthorizedError("expected `Authorization: Bearer <token>`")
             return self._tokens.read(value[7:].strip().decode("latin-1"))
+        return self._by_key(value) if kind == b"k" else self._by_certificate(value)
+
+    def _by_key(self, value: bytes) -> Principal:
         if self._keys is None:
             raise UnauthorizedError("no API keys are known here; send a bearer token")
         key = self._keys.find(value)
         expires = key.expires.timestamp() if key.expires else float("inf")
         return Principal(key.subject, key.tenant, roles_of(key.grants), expires)
+
+    def _by_certificate(self, value: bytes) -> Principal:
+        subject = subject_of(value.decode("latin-1"))
+        grants = self._config.certificates.get(subject)
+        if grants is None:
+            raise UnauthorizedError(f"the certificate of {subject} stands for nobody here")
+        tenant = self._config.certificate_tenants.get(subject, "")
+        return Principal(subject, tenant, roles_of(grants), float("inf"))
 
     def _address(self, headers: Headers, address: str) -> str:
         """Where the client is: behind the edge, what that says."""
@@ -238,17 +310,11 @@ class SecurityGuard:
             raise ForbiddenError("what tenants share is for operators to load and unload")
 
 
-_KINDS = {b"authorization": b"t", b"x-api-key": b"k"}
-
-
-def _presented(headers: Headers) -> tuple[bytes, bytes]:
-    """The one credential that stands in the headers, after its kind."""
-    found = [(_KINDS[name], value) for name, value in headers if name in _KINDS]
-    if not found:
-        raise UnauthorizedError("nothing was presented; send a bearer token or an API key")
-    if len(found) > 1:
-        raise UnauthorizedError("several credentials were presented; send one")
-    return found[0]
+def _anonymous(config: SecurityConfig) -> _Known | None:
+    if not config.anonymous:
+        return None
+    roles = roles_of(config.anonymous)
+    return _remembered(Principal("anonymous", "", roles, float("inf")), float("inf"))
 
 
 def _remembered(principal: Principal, until: float) -> _Known:

@@ -25,7 +25,7 @@ class TensorSpec(Contract):
         min_length=1, description="Length of each axis; a name is an axis of any length."
     )
     columns: tuple[str, ...] = Field(
-        default=(), description="Meaning of the second axis of raw columns, in order."
+        default=(), description="Meaning of the second axis of raw columns, or classes, in order."
     )
 
 
@@ -55,7 +55,7 @@ class Signature(Contract):
 
 
 def tabular_signature(columns: DatasetSchema) -> Signature:
-    """The tensors of a program that takes these raw columns and gives one score a row."""
+    """The tensors of a program that takes these raw columns: one score a row, or one a class."""
     raw = (("categorical", "int32", columns.categorical), ("numeric", "float32", columns.numeric))
     return Signature.model_validate(
         {
@@ -63,7 +63,12 @@ def tabular_signature(columns: DatasetSchema) -> Signature:
                 {"name": name, "dtype": dtype, "shape": (BATCH_AXIS, len(names)), "columns": names}
                 for name, dtype, names in raw
             ],
-            "output": {"name": "score", "dtype": "float32", "shape": (BATCH_AXIS,)},
+            "output": {
+                "name": "score",
+                "dtype": "float32",
+                "shape": (BATCH_AXIS, *([len(columns.classes)] if columns.classes else [])),
+                "columns": columns.classes,
+            },
             "largest": {BATCH_AXIS: MOST_ROWS},
         }
     )

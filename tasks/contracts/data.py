@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from tasks.contracts.base import Artifact, Contract, TimeWindow, retired
+from tasks.contracts.encoding import ColumnEncoder
 from tasks.kernel.errors import DataContractError
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ class DataSplits(Contract):
         return self
 
 
-TaskKind = Literal["classification", "regression"]
-"""What a model is asked for: the probability of a label that is 0 or 1, or a number itself."""
+TaskKind = Literal["classification", "multi-class", "regression"]
+"""What a model is asked for: the probability of a label that is 0 or 1, the probabilities of
+several classes, or a number itself."""
 
 
 CATEGORY_CODE_MASK = 0x7FFFFFFF
@@ -55,21 +57,48 @@ def category_code(value: str | None) -> int:
     return zlib.crc32(value.encode()) & CATEGORY_CODE_MASK if value else 0
 
 
+def category_text(value: object) -> str:
+    """A category as training sees it: what is true or false is `true` or `false`, as SQL has it."""
+    return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)
+
+
 class DatasetSchema(Contract):
     """Which column of a snapshot is what; the raw input of every exported model format."""
 
     row_id: str = Field(description="Unique id of a row.")
     event_time: str = Field(description="Prediction moment, UTC.")
-    label: str = Field(description="0 or 1; for a regression a number.")
+    label: str = Field(description="0 or 1, or the number of a class; for a regression a number.")
     categorical: tuple[str, ...] = Field(description="String columns, in model input order.")
     numeric: tuple[str, ...] = Field(description="Number columns, in model input order.")
     task: TaskKind = "classification"
+    classes: tuple[str, ...] = Field(
+        default=(), description="Of `multi-class`: names of classes 0, 1, 2 and so on."
+    )
     unit: str = Field(default="", description="Of a label that is a number.")
     baseline: str | None = Field(
         default=None,
         description="Number column that is itself the plainest prediction of the label, such as "
         "its last known value; of a regression only.",
     )
+    encoders: tuple[ColumnEncoder, ...] = Field(
+        default=(), description="What gave the last of `numeric` from columns of texts and images."
+    )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Columns that somebody gives who asks: texts and images stand for their numbers."""
+        made = {name for encoder in self.encoders for name in encoder.numbers}
+        plain = (name for name in (*self.categorical, *self.numeric) if name not in made)
+        return (*plain, *(encoder.column for encoder in self.encoders))
+
+    @property
+    def num_labels(self) -> int:
+        """Different labels of a task that is no regression: 0, 1 and so on."""
+        return len(self.classes) or 2
+
+    def score_columns(self, name: str) -> tuple[str, ...]:
+        """Columns that hold a model's scores: `name`, or one for each of several classes."""
+        return tuple(f"{name}_{k}" for k in range(len(self.classes))) or (name,)
 
     def model_inputs(self, frame: pd.DataFrame) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The two input arrays of every exported model, for the rows of `frame`, in their order.
@@ -90,7 +119,7 @@ class DatasetSchema(Contract):
         codes = np.empty((len(frame), len(self.categorical)), dtype=np.int32)
         for position, name in enumerate(self.categorical):
             values = frame[name].astype(object)  # categories of pandas end a text at a zero byte
-            table = {value: category_code(str(value)) for value in set(values.dropna())}
+            table = {value: category_code(category_text(value)) for value in set(values.dropna())}
             codes[:, position] = values.map(table).to_numpy(np.int32, na_value=0)
         numbers = np.empty((len(frame), len(self.numeric)), dtype=np.float32)
         for position, name in enumerate(self.numeric):
@@ -110,6 +139,7 @@ class TableShape(Contract):
     time_column: str | None = Field(default=None, description="Places a row in a window.")
     label: str | None = None
     task: TaskKind = "classification"
+    num_labels: int = Field(default=2, description="Different labels, of no regression.")
 
 
 class SourceFile(Contract):
@@ -346,9 +376,18 @@ class FeatureSnapshot(Contract):
     label_summary: NumberSummary | None = Field(
         default=None, description="Of a label that is a number."
     )
+    class_shares: dict[str, float] = Field(
+        default={}, description="Of a label of several classes: share of the rows of each."
+    )
     excluded: tuple[ExcludedRows, ...]
     pins: SnapshotPins | None = Field(
         default=None, description="None in a snapshot of an earlier release."
+    )
+    encoders: dict[str, Artifact] = Field(
+        default={}, description="Column of texts or images to the folder of what encoded it."
+    )
+    retrieved_sha256: str | None = Field(
+        default=None, description="Digest of the rows before columns were encoded, where any were."
     )
 
 

@@ -27,17 +27,24 @@ class Metric(Contract):
 
 
 class MetricSet(Contract):
-    """Quality of one set of scores on one set of rows, of a classification."""
+    """Quality of one set of scores on one set of rows, of a classification.
+
+    Of several classes: `auc`, `pr_auc` and `calibration_error` are means over the classes, each
+    against the rest; `brier` is their sum, and `log_loss` that of the true class.
+    """
 
     primary_name: ClassVar[str] = AUC_NAME
 
     num_rows: PositiveInt
-    base_rate: float
+    base_rate: float = Field(description="Of label 1, or of the most frequent of several classes.")
     auc: Metric
     pr_auc: Metric
     brier: Metric
     log_loss: Metric
     calibration_error: Metric
+    by_class: dict[str, MetricSet] = Field(
+        default={}, description="Each of several classes against the rest, on all rows."
+    )
 
     @property
     def primary(self) -> Metric:

@@ -13,14 +13,16 @@ from tasks.contracts.telemetry import TrainingTelemetry
 class EpochMetrics(Contract):
     """One epoch of training; losses are means over the rows of all ranks.
 
-    Of a classification binary cross-entropy in nats, of a regression the Huber loss of the
+    Of classes cross-entropy in nats, of a regression the Huber loss of the
     standardised label.
     """
 
     epoch: NonNegativeInt
     train_loss: float
     validation_loss: float
-    validation_auc: float | None = Field(default=None, description="Of a classification.")
+    validation_auc: float | None = Field(
+        default=None, description="Of a classification; mean of each class against the rest."
+    )
     validation_r2: float | None = Field(
         default=None, description="Of a regression: share of the label's variance explained."
     )
@@ -64,7 +66,8 @@ class CandidateModel(Contract):
 
     program: Artifact = Field(
         description="`torch.export` program (.pt2), preprocessing inside: takes `categorical` "
-        "int32 (rows, c) and `numeric` float32 (rows, n), gives `score` float32 (rows,)."
+        "int32 (rows, c) and `numeric` float32 (rows, n), gives `score` float32 (rows,), of "
+        "several classes (rows, classes)."
     )
     checkpoint: Artifact = Field(
         description="Plain state dict of what the best epoch was judged with: the mean of weights."

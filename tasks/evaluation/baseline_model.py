@@ -18,7 +18,13 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.evaluation import BaselineModel
 from tasks.evaluation.config import BaselineModelConfig
-from tasks.evaluation.scoring import BASELINE_MODEL_SCORE, input_columns, joined, read_batches
+from tasks.evaluation.scoring import (
+    BASELINE_MODEL_SCORE,
+    input_columns,
+    joined,
+    named_scores,
+    read_batches,
+)
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
@@ -160,12 +166,13 @@ def _labels(rows: pd.DataFrame, columns: DatasetSchema, window: TimeWindow) -> N
     labels = rows[columns.label].to_numpy(dtype=np.float64, na_value=np.nan)
     nulls, kinds = int(np.isnan(labels).sum()), np.unique(labels[~np.isnan(labels)])
     is_number = columns.task == "regression"
-    fits = np.isfinite(kinds).all() if is_number else list(kinds) == [0, 1]
+    wanted = list(range(columns.num_labels))
+    fits = np.isfinite(kinds).all() if is_number else list(kinds) == wanted
     if nulls or not fits:
         raise DataContractError(
             f"label {columns.label!r} in {window} has {nulls:,} nulls and the values "
             f"{kinds[:5].tolist()} in {len(rows):,} rows; expected "
-            f"{'a finite number in each' if is_number else '0 and 1, both present'}. The baseline "
+            f"{'a finite number in each' if is_number else f'{wanted}, all present'}. The baseline "
             "model was not fitted"
         )
     return labels if is_number else labels.astype(np.int8)
@@ -185,11 +192,13 @@ def _scored(
         if columns.task == "regression":
             scores = model.predict(features)
         else:
-            scores = model.predict_proba(features)[:, 1]
-        yield pd.DataFrame({columns.row_id: frame[columns.row_id], BASELINE_MODEL_SCORE: scores})
+            scores = model.predict_proba(features)
+            scores = scores if columns.classes else scores[:, 1]
+        named = named_scores(columns, BASELINE_MODEL_SCORE, scores)
+        yield pd.DataFrame({columns.row_id: frame[columns.row_id], **named})
 
 
 def read_scores(baseline_model: BaselineModel, store: ArtifactStore) -> pd.DataFrame:
-    """Row id and `yardstick_score` of the test rows, in the order of the snapshot."""
+    """Row id and `yardstick_score` (of classes `_0` and so on) of the test rows, in order."""
     scores: pd.DataFrame = pq.read_table(store.path(baseline_model.scores)).to_pandas()
     return scores

@@ -26,6 +26,7 @@ from tasks.contracts.training import CandidateModel, CompressedModel, TrainedMod
 from tasks.evaluation.baseline_model import read_scores
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.evaluation.metrics import (
+    CALIBRATION_BINS,
     Measured,
     baseline_columns,
     calibration_curve,
@@ -41,7 +42,7 @@ from tasks.evaluation.metrics import (
 from tasks.evaluation.scoring import BASELINE_MODEL_SCORE, SCORE, Program, score_rows, slice_columns
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
-from tasks.stats.ranked import RankedRows
+from tasks.stats.ranked import RankedClasses, RankedRows
 
 MISSING = "(missing)"
 SLICE_TOLERANCE = 0.1
@@ -239,19 +240,31 @@ def _scored_test_rows(asked: _Asked, store: ArtifactStore) -> pd.DataFrame:
             f"the baseline model scored {len(reference):,} rows, the model {len(rows):,}, and their"
             " ids are not the same; fit the former again on this snapshot. Nothing was judged"
         )
-    rows[BASELINE_MODEL_SCORE] = reference[BASELINE_MODEL_SCORE]
-    rows[CHAMPION_SCORE] = np.full(len(rows), np.nan, dtype=np.float32)
+    for name in columns.score_columns(BASELINE_MODEL_SCORE):
+        rows[name] = reference[name]
+    champions = columns.score_columns(CHAMPION_SCORE)
+    rows[[*champions]] = np.full((len(rows), len(champions)), np.nan, dtype=np.float32)
     if incumbent is not None:
         _check_has_inputs(incumbent, columns)
         champion = Program.open(incumbent.program, incumbent.raw_columns, store)
         scored = score_rows(champion, dataset, window, (columns.row_id,), store)
-        rows[CHAMPION_SCORE] = scored[SCORE]
+        for name, own in zip(champions, columns.score_columns(SCORE), strict=True):
+            rows[name] = scored[own]
     return rows
 
 
 def _check_has_inputs(incumbent: RegisteredProgram, columns: DatasetSchema) -> None:
     needed, model = incumbent.raw_columns, incumbent.version
     held = {*columns.categorical, *columns.numeric}
+    if needed.classes != columns.classes:
+        raise DataContractError(
+            f"the champion, version {model.version} of {model.name}, tells apart "
+            f"{', '.join(needed.classes) or '0 and 1'}, the training set has "
+            f"{', '.join(columns.classes) or '0 and 1'}, so the two cannot be compared. Register "
+            "under another name (registry.model_name), or take the champion back: "
+            f"falaj models withdraw {model.name} {model.version} --reason WHY --approver NAME. "
+            "Nothing was judged"
+        )
     if lost := [c for c in (*needed.categorical, *needed.numeric) if c not in held]:
         raise DataContractError(
             f"the champion, version {model.version} of {model.name}, needs {', '.join(lost)}, "
@@ -265,10 +278,9 @@ def _check_has_inputs(incumbent: RegisteredProgram, columns: DatasetSchema) -> N
 def _write_predictions(
     rows: pd.DataFrame, columns: DatasetSchema, folder: StagedFolder
 ) -> Artifact:
-    names = [
-        columns.row_id, columns.event_time, columns.label,
-        SCORE, BASELINE_MODEL_SCORE, CHAMPION_SCORE, *baseline_columns(columns),
-    ]  # fmt: skip
+    models = (SCORE, BASELINE_MODEL_SCORE, CHAMPION_SCORE)
+    names = [columns.row_id, columns.event_time, columns.label, *baseline_columns(columns)]
+    names[3:3] = [column for model in models for column in columns.score_columns(model)]
     rows[names].to_parquet(folder.path / "predictions.parquet", index=False)
     return folder.artifact("predictions.parquet")
 
@@ -283,7 +295,7 @@ def _report(asked: _Asked, rows: pd.DataFrame, predictions: Artifact) -> Evaluat
         champion = measure_rows(rows, columns, CHAMPION_SCORE)
         comparisons.append(candidate.minus(champion, f"champion:{incumbent.version.version}"))
     slices, skipped = judge_slices(rows, columns, config)
-    overall = candidate.metric_set()
+    overall = candidate.metric_set(each=True)
     logger.info("judged %d rows: %s %.4f", len(rows), overall.primary_name, overall.primary.value)
     return EvaluationReport.model_validate(
         {
@@ -293,7 +305,7 @@ def _report(asked: _Asked, rows: pd.DataFrame, predictions: Artifact) -> Evaluat
             "overall": overall,
             "slices": slices,
             "skipped_slices": skipped,
-            "baseline_model": reference.metric_set(),
+            "baseline_model": reference.metric_set(each=True),
             "baseline_model_name": baseline_model.name,
             "baseline": _baseline(rows, columns, config),
             "baseline_name": columns.baseline,
@@ -319,6 +331,8 @@ def _baseline(
 def _curves(candidate: Measured) -> dict[str, object]:
     """What the report draws of the candidate, by field of the evaluation."""
     rows = candidate.rows
+    if isinstance(rows, RankedClasses):
+        rows = rows.stacked(CALIBRATION_BINS)
     if isinstance(rows, RankedRows):
         return {
             "roc": roc_curve(rows),
@@ -357,14 +371,14 @@ def _judged(
     labelled = rows[rows[columns.label].notna()]
     unjudged = why_not_judged(labelled, columns, config)
     measured = None if unjudged else measure_rows(labelled, columns, SCORE)
-    is_ranked = measured is not None and isinstance(measured.rows, RankedRows)
+    is_ranked = measured is not None and not measured.is_number
     return ScoredWindow(
         program_sha256=program_sha256,
         snapshot_sha256=dataset.snapshot.data.sha256,
         window=window,
         num_rows=len(rows),
         scores=scores,
-        metrics=measured.metric_set() if measured else None,
+        metrics=measured.metric_set(each=True) if measured else None,
         excess_brier=measured.metric("excess_brier") if measured and is_ranked else None,
         unjudged=unjudged,
     )

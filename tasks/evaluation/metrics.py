@@ -1,4 +1,4 @@
-"""Metrics of both kinds of task with their intervals: rows in, quality out.
+"""Metrics of all kinds of task with their intervals: rows in, quality out.
 
 Intervals are those of a bootstrap of days. Models that are measured on the same rows share their
 draws, so that in a difference the common noise cancels.
@@ -9,7 +9,7 @@ The points of the curves that a report draws of a model's quality.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,7 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.stats.bootstrap import draw_days, interval, number_days
 from tasks.stats.predicted import PredictedRows
-from tasks.stats.ranked import Float64Array, RankedRows
+from tasks.stats.ranked import Float64Array, RankedClasses, RankedRows
 
 REPLICATES = 500
 BLOCK_DAYS = 7  # a week: days resemble each other for about as long
@@ -47,10 +47,11 @@ UNBOUNDED = (-np.inf, np.inf)
 COMPARED_RANKED = ("auc", "brier", "log_loss", "calibration_error")
 COMPARED_NUMBERS = ("r2", "rmse")
 RANGES = {
-    **dict.fromkeys(("auc", "pr_auc", "brier", "calibration_error"), (0.0, 1.0)),
+    **dict.fromkeys(("auc", "pr_auc", "calibration_error"), (0.0, 1.0)),
+    "brier": (0.0, 2.0),  # a sum, of several classes
     **dict.fromkeys(("log_loss", "rmse", "mae"), (0.0, np.inf)),
     **dict.fromkeys(("r2", "skill"), (-np.inf, 1.0)),
-    "excess_brier": (-1.0, 1.0),
+    "excess_brier": (-2.0, 2.0),
     "bias": UNBOUNDED,
 }
 
@@ -75,12 +76,19 @@ class Measured:
         values: each of `rows.metrics` on all rows, shape (metrics,).
         replicates: the same in each draw of the days, shape (draws, metrics).
         unit: of the labels of a regression.
+        by_class: name of each of several classes to the same of that class against the rest.
     """
 
-    rows: RankedRows | PredictedRows
+    rows: RankedRows | RankedClasses | PredictedRows
     values: Float64Array
     replicates: Float64Array
     unit: str = ""
+    by_class: dict[str, Measured] = field(default_factory=dict)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the labels are those of a regression."""
+        return isinstance(self.rows, PredictedRows)
 
     def metric(self, name: str) -> Metric | None:
         """One of `rows.metrics` with its interval; None where it is not defined."""
@@ -90,13 +98,19 @@ class Measured:
             return None
         return metric_of(value, self.replicates[:, column], RANGES[name])
 
-    def metric_set(self) -> Quality:
-        """The contract's metrics with their intervals; the labels must differ."""
+    def metric_set(self, *, each: bool = False) -> Quality:
+        """The contract's metrics with their intervals; the labels must differ.
+
+        Args:
+            each: of several classes, those of each against the rest too.
+        """
         labels = self.rows.labels
-        found = {name: self.metric(name) for name in self.rows.metrics}
-        if isinstance(self.rows, RankedRows):
+        found: dict[str, object] = {name: self.metric(name) for name in self.rows.metrics}
+        if not isinstance(self.rows, PredictedRows):
             del found["excess_brier"]
-            facts = {"num_rows": len(labels), "base_rate": float(labels.mean())}
+            if each:
+                found["by_class"] = {name: of.metric_set() for name, of in self.by_class.items()}
+            facts = {"num_rows": len(labels), "base_rate": self.rows.base_rate}
             return MetricSet.model_validate({**facts, **found})
         spread = {"label_mean": float(labels.mean()), "label_deviation": float(labels.std())}
         return RegressionMetrics.model_validate(
@@ -105,7 +119,7 @@ class Measured:
 
     def minus(self, other: Measured, name: str) -> Comparison:
         """This model minus another one, `name`, that was measured on the same rows and draws."""
-        is_ranked = isinstance(self.rows, RankedRows)
+        is_ranked = not self.is_number
         kind = PairedComparison if is_ranked else RegressionComparison
         found: dict[str, object] = {"against": name}
         for metric in COMPARED_RANKED if is_ranked else COMPARED_NUMBERS:
@@ -126,17 +140,26 @@ def measure_rows(rows: pd.DataFrame, columns: DatasetSchema, score: str) -> Meas
         columns: names, and the kind of task.
         score: column of the model's scores.
     """
-    labels, scores = rows[columns.label].to_numpy(), rows[score].to_numpy()
+    labels, scores = rows[columns.label].to_numpy(), rows[[*columns.score_columns(score)]]
     days, num_days = number_days(utc_times(rows, columns.event_time))
+    draws = seeded_days(num_days)
+    if columns.task == "multi-class":
+        several = RankedClasses(labels, scores.to_numpy(), days, CALIBRATION_BINS)
+        of = {
+            name: Measured(each, each.estimate(), each.measure(draws))
+            for name, each in zip(columns.classes, several.classes, strict=True)
+        }
+        replicates = several.together(np.stack([m.replicates for m in of.values()]), draws)
+        return Measured(several, several.estimate(), replicates, by_class=of)
     ready: RankedRows | PredictedRows
+    of_row = scores[score].to_numpy()
     if columns.task == "classification":
-        ready = RankedRows(labels, scores, days, CALIBRATION_BINS)
+        ready = RankedRows(labels, of_row, days, CALIBRATION_BINS)
     else:
         name = columns.baseline
         baseline = None if name is None else rows[name].to_numpy(np.float64)
-        ready = PredictedRows(labels, scores, baseline, days)
-    replicates = ready.measure(seeded_days(num_days))
-    return Measured(ready, ready.estimate(), replicates, columns.unit)
+        ready = PredictedRows(labels, of_row, baseline, days)
+    return Measured(ready, ready.estimate(), ready.measure(draws), columns.unit)
 
 
 def error_ratio(model: Measured, plain: Sequence[Measured], tolerance: float) -> Metric:
@@ -165,9 +188,20 @@ def why_not_judged(
     labels, num_rows = rows[columns.label].to_numpy(np.float64), len(rows)
     if num_rows < config.min_slice_rows:
         return f"{num_rows:,} rows, fewer than {config.min_slice_rows:,}"
-    positives, least = int(np.count_nonzero(labels)), config.min_slice_positives
-    if columns.task == "classification" and min(positives, num_rows - positives) < least:
-        return f"{positives:,} positives in {num_rows:,} rows, fewer than {least:,} of one label"
+    least = config.min_slice_positives
+    if columns.task == "classification":
+        positives = int(np.count_nonzero(labels))
+        if min(positives, num_rows - positives) < least:
+            return (
+                f"{positives:,} positives in {num_rows:,} rows, fewer than {least:,} of one label"
+            )
+    if columns.task == "multi-class":
+        if other := int(num_rows - np.isin(labels, range(columns.num_labels)).sum()):
+            return f"{other:,} of {num_rows:,} labels are no number of a class"
+        counts = np.bincount(labels.astype(np.intp), minlength=columns.num_labels)
+        if counts.min() < least:
+            rarest = columns.classes[int(counts.argmin())]
+            return f"{counts.min():,} of {num_rows:,} rows are {rarest!r}, fewer than {least:,}"
     days = number_days(utc_times(rows, columns.event_time))[1]
     if days < config.min_days:
         return f"{num_rows:,} rows of {days} UTC day(s), fewer than {config.min_days} days"
@@ -191,12 +225,13 @@ def check_judgeable(
     """
     known = rows[columns.label].dropna()
     nulls, is_number = len(rows) - len(known), columns.task == "regression"
-    odd = known[~np.isfinite(known)] if is_number else known[~known.isin([0, 1])]
+    wanted = range(columns.num_labels)
+    odd = known[~np.isfinite(known)] if is_number else known[~known.isin(wanted)]
     if nulls or len(odd):
         raise DataContractError(
             f"test window {window}: label {columns.label!r} has {nulls:,} nulls in {len(rows):,} "
             f"rows and the other values {[float(v) for v in sorted(odd.unique())[:5]]}; expected "
-            f"{'a number' if is_number else '0 or 1'} in every row. Nothing was judged"
+            f"{'a number' if is_number else f'0 to {wanted[-1]}'} in every row. Nothing was judged"
         )
     reason = why_not_judged(rows, columns, config)
     if reason is not None:

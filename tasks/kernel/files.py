@@ -268,9 +268,10 @@ def read_yaml(file: Path, name: str) -> dict[str, Any]:
             mapping, or holds something other than names with values.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=_Loader)
-        content = yaml.load(text, Loader=_Loader)
+        loader = _Loader(file.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        twice = _written_twice(root)  # before `<<` is resolved in the nodes themselves
+        content = loader.construct_document(root) if root else None
     except FileNotFoundError:
         raise
     except OSError as exc:
@@ -279,7 +280,7 @@ def read_yaml(file: Path, name: str) -> dict[str, Any]:
         raise ConfigurationError(f"{name} is no YAML: {exc}; save it as UTF-8") from exc
     except yaml.YAMLError as exc:
         raise ConfigurationError(f"{name} is no YAML: {' '.join(str(exc).split())}") from exc
-    if twice := _written_twice(root):
+    if twice:
         line = twice.start_mark.line + 1
         raise ConfigurationError(f"{name}, line {line}: {twice.value} is written twice there")
     if not isinstance(content, dict):

@@ -71,7 +71,9 @@ class LabelImport:
     without_label: int
 
 
-def import_labels(home: Path, model: str, source: Path, now: datetime) -> LabelImport:
+def import_labels(
+    home: Path, model: str, source: Path, now: datetime, classes: Sequence[str] = ()
+) -> LabelImport:
     """Check a Parquet table of labels and keep it.
 
     Args:
@@ -79,6 +81,8 @@ def import_labels(home: Path, model: str, source: Path, now: datetime) -> LabelI
         model: registered model.
         source: the table.
         now: from when on labels without `known_at` are known.
+        classes: of a label that is one of several: their names, in order. The table has the names,
+            and their numbers are kept.
 
     Raises:
         DataContractError: it is no Parquet, lacks columns, or holds what is no label.
@@ -94,6 +98,8 @@ def import_labels(home: Path, model: str, source: Path, now: datetime) -> LabelI
             "labels. Nothing was imported"
         ) from exc
     keys = _keys_of(table, source)
+    if classes:
+        table = _numbered(table, source, classes)
     kind = log.BY_REQUEST if keys == [log.REQUEST_ID, log.REQUEST_ROW] else log.BY_ENTITY
     normal = _normal(table, keys, source, now)
     known = normal.filter(pc.is_valid(normal.column(LABEL)))
@@ -123,6 +129,19 @@ def _keys_of(table: pa.Table, source: Path) -> list[str]:
             f"keys and {log.EVENT_TIME}, beside {LABEL}. Nothing was imported"
         )
     return [*others, log.EVENT_TIME]
+
+
+def _numbered(table: pa.Table, source: Path, classes: Sequence[str]) -> pa.Table:
+    """The table with the number of each label's class."""
+    given = table.column(LABEL).cast(pa.string())
+    numbers = pc.index_in(given, value_set=pa.array(classes))
+    unknown = given.filter(pc.and_(pc.is_valid(given), pc.is_null(numbers)))
+    if len(unknown):
+        raise DataContractError(
+            f"{source} has the label {unknown[0].as_py()!r} and others that are no class in "
+            f"{len(unknown):,} rows; expected {', '.join(classes)}, or null. Nothing was imported"
+        )
+    return table.set_column(table.schema.get_field_index(LABEL), LABEL, numbers)
 
 
 def _normal(table: pa.Table, keys: Sequence[str], source: Path, now: datetime) -> pa.Table:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, ValidatedDataset, ValidationResult, category_code
@@ -37,10 +38,12 @@ from tasks.predictions.schema import (
     FEATURE,
     MOMENT_TYPE,
     SCORE,
+    SCORES,
     labels_folder,
     open_mask,
 )
 
+PREDICTED = "predicted"
 SUITE = "prediction_log"
 STABLE = "stable"
 MISSING_CODE = 0
@@ -151,11 +154,20 @@ class _Decoding:
                 columns.row_id: pa.array(np.arange(start, start + table.num_rows)),
                 columns.event_time: _moved(table.column(EVENT_TIME), self.offset),
                 columns.label: table.column(LABEL),
-                SCORE: table.column(SCORE),
+                **self._scores(table),
                 **{n: self._spelled(n, table.column(FEATURE + n)) for n in columns.categorical},
                 **{n: table.column(FEATURE + n).cast(pa.float32()) for n in columns.numeric},
             }
         )
+
+    def _scores(self, table: pa.Table) -> dict[str, pa.Array]:
+        """Scores as those of a reference; of several classes the predicted one too."""
+        classes = self.columns.classes
+        if not classes:
+            return {SCORE: table.column(SCORE)}
+        each = _lists(table, len(classes))
+        named = {n: pa.array(each[:, k]) for k, n in enumerate(self.columns.score_columns(SCORE))}
+        return named | {PREDICTED: pa.array(np.array(classes, dtype=object)[each.argmax(axis=1)])}
 
     def _spelled(self, name: str, codes: pa.ChunkedArray) -> pa.Array:
         coded = pc.cast(codes, pa.string()).combine_chunks().dictionary_encode()
@@ -174,7 +186,9 @@ class _Decoding:
         features = [(name, pa.string()) for name in columns.categorical]
         features += [(name, pa.float32()) for name in columns.numeric]
         baseline = [(columns.baseline, pa.float32())] if columns.baseline else []
-        scores = [*common, (SCORE, pa.float32()), *baseline]
+        each = [(name, pa.float32()) for name in columns.score_columns(SCORE)]
+        predicted = [(PREDICTED, pa.string())] if columns.classes else []
+        scores = [*common, *each, *predicted, *baseline]
         return pa.schema([*common, *features]), pa.schema(scores)
 
 
@@ -231,7 +245,7 @@ def _write(
 ) -> ServedWindow:
     """Write rows and scores, and the value that names them."""
     joined, read = JoinTally(), ReadTally()
-    columns = [EVENT_TIME, SCORE, *decoding.features]
+    columns = [EVENT_TIME, SCORE, SCORES, *decoding.features]
     tables = labelled_rows(
         home, query, columns, known_by=now, tally=joined, read=read, shift=-decoding.offset
     )
@@ -242,7 +256,7 @@ def _write(
     ):
         start = 0
         for table in tables:
-            _check_scores(table, query)
+            _check_scores(table, query, len(decoding.columns.classes))
             rows = decoding.decoded(table, start)
             start += table.num_rows
             data_file.write_table(rows.select(schema.names).cast(schema))
@@ -283,13 +297,25 @@ def _write(
     )
 
 
-def _check_scores(table: pa.Table, query: LogQuery) -> None:
+def _lists(table: pa.Table, num_classes: int) -> NDArray[np.float32]:
+    """Scores of several classes, shape (rows, classes); NaN where a row has not as many."""
+    found = np.full((table.num_rows, num_classes), np.nan, dtype=np.float32)
+    lengths = pc.fill_null(pc.list_value_length(table.column(SCORES)), 0).to_numpy()
+    fits = lengths == num_classes
+    flat = pc.list_flatten(table.column(SCORES).filter(pa.array(fits))).to_numpy()
+    found[fits] = flat.reshape(-1, num_classes)
+    return found
+
+
+def _check_scores(table: pa.Table, query: LogQuery, num_classes: int) -> None:
     finite = pc.sum(pc.is_finite(table.column(SCORE))).as_py() or 0
+    if num_classes:
+        finite = int(np.isfinite(_lists(table, num_classes)).all(axis=1).sum())
     if finite < table.num_rows:
         raise DataContractError(
             f"{table.num_rows - finite:,} answers of version {query.versions} of {query.model} in "
-            f"{query.window} are no single finite number; expected one score a row. Nothing was "
-            "compared"
+            f"{query.window} are no single finite number; expected one score a row, or "
+            f"{num_classes} of classes. Nothing was compared"
         )
 
 

@@ -346,6 +346,11 @@ REGRESSION_GATES: dict[str, Gate] = {
 }
 
 
+def settings_of(gate: Gate) -> tuple[str, ...]:
+    """Fields of `promotion` that a gate reads."""
+    return tuple(name for name in PromotionConfig.model_fields if name in gate.__code__.co_names)
+
+
 def _knows_suddenly(feature: SingleFeature, report: EvaluationReport) -> bool:
     """One input carries nearly all that a model can know, and in the row before hardly any."""
     chance = 0.5 if isinstance(report.overall, MetricSet) else 0.0

@@ -1,6 +1,7 @@
 """The folder of one registered model: written so that it is whole or not seen, read by digest.
 
     program.pt2  checkpoint.pt  evaluation.json  model.json     written before the version exists
+    encoder-<column>/                                           of columns of texts and images
     variants/<name>-<digest>/  variants.json                    variants.json last: it names them
 
 The registry's database holds the digests of `model.json` and `variants.json`, and these hold those
@@ -10,6 +11,7 @@ of everything else.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ from tasks.registry.mlflow_registry import (
 )
 
 Value = TypeVar("Value", bound=BaseModel)
-CHECKPOINT_STEM = "checkpoint"
+CHECKPOINT_STEM, ENCODER_STEM = "checkpoint", "encoder-"
 
 
 def write_model(
@@ -69,6 +71,12 @@ def write_model(
     checkpoint = f"{CHECKPOINT_STEM}{Path(trained.checkpoint.uri).suffix}"
     sources = {PROGRAM_FILE: trained.program, checkpoint: trained.checkpoint}
     files = _copied(folder, {name: store.path(a) for name, a in sources.items()})
+    for column, made in snapshot.encoders.items():
+        target = folder / f"{ENCODER_STEM}{column}"
+        with refused_writes_explained(folder):
+            shutil.copytree(store.path(made), target, copy_function=_link_or_copy)
+            flush_to_disk(target)
+        files[target.name] = _record(target)
     write_atomically(folder / EVALUATION_FILE, evaluation.model_dump_json(indent=1))
     files[EVALUATION_FILE] = _record(folder / EVALUATION_FILE)
     signature = tabular_signature(trained.columns)
@@ -94,6 +102,14 @@ def write_model(
         files=files,
     )
     return _write_value(folder / MANIFEST_FILE, manifest)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Encoders are large and the same in each version: one file on one disk, whoever names it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        copy_flushed(Path(source), Path(target))
 
 
 def write_import(
@@ -240,6 +256,19 @@ def verified_program(version: RegisteredVersion) -> tuple[Path, RegisteredProgra
     return path, program
 
 
+def verified_encoders(version: RegisteredVersion) -> dict[str, Path]:
+    """Column of texts or images to the folder of its encoder, each checked by its digest.
+
+    Raises:
+        RegistryError: one is missing or damaged.
+    """
+    files = verified_manifest(version, ModelFiles).files
+    found = {name: record for name, record in files.items() if name.startswith(ENCODER_STEM)}
+    for name, record in found.items():
+        _require(version, version.folder / name, record.sha256)
+    return {name.removeprefix(ENCODER_STEM): version.folder / name for name in found}
+
+
 def verified_start(version: RegisteredVersion) -> tuple[Path, ModelStart]:
     """The checkpoint's file, checked by the digest in the manifest, and the manifest's part.
 
@@ -381,7 +410,15 @@ class ModelInterface(BaseModel):
     signature: Signature | None = None
 
 
-class ModelStart(ModelInterface):
+class ModelFiles(BaseModel):
+    """The part of `model.json` that says which files there are."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
+
+
+class ModelStart(ModelInterface, ModelFiles):
     """The part of `model.json` that going on from the model takes."""
 
     columns: DatasetSchema
@@ -401,7 +438,6 @@ class ModelStart(ModelInterface):
         validation_alias=AliasChoices("compression", "shrinking"),
         description="The version that it is a smaller one of; None for none.",
     )
-    files: dict[str, FileRecord] = Field(description="By name inside the model's folder.")
 
 
 class ModelManifest(ModelStart):

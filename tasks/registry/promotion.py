@@ -30,7 +30,7 @@ from tasks.registry.approval import (
 )
 from tasks.registry.config import PromotionConfig
 from tasks.registry.connection import RegistryLocation
-from tasks.registry.gates import Evidence, judge
+from tasks.registry.gates import GATES, REGRESSION_GATES, Evidence, judge, settings_of
 from tasks.registry.mlflow_registry import (
     CANDIDATE,
     CHAMPION,
@@ -293,7 +293,14 @@ def _log(decision: PromotionDecision) -> None:
         logger.info("%s %s", subject, decision.approval.outcome)
     for gate in decision.gates:
         if not gate.passed:
-            logger.warning("%s: gate %s is closed: %s", subject, gate.name, gate.evidence)
+            limits = settings_of((REGRESSION_GATES | GATES)[gate.name])
+            logger.warning(
+                "%s: gate %s is closed: %s [%s]",
+                subject,
+                gate.name,
+                gate.evidence,
+                ", ".join(f"promotion.{name}" for name in limits) or "no setting opens it",
+            )
 
 
 PROMOTED_AT_TAG = "promoted_at"

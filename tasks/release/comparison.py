@@ -294,7 +294,7 @@ def _score_values(observed: Observed, who: str, number: int) -> measures.FloatAr
 def _task(observed: Observed, release: Release) -> list[Finding | None]:
     config = release.config
     pairs = observed.labelled(STABLE).merge(
-        observed.of(SHADOW)[[*KEY, "score"]].dropna(), on=KEY, suffixes=("", "_copy")
+        observed.labelled(SHADOW)[[*KEY, "score"]], on=KEY, suffixes=("", "_copy")
     )
     arrays = [pairs[name].to_numpy(dtype=float) for name in ("label", "score", "score_copy")]
     losses_of = measures.paired_auc_losses if config.ranks else measures.paired_error_losses

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, ValidationInfo, model_validator
 
 from tasks.contracts.base import Contract
+from tasks.contracts.data import TaskKind
 
 Task = Literal["auc", "absolute_error"]
 STORED = "stored"
@@ -118,7 +119,8 @@ class ReleaseConfig(Contract):
     task: Task | None = Field(
         default=None,
         description="What labels are compared by: `auc` of a classification, `absolute_error` of a "
-        "regression. Empty: by the kind of the use case's label.",
+        "regression, and, of several classes, of the true class's probability. Empty: by the kind "
+        "of the use case's label.",
     )
     max_score_shift: float = Field(
         default=0.25,
@@ -140,10 +142,10 @@ class ReleaseConfig(Contract):
         """Whether labels are compared by the ranking of scores, not by their errors."""
         return self.task != "absolute_error"
 
-    def of_label(self, kind: Literal["classification", "regression"]) -> ReleaseConfig:
+    def of_label(self, kind: TaskKind) -> ReleaseConfig:
         """The same, the task metric chosen by the kind of the label where it is left open."""
-        by_kind: dict[str, Task] = {"classification": "auc", "regression": "absolute_error"}
-        return self.model_copy(update={"task": self.task or by_kind[kind]})
+        task: Task = "auc" if kind == "classification" else "absolute_error"
+        return self.model_copy(update={"task": self.task or task})
 
     @model_validator(mode="after")
     def _steps_lead_to_all(self) -> Self:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,7 @@ COLUMNS = (
     "slot",
     "subject",
     "score",
+    "scores",
     "error",
     "latency_us",
     "compute_us",
@@ -106,6 +108,10 @@ class Observed:
     def _labelled(self, who: str, period: int | None) -> pd.DataFrame:
         answered = self.of(who, period).dropna(subset=["score"])
         found = self.labels.merge(answered, on=KEY, how="inner", sort=False)
+        if found["scores"].notna().any():  # of several classes: 1, and the true one's probability
+            each = zip(found["scores"], found["label"], strict=True)
+            true = [of[int(k)] if of is not None and 0 <= k < len(of) else None for of, k in each]
+            found = found.assign(label=1.0, score=np.array(true, float)).dropna(subset=["score"])
         return found.sort_values(["labelled_at", *KEY], kind="stable", ignore_index=True)
 
     def _once(
@@ -127,6 +133,8 @@ def observe(rows: pa.Table, release: Release, labels: pd.DataFrame, until: datet
         labels: as `RequestLog.labels` gives them, one for each row of a request.
         until: rows that arrived before are all there.
     """
+    place = rows.schema.get_field_index("score")
+    rows = rows.set_column(place, "score", _one_score(rows))
     known = rows.append_column("is_no_number", _without_number(rows.column("score")))
     frame = _with_digest(known.to_pandas(categories=["version", "slot"])).drop_duplicates(
         [*KEY, "version", "slot"]
@@ -139,6 +147,15 @@ def _with_digest(rows: pd.DataFrame) -> pd.DataFrame:
     """With the column `request`: numbers are compared and joined much faster than ids."""
     ids = rows["request_id"].astype(str).to_numpy(dtype=object)
     return rows.assign(request=pd.util.hash_array(ids, categorize=False))
+
+
+def _one_score(rows: pa.Table) -> pa.ChunkedArray:
+    """The score of each row; of several classes the probability of the predicted one."""
+    several = rows.column("scores").combine_chunks()
+    if several.null_count == len(several):
+        return rows.column("score")
+    most = [None if of is None else float(np.max(of)) for of in several.to_pandas()]
+    return pc.coalesce(rows.column("score"), pa.array(most, pa.float64(), from_pandas=False))
 
 
 def _without_number(scores: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -108,6 +108,9 @@ def key_figures(record: RunRecord) -> tuple[Tile, ...]:
     overall, labels = report.overall, snapshot.label_summary
     excluded = sum(e.num_rows for e in snapshot.excluded)
     described = f"{percent(snapshot.positive_rate)} positive"
+    if shares := snapshot.class_shares:
+        rarest = min(shares, key=lambda name: shares[name])
+        described = f"{len(shares)} classes, the rarest {rarest} ({percent(shares[rarest])})"
     if labels is not None:
         unit = f"{sized(labels.mean)} {snapshot.columns.unit}".strip()
         described = f"{unit} on average, standard deviation {sized(labels.deviation)}"
@@ -238,13 +241,16 @@ def is_regression(record: RunRecord) -> bool:
 
 
 def models(report: EvaluationReport) -> list[tuple[str, Quality]]:
-    """The candidate, the baseline model and, of a regression, the baseline."""
+    """The candidate, the baseline model and, of a regression, the baseline; each of classes."""
     found: list[tuple[str, Quality]] = [
         ("candidate", report.overall),
         (report.baseline_model_name, report.baseline_model),
     ]
     if report.baseline is not None:
         found.append((f"baseline, {report.baseline_name}", report.baseline))
+    if isinstance(report.overall, MetricSet):
+        each = report.overall.by_class.items()
+        found += [(f"candidate, {name} against the rest", quality) for name, quality in each]
     return found
 
 

@@ -21,7 +21,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from tasks.contracts.base import Artifact
-from tasks.contracts.evaluation import RegressionMetrics
+from tasks.contracts.data import DatasetSchema
+from tasks.contracts.evaluation import EvaluationReport, RegressionMetrics
 from tasks.contracts.release import CompressionResult
 from tasks.contracts.run import RunRecord
 from tasks.kernel.errors import (
@@ -159,6 +160,11 @@ def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
     if isinstance(overall, RegressionMetrics):
         function, second = "r2_score", ("RMSE", f"{error} ** 0.5")
     value = overall.rmse if isinstance(overall, RegressionMetrics) else overall.brier
+    if snapshot.columns.classes:
+        return [
+            *_class_checks(report, snapshot.columns, judge),
+            *_file_checks(record, rows, program),
+        ]
     mean = snapshot.positive_rate if snapshot.label_summary is None else snapshot.label_summary.mean
     read = f"import pandas; d = pandas.read_parquet({json.dumps(rows)}); print("
     python = (
@@ -171,8 +177,28 @@ def checks(record: RunRecord, stored: Sequence[StoredArtifact]) -> list[Check]:
         (second[0], value.value, f"{judge}{second[1]})"),
         ("Mean label", mean, f"{read}d[{label}].mean())"),
     )
-    found = [Check(claim, decimal(seen, 6), _python(program)) for claim, seen, program in python]
-    found.append(Check("Rows", count(snapshot.num_rows), _python(f"{read}len(d))")))
+    found = [Check(claim, decimal(seen, 6), _python(text)) for claim, seen, text in python]
+    return [*found, *_file_checks(record, rows, program)]
+
+
+def _class_checks(report: EvaluationReport, columns: DatasetSchema, judge: str) -> list[Check]:
+    """The same of several classes: a column of the predictions for each."""
+    truth, found = f"p[{json.dumps(columns.label)}]", []
+    for name, quality, column in (
+        (report.overall.primary_name, report.overall, "score"),
+        (f"{report.overall.primary_name} of the baseline model", report.baseline_model,
+         "yardstick_score"),
+    ):  # fmt: skip
+        scores = f"p[{json.dumps(columns.score_columns(column))}]"
+        text = f"{judge}m.roc_auc_score({truth}, {scores}, multi_class='ovr'))"
+        found.append(Check(name, decimal(quality.primary.value, 6), _python(text)))
+    return found
+
+
+def _file_checks(record: RunRecord, rows: str, program: str) -> list[Check]:
+    snapshot = record.dataset.snapshot
+    read = f"import pandas; d = pandas.read_parquet({json.dumps(rows)}); print("
+    found = [Check("Rows", count(snapshot.num_rows), _python(f"{read}len(d))"))]
     for claim, sha256, path in (
         ("Digest of the rows", snapshot.data.sha256, rows),
         ("Digest of the model", record.model.program.sha256, program),

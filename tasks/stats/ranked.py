@@ -61,6 +61,11 @@ class RankedRows:
         self._sums = self._cluster_sums()
         self._residuals = self._cluster_residuals()
 
+    @property
+    def base_rate(self) -> float:
+        """Share of label 1."""
+        return float(self.labels.mean())
+
     def estimate(self) -> Float64Array:
         """Each of `METRICS` with every row counted once, shape (metrics,)."""
         estimates: Float64Array = self.measure(np.ones((1, self._num_clusters)))[0]
@@ -163,3 +168,75 @@ class RankedRows:
         shape = (self._num_clusters, self._num_bins)
         sums = np.bincount(cells, self.labels - self.scores, shape[0] * shape[1])
         return sums.astype(np.float64).reshape(shape)
+
+
+class RankedClasses:
+    """Rows of several classes, each class against the rest; measured as `RankedRows` are.
+
+    AUC, PR-AUC and calibration error are means over the classes, which count alike however rare
+    they are: the AUC is `roc_auc_score(multi_class="ovr", average="macro")` of scikit-learn, the
+    calibration error the class-wise one of Kull et al. (2019). Brier score (as Brier, 1950, wrote
+    it) and excess are sums over the classes. The log loss is that of the true class's probability.
+
+    Args:
+        labels: numbers of classes, shape (rows,).
+        scores: probabilities, shape (rows, classes).
+        clusters, num_bins: as those of `RankedRows`.
+    """
+
+    metrics: ClassVar = METRICS
+
+    def __init__(
+        self,
+        labels: NDArray[Any],
+        scores: NDArray[np.floating[Any]],
+        clusters: NDArray[np.intp],
+        num_bins: int,
+    ) -> None:
+        self.labels = labels.astype(np.intp)
+        self._scores = scores
+        of_class = np.arange(scores.shape[1])
+        self.classes = [
+            RankedRows(self.labels == k, scores[:, k], clusters, num_bins) for k in of_class
+        ]
+        true = np.take_along_axis(scores, self.labels[:, None], 1)[:, 0].astype(np.float64)
+        losses = -np.log(np.clip(true, LOWEST_PROBABILITY, 1))
+        self._losses = np.column_stack([np.bincount(clusters), np.bincount(clusters, losses)])
+
+    @property
+    def base_rate(self) -> float:
+        """Share of the most frequent class."""
+        return max(each.base_rate for each in self.classes)
+
+    def stacked(self, num_bins: int) -> RankedRows:
+        """Every class of every row as a row of its own, for curves: whether it is the class."""
+        true = self.labels[:, None] == np.arange(self._scores.shape[1])
+        one = np.zeros(true.size, dtype=np.intp)
+        return RankedRows(true.ravel(), self._scores.ravel(), one, num_bins)
+
+    def estimate(self) -> Float64Array:
+        """Each of `METRICS` with every row counted once, shape (metrics,)."""
+        weights = np.ones((1, len(self._losses)))
+        each = np.stack([of_class.measure(weights) for of_class in self.classes])
+        estimates: Float64Array = self.together(each, weights)[0]
+        return estimates
+
+    def together(self, of_classes: Float64Array, weights: Float64Array) -> Float64Array:
+        """Each of `METRICS` of all classes, shape (weightings, metrics).
+
+        Args:
+            of_classes: what `measure` gives of each of `classes`, shape (classes, weightings,
+                metrics); NaN where a class has no weight.
+            weights: the weightings.
+        """
+        found: Float64Array = of_classes.mean(axis=0)
+        for name in ("brier", "excess_brier"):
+            found[:, METRICS.index(name)] *= len(of_classes)
+        mass, losses = (weights @ self._losses).T
+        found[:, METRICS.index("log_loss")] = losses / mass
+        return found
+
+    def auc(self, weights: Float64Array) -> Float64Array:
+        """The AUC alone under each weighting, shape (weightings,)."""
+        areas: Float64Array = np.mean([each.auc(weights) for each in self.classes], axis=0)
+        return areas

@@ -33,7 +33,9 @@ def base_suite(name: str, shape: TableShape) -> Suite:
         derived[ENDLESS] = f"NOT isfinite({quoted(shape.label)}::DOUBLE)"
         rules.append(_never(ENDLESS, "a label is a finite number"))
     elif shape.label:
-        rules.append(_among(shape.label, [0, 1], "a label is 0 or 1"))
+        numbers = list(range(shape.num_labels))
+        says = "a label is 0 or 1" if len(numbers) == 2 else "a label is the number of a class"
+        rules.append(_among(shape.label, [*numbers], says))
     return Suite(
         suite=name,
         subject=f"a row with its {' and '.join(shape.key)}",

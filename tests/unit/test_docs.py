@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
+from cyclopts import CycloptsError
 
 from falaj.__main__ import app
-from tests.support.suite import reference
+from tests.support.suite import notebook, reference
 from tests.support.suite.blocks import ROOT, Block, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,12 +47,25 @@ def test_a_block_is_of_its_language(block: Block) -> None:
         compile(block.text, str(block), "exec")
 
 
-@pytest.mark.parametrize("block", SHELL, ids=str)
-def test_every_command_that_a_page_shows_is_one(block: Block) -> None:
-    for line in block.commands():
-        words = shlex.split(line, comments=True) if line.startswith("falaj ") else []
-        if words and not {"--help", "|", ">", "&"} & set(words):
-            app.meta.parse_args(words[1:], exit_on_error=False, print_error=False)
+LISTED = re.compile(r"^    (falaj .+(?:\\\n.+)*)", re.M)
+"""A command in an indented listing."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_that_a_page_shows_is_one(page: Path) -> None:
+    shown = LISTED.findall(page.read_text(encoding="utf-8"))
+    shown += [line for block in SHELL if block.page == page for line in block.commands()]
+    for line in shown:
+        command = re.split(r" # | [|>&] ?|\n", line.replace("\\\n", " "))[0]
+        if command.startswith("falaj ") and not {"--help", "$"} & {*command, *command.split()}:
+            words = shlex.split(command)
+            _, common, *_ = app.meta.parse_args(words[1:], exit_on_error=False, print_error=False)
+            app.parse_args(common.args, exit_on_error=False, print_error=False)
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    with pytest.raises(CycloptsError):
+        app.parse_args(["run", "--nosuch"], exit_on_error=False, print_error=False)
 
 
 def test_every_variable_that_the_code_reads_is_described() -> None:
@@ -60,3 +75,10 @@ def test_every_variable_that_the_code_reads_is_described() -> None:
             if file.suffix in (".py", ".yaml", ".yml") and True:
                 read |= set(re.findall(r"\bFALAJ_[A-Z][A-Z_]+[A-Z]\b", file.read_text()))
     assert read == set(reference.VARIABLES)
+
+
+def test_the_notebook_was_run_whole_and_its_page_shows_that() -> None:
+    ran = nbformat.read(notebook.NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+    cells = [cell for cell in ran.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert notebook.PAGE.read_text(encoding="utf-8") == notebook.page(ran)

@@ -1,16 +1,20 @@
-"""What the command line costs before it does anything: CPU time, which other work changes least."""
+"""What the command line costs before it does anything: CPU time, which other work changes least.
+
+And how long a check of the flights takes.
+"""
 
 import os
 import statistics
 import subprocess
 import sys
 
-from infra.bench.figures import Measured, at_most
+from infra.bench.figures import Measured, at_most, seconds
 from infra.bench.parts import Bench
 from tasks.kernel.settings import PROJECT_ROOT
 
 ROUNDS = 11
 BOUND_S, BOUND_RATIO = 0.4, 15.0
+IMPORT_S, CHECK_S = 0.3, 10.0
 
 
 def figures(bench: Bench) -> Measured:
@@ -18,10 +22,14 @@ def figures(bench: Bench) -> Measured:
     rounds = bench.size(ROUNDS, 1)
     empty = statistics.median(_cpu_s("-c", "pass") for _ in range(rounds))
     helped = statistics.median(_cpu_s("-m", "falaj", "--help") for _ in range(rounds))
+    imported = statistics.median(_cpu_s("-c", "import falaj") for _ in range(rounds))
+    checked = seconds(lambda: _cpu_s("-m", "falaj", "check"))
     evidence = f"median of {rounds}; an empty Python takes {empty:.3f} s"
     return [
         at_most("falaj --help, CPU s", helped, BOUND_S, evidence),
         at_most("falaj --help to an empty Python, CPU", helped / empty, BOUND_RATIO, evidence),
+        at_most("import falaj, CPU s", imported, IMPORT_S, evidence),
+        at_most("falaj check of the flights, s", checked, CHECK_S, f"{os.cpu_count()} cores"),
     ]
 
 

@@ -47,6 +47,7 @@ class Metadata(msgspec.Struct):
     platform: str
     inputs: list[Tensor]
     outputs: list[Tensor]
+    properties: dict[str, str] = {}
 
 
 class IndexRequest(msgspec.Struct):

@@ -7,7 +7,7 @@
 | 3 | the champion was promoted at most `roll_back_within_days` ago, and its whole predecessor
       errs less on the labelled rows of the window, by the 95 % interval | roll back | release |
 | 4 | labels show the model stale, and its AUC has for certain not lost more than `max_auc_loss`:
-      the ranking is intact, the scores are not | recalibrate | calibration |
+      the ranking is intact, the scores are not; never of classes | recalibrate | calibration |
 | 5 | labels show the model stale | retrain | model |
 | 6 | no labels yet, and the predictions drifted for certain | retrain | model |
 | 7 | anything less: features or predictions moved, or the window is harder | nothing | - |
@@ -23,7 +23,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from tasks.contracts.base import RESULT, Contract, ModelVersionRef, TimeWindow
 from tasks.contracts.drift import DriftReport, DriftResult
-from tasks.contracts.evaluation import Comparison, Metric
+from tasks.contracts.evaluation import Comparison, Metric, MetricSet
 from tasks.contracts.release import ChampionState
 from tasks.control.config import RetrainingPolicy
 
@@ -60,6 +60,9 @@ class Evidence(Contract):
     )
     former_difference: Comparison | None = Field(
         description="Former minus present champion on the labelled rows of the window."
+    )
+    can_be_mapped: bool = Field(
+        default=True, description="Whether a map of the scores exists; none of several classes."
     )
     sentences: tuple[str, ...] = Field(description="The drift check's own reasons.")
 
@@ -113,7 +116,8 @@ def decide(evidence: Evidence, config: RetrainingPolicy) -> Choice:
         return _choice(2, Action.NOTHING, None, "the window is like the reference")
     if promotion_hurts(evidence, config):
         return _choice(3, Action.ROLL_BACK, Cause.RELEASE, _on_release(evidence))
-    if result is DriftResult.RETRAIN and auc is not None and auc.low >= -config.max_auc_loss:
+    ranks_hold = auc is not None and auc.low >= -config.max_auc_loss
+    if result is DriftResult.RETRAIN and auc is not None and ranks_hold and evidence.can_be_mapped:
         return _choice(4, Action.RECALIBRATE, Cause.CALIBRATION, _on_calibration(auc, config))
     if result is DriftResult.RETRAIN and evidence.performance_known:
         return _choice(5, Action.RETRAIN, Cause.MODEL, _on_performance(evidence))
@@ -173,7 +177,12 @@ def _on_release(evidence: Evidence) -> str:
 
 
 def _on_performance(evidence: Evidence) -> str:
-    named = {"AUC": evidence.auc_change, "R²": evidence.r2_change, "skill": evidence.skill_change}
+    named = {
+        "Brier score beyond what the scores promise": evidence.excess_brier_change,
+        "AUC": evidence.auc_change,
+        "R²": evidence.r2_change,
+        "skill": evidence.skill_change,
+    }
     changes = [f"{name} changed by {_shown(m)}" for name, m in named.items() if m is not None]
     return f"labels show a stale model: {', '.join(changes) or 'it errs more than it promises'}"
 
@@ -228,6 +237,7 @@ def gather(
         champion_age_days=max(0.0, (checked_at - promoted) / DAY) if promoted else None,
         former_version=former.version if former else None,
         former_difference=former_difference if is_known else None,
+        can_be_mapped=not (isinstance(labelled, MetricSet) and labelled.by_class),
         sentences=report.evidence,
     )
 

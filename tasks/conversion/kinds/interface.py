@@ -32,7 +32,7 @@ from tasks.conversion.targets.interface import (
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.stats.bootstrap import LEVELS, number_days
 from tasks.stats.predicted import PredictedRows
-from tasks.stats.ranked import RankedRows
+from tasks.stats.ranked import RankedClasses, RankedRows
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LabelledRows:
 
     inputs: ModelInputs
     labels: NDArray[Any]
-    """Whether the label is 1, bool; for a regression the label, float64."""
+    """Whether the label is 1, bool; the number of a class; for a regression the label, float64."""
     days: NDArray[np.datetime64]
 
 
@@ -89,7 +89,7 @@ Change = Callable[[Scores, Scores], Metric]
 
 
 def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
-    """Change of the task's metric: AUC of a classification, R2 of a regression.
+    """Change of the task's metric: AUC of a classification (of classes), R2 of a regression.
 
     With a single day there is nothing to draw, and the interval is the value.
 
@@ -110,6 +110,8 @@ def paired_change(task: TaskKind, rows: LabelledRows) -> Change:
     def qualities(scores: Scores) -> NDArray[np.float64]:
         if task == "regression":
             return PredictedRows(labels, scores, None, day).measure(weights)[:, 0]
+        if task == "multi-class":
+            return RankedClasses(labels, scores, day, num_bins=1).auc(weights)
         return RankedRows(labels, scores, day, num_bins=1).auc(weights)
 
     def change(source: Scores, variant: Scores) -> Metric:

@@ -1,4 +1,4 @@
-"""Programs that take a table's raw columns and give one score a row: a probability or a number."""
+"""Programs that take a table's raw columns and give a score a row, or one for each class."""
 
 from functools import partial
 
@@ -82,10 +82,10 @@ def _labelled(table: pa.Table, columns: DatasetSchema) -> LabelledRows:
     frame = table.to_pandas()
     times = frame[columns.event_time].dt.tz_convert(None).to_numpy()
     labels = frame[columns.label]
-    is_number = columns.task == "regression"
+    is_binary = columns.task == "classification"
     return LabelledRows(
         inputs=tabular_inputs(*columns.model_inputs(frame)),
-        labels=labels.to_numpy(np.float64) if is_number else labels.to_numpy() == 1,
+        labels=labels.to_numpy() == 1 if is_binary else labels.to_numpy(np.float64),
         days=times.astype("datetime64[D]"),
     )
 
@@ -183,6 +183,8 @@ def score_distances(
     """
     exact = reference.astype(np.float64)
     gaps: NDArray[np.float64] = np.abs(exact - converted)
+    if gaps.ndim > 1:  # probabilities of several classes
+        gaps = gaps.max(axis=1)
     if centre is None:
         return gaps / unit
     return gaps / np.maximum(unit, np.abs(exact - centre) / FAR)

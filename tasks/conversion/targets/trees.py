@@ -73,7 +73,8 @@ def put_operator(model: onnx.ModelProto, module: str, groups: Groups) -> None:
             f"{sorted(given)}; expected one tensor each. Another release of PyTorch writes its "
             "modules otherwise; tasks/conversion/targets/trees.py has to learn it"
         )
-    score = given.pop()
+    score, classes = given.pop(), groups[0]["leaf"].shape[2]
+    shape = [-1] if classes == 1 else [-1, classes]
     operator = [
         helper.make_node(
             "TreeEnsembleRegressor",
@@ -82,7 +83,7 @@ def put_operator(model: onnx.ModelProto, module: str, groups: Groups) -> None:
             name=f"{module}.operator",
             domain=DOMAIN,
             aggregate_function="SUM",
-            n_targets=1,
+            n_targets=classes,
             post_transform="NONE",
             **_attributes(groups),
         ),
@@ -96,7 +97,7 @@ def put_operator(model: onnx.ModelProto, module: str, groups: Groups) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
     graph.initializer.append(
-        helper.make_tensor(f"{score}__rows", onnx.TensorProto.INT64, [1], [-1])
+        helper.make_tensor(f"{score}__rows", onnx.TensorProto.INT64, [len(shape)], shape)
     )
     used = {name for node in nodes for name in node.input}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
@@ -132,7 +133,7 @@ def _attributes(groups: Groups) -> dict[str, Any]:
         **lists,
         "target_treeids": [leaf[0] for leaf in leaves],
         "target_nodeids": [leaf[1] for leaf in leaves],
-        "target_ids": [0] * len(leaves),
+        "target_ids": [leaf[0] % groups[0]["leaf"].shape[2] for leaf in leaves],
         "target_weights": weights,
     }
 
@@ -145,7 +146,8 @@ def _each(groups: Iterable[Mapping[str, Array]]) -> Iterator[tuple[Array, ...]]:
         is_leaf = group["lefts"][:, 0] <= wide  # others fill up the group
         for tree in range(count):
             kept = is_leaf[tree]
-            ways, values = group["path"][tree][:, kept], group["leaf"][tree][kept, 0]
+            ways = group["path"][tree][:, kept]
+            values = group["leaf"][tree][kept, tree % group["leaf"].shape[2]]
             yield columns[tree], thresholds[tree], ways, values
 
 

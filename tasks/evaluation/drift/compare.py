@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 READ_TOGETHER = 16
 """Columns of a window in memory at once."""
 PREDICTION = "prediction"
-SCORE = "score"
+SCORE, PREDICTED = "score", "predicted"
 
 
 def compare_windows(
@@ -79,7 +79,7 @@ def compare_windows(
     columns = reference.snapshot.columns
     windows = open_windows(reference, reference_window, current, current_window, config, store)
     features, faults, remarks = compare_features(columns, windows, config, with_unit)
-    prediction = _prediction(columns.event_time, scored_reference, scored_current, config, store)
+    prediction = _prediction(columns, scored_reference, scored_current, config, store)
     performance = performance_change(scored_reference, scored_current)
     result = decide(features, prediction, performance, faults, config)
     logger.info("drift of %s: %s", current_window, result)
@@ -200,18 +200,23 @@ def compare_features(
 
 
 def _prediction(
-    event_time: str,
+    columns: DatasetSchema,
     scored_reference: ScoredWindow,
     scored_current: ScoredWindow,
     config: DriftConfig,
     store: ArtifactStore,
 ) -> FeatureDrift:
+    """Change of the scores; of several classes, of how often each is the predicted one."""
     before, now = (
-        WindowColumns(store.path(scored.scores), event_time, scored.window)
+        WindowColumns(store.path(scored.scores), columns.event_time, scored.window)
         for scored in (scored_reference, scored_current)
     )
     _check_days(before, scored_reference.window, "performance reference", config)
-    histogram = count_numbers(before.numbers(SCORE), now.numbers(SCORE))
+    if columns.classes:
+        sides = ((window, window.categories(PREDICTED)) for window in (before, now))
+        histogram = count_categories(*sides)
+    else:
+        histogram = count_numbers(before.numbers(SCORE), now.numbers(SCORE))
     (change,) = measure_changes([histogram], *_draws(before, now))
     return _feature(PREDICTION, histogram, change, config)
 

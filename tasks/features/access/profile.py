@@ -250,8 +250,8 @@ def _online_refusals(online: dict[str, Any]) -> Iterator[str]:
         yield f"online store {kind} {STORES_THAT_LOSE[kind]}"
     if online.get("skip_dedup"):
         yield "online_store.skip_dedup lets an older value overwrite a newer one; remove it"
-    if online.get("redis_type", "redis") != "redis":
-        yield f"online_store.redis_type is {online['redis_type']}, expected redis: one server"
+    if online.get("redis_type", "redis") not in ("redis", "redis_cluster"):
+        yield f"online_store.redis_type is {online['redis_type']}, expected redis or redis_cluster"
     if address := online.get("connection_string"):
         yield from redis_refusal(str(address))
     if host := online.get("host"):

@@ -30,9 +30,10 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, Prog
 
 from tasks.features.access.profile import profile_file, read_profile
 from tasks.features.access.versions import apply_service_versions, is_kept, number_views
+from tasks.features.declared.columns import defining_files, feast_files
 from tasks.features.declared.definitions import Definition, derived_definitions, derived_permissions
 from tasks.features.offline.source import source_name
-from tasks.features.tables.ledger import defining_files, definitions_digest, read_json
+from tasks.features.tables.ledger import definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
 from tasks.kernel.files import locked, private_folder, write_atomically
 
@@ -345,7 +346,7 @@ def _undefined(store: FeatureStore, objects: list[Definition]) -> list[Definitio
 
 
 def load_definitions(repo: Path) -> list[Definition]:
-    """Feast objects of every module at the top of the repository, each once, or derived ones.
+    """Feast objects of the modules at the top of the repository that import it, or derived ones.
 
     Modules are imported by their bare names, as Feast does it, and forgotten afterwards, so that
     another repository may have modules of the same names.
@@ -364,8 +365,8 @@ def load_definitions(repo: Path) -> list[Definition]:
         importlib.invalidate_caches()
         for name in bare_names:
             sys.modules.pop(name, None)
-        for name in bare_names:
-            for value in vars(_imported(name, repo)).values():
+        for file in feast_files(repo):
+            for value in vars(_imported(file.stem, repo)).values():
                 if isinstance(value, kinds):
                     found[id(value)] = value
     finally:

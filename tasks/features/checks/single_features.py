@@ -127,17 +127,25 @@ class SingleScores:
         if not (self.train.any() and self.test.any()):
             return 0.0
         bins = _text_bins(values, self.train) if is_text else _number_bins(values, self.train)
-        means = _means(bins[self.train], self._of_train)
-        predicted = means[bins[self.test]]
         if not self.is_number:
-            has_both = len(np.unique(self._of_test)) > 1
-            one = np.zeros(len(predicted), dtype=np.intp)
-            ranked = RankedRows(self._of_test, predicted, one, 1) if has_both else None
-            return float(ranked.estimate()[METRICS.index("auc")]) if ranked else 0.5
+            # Of several classes the mean of what it tells of each, as a model is judged.
+            classes = range(len(self.columns.classes)) or (1,)
+            return float(np.mean([self._auc(bins, number) for number in classes]))
+        predicted = _means(bins[self.train], self._of_train)[bins[self.test]]
         scores = [self._r2(predicted)]
         if not is_text:
             scores.append(self._linear(values.to_numpy(np.float64, na_value=np.nan)))
         return max(scores)
+
+    def _auc(self, bins: NDArray[np.intp], label: int) -> float:
+        """AUC of the share of a label in each bin; of one that all or no rows have, chance."""
+        of_test = self._of_test == label
+        if of_test.all() or not of_test.any():
+            return 0.5
+        means = _means(bins[self.train], (self._of_train == label).astype(np.float64))
+        one = np.zeros(len(of_test), dtype=np.intp)
+        ranked = RankedRows(of_test, means[bins[self.test]], one, 1)
+        return float(ranked.estimate()[METRICS.index("auc")])
 
     def _linear(self, values: Floats) -> float:
         """R2 of a straight line; in bins even the label itself is not exact."""

@@ -100,7 +100,7 @@ def verify_snapshot(snapshot: FeatureSnapshot, settings: Settings) -> SnapshotVe
         rebuilt = _rebuild(snapshot, pins, tables, config, settings, scratch)
         digest = digest_of(rebuilt)
         differences: tuple[str, ...] = ()
-        if digest != snapshot.data.sha256:
+        if digest != (snapshot.retrieved_sha256 or snapshot.data.sha256):
             differences = tuple(_differences(snapshot, rebuilt, store))
     return SnapshotVerification(
         snapshot_sha256=snapshot.data.sha256,

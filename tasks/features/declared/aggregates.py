@@ -16,19 +16,20 @@ from pydantic import AfterValidator, WithJsonSchema
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 DURATION = r"[0-9]+[mhdw]"
 FUNCTIONS = {
-    "count": "number of events, or of those in which the expression is there",
-    "sum": "sum",
-    "mean": "mean",
-    "min": "smallest",
-    "max": "largest",
-    "std": "sample standard deviation",
-    "distinct": "number of distinct values",
-    "first": "earliest value that is there",
-    "last": "latest value that is there; without `over` the event's own",
-    "share": "share of events in which a condition holds",
-    "time_since_last": "hours since the event before",
+    "count": "count({value})",
+    "sum": "sum({value})",
+    "mean": "avg({value})",
+    "min": "min({value})",
+    "max": "max({value})",
+    "std": "stddev_samp({value})",
+    "distinct": "count(DISTINCT {value})",
+    # Of events of one moment the smallest or largest value, or chance would choose.
+    "first": "arg_min({value}, row({time}, {value}))",
+    "last": "arg_max({value}, row({time}, {value}))",
+    "share": "avg(({value})::INTEGER)",
+    "time_since_last": "max({time})",
 }
-"""What can be declared, and what it gives."""
+"""What can be declared, and its SQL over a window of `{time}`."""
 
 _AGGREGATE = re.compile(
     rf"(?P<function>[a-z_]+)\s*\((?P<expression>.*)\)"

@@ -6,6 +6,7 @@ declared columns, with staging queries as views.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import ColumnKind, TableShape
 from tasks.features.config import FeatureConfig, FeatureTable, TrainingSet
 from tasks.features.declared.queries import frame_query, read_query, row_key, table_query
-from tasks.features.offline.duck import NUMBERS, set_window, sql_name
-from tasks.features.tables.build import run_query
+from tasks.features.offline.duck import NUMBERS, set_window, sql_name, sql_text
+from tasks.features.tables.build import check_columns, run_query
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import read_yaml
 from tasks.kernel.settings import USE_CASE_FILE
@@ -29,6 +30,7 @@ from tasks.kernel.settings import USE_CASE_FILE
 Types = dict[str, str]
 """Column to DuckDB's type of it, as a Parquet file gives it back."""
 
+PERMISSIONS_FILE = "permissions.py"
 MOMENTS = ("event_timestamp", "created")
 NO_REASONS = "excluded"
 """Column of reasons that a query may leave out."""
@@ -107,9 +109,11 @@ def completed(config: FeatureConfig, use_case: str, repo: Path) -> FeatureConfig
         "feature_service": f"{use_case.replace('-', '_')}_v1",
         "label_definition": words,
     }
-    if not {"row_id", "categorical", "numeric"} <= spec.model_fields_set:
+    if spec.encoded or not {"row_id", "categorical", "numeric"} <= spec.model_fields_set:
         with _empty_tables(config, repo) as con:
-            found |= _inputs(config, _frame(con, config, repo))
+            columns = _frame(con, config, repo)
+        _check_encoded(spec, columns)
+        found |= _inputs(config, columns)
     missing = {name: value for name, value in found.items() if name not in spec.model_fields_set}
     return config.model_copy(update={"training_set": spec.model_copy(update=missing)})
 
@@ -124,6 +128,7 @@ def _inputs(config: FeatureConfig, columns: Types) -> dict[str, object]:
     first = "row_id" if "row_id" in columns else next(iter(columns))
     row_id = spec.row_id or (row_key(config) if spec.source else first)
     hidden = {row_id, spec.label_column, spec.exclusion, *MOMENTS, *config.entity_keys}
+    hidden |= spec.encoded.keys()
     seen = {c: KINDS.get(_plain(kind)) for c, kind in columns.items()}
     left = [c for c in seen if c not in hidden | set(spec.ignore)]
     return {
@@ -133,11 +138,39 @@ def _inputs(config: FeatureConfig, columns: Types) -> dict[str, object]:
     }
 
 
+def feast_files(repo: Path) -> list[Path]:
+    """Python files beside `use_case.yaml` that import Feast; others may be models or programs."""
+    return [
+        file
+        for file in sorted(repo.glob("*.py"))
+        if re.search(rb"(?m)^\s*(from|import)\s+feast\b", file.read_bytes())
+    ]
+
+
+def defining_files(repo: Path) -> list[Path]:
+    """Python files that define entities, views and services; without any they are derived."""
+    return [file for file in feast_files(repo) if file.name != PERMISSIONS_FILE]
+
+
+def _check_encoded(spec: TrainingSet, columns: Types) -> None:
+    texts = [column for column, kind in columns.items() if kind == "VARCHAR"]
+    for column in spec.encoded:
+        if column not in texts:
+            seen = f"is {columns[column]}" if column in columns else "is no column"
+            raise ConfigurationError(
+                f"encoded of training_set (declared in {USE_CASE_FILE}) names {column}, which "
+                f"{seen} of {spec.sql or spec.source}; expected a text, or paths of images: "
+                f"{', '.join(texts) or 'there are none'}. Mend the name, or cast it in a query, "
+                f"such as {column}::VARCHAR. Nothing was run"
+            )
+
+
 def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) -> str:
     """The query of an entity frame, with values in types that files and models take.
 
-    A label that is true or false becomes 1 or 0, a category that is one a text, and a decimal
-    number a binary one. A query without the column of reasons gets one without any.
+    A label that is true or false becomes 1 or 0, one of several classes its number (-1 where it is
+    none of them), a category that is one a text, and a decimal number a binary one. A query without
+    the column of reasons gets one without any.
     """
     types = described(con, text, spec.origin)
     numbers = {"BOOLEAN": "TINYINT", "DECIMAL": "DOUBLE"}
@@ -145,12 +178,24 @@ def plain_frame(con: duckdb.DuckDBPyConnection, text: str, spec: TrainingSet) ->
     wanted = dict.fromkeys((spec.label_column, *spec.numeric), numbers)
     casts = {c: wanted.get(c, others).get(_plain(kind)) for c, kind in types.items()}
     is_there = spec.exclusion in types or spec.exclusion != NO_REASONS
-    replaced = ", ".join(f"{sql_name(c)}::{k} AS {sql_name(c)}" for c, k in casts.items() if k)
+    values = {c: f"{sql_name(c)}::{k}" for c, k in casts.items() if k}
+    if spec.classes and spec.label_column in types:
+        values[spec.label_column] = class_number(spec)
+    replaced = ", ".join(f"{value} AS {sql_name(c)}" for c, value in values.items())
     if not replaced and is_there:
         return text
     added = "" if is_there else f", NULL::VARCHAR AS {sql_name(spec.exclusion)}"
     replacing = f" REPLACE ({replaced})" if replaced else ""
     return f"SELECT *{replacing}{added} FROM (\n{text.strip().rstrip(';')}\n)"
+
+
+def class_number(spec: TrainingSet) -> str:
+    """SQL of the number of a label's class; -1 of another value, null where there is no label."""
+    label, are_numbers = sql_name(spec.label_column), all(isinstance(c, int) for c in spec.classes)
+    kind = "DOUBLE" if are_numbers else "VARCHAR"
+    classes = ", ".join(sql_text(name) for name in spec.class_names)
+    place = f"list_position([{classes}]::{kind}[], TRY_CAST({label} AS {kind}))"
+    return f"CASE WHEN {label} IS NOT NULL THEN coalesce({place}, 0) - 1 END"
 
 
 def _frame(con: duckdb.DuckDBPyConnection, config: FeatureConfig, repo: Path) -> Types:
@@ -212,12 +257,7 @@ def _view(
 ) -> DescribedView:
     text = table_query(repo, table, config)
     columns = described(con, text, table.origin)
-    needed = (*table.entity_keys, *MOMENTS)
-    if missing := [name for name in needed if name not in columns]:
-        raise ConfigurationError(
-            f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs its "
-            f"keys, event_timestamp and created. It gives {', '.join(columns)}. Nothing was run"
-        )
+    check_columns(table, columns)
     comment = takewhile(lambda line: line.startswith("--"), text.splitlines())
     return DescribedView(
         name=table.name,
@@ -262,6 +302,7 @@ def table_shapes(config: FeatureConfig, repo: Path) -> dict[str, TableShape]:
         time_column=MOMENTS[0],
         label=spec.label_column,
         task=spec.task,
+        num_labels=len(spec.classes) or 2,
     )
     return shapes
 

@@ -16,24 +16,10 @@ import duckdb
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.features.config import FeatureConfig, FeatureTable
-from tasks.features.declared.aggregates import Aggregate, interval, span
+from tasks.features.declared.aggregates import FUNCTIONS, Aggregate, interval, span
 from tasks.features.offline.duck import sql_name, sql_text
 from tasks.kernel.errors import ConfigurationError
 
-WINDOWED = {
-    "count": "count({value})",
-    "sum": "sum({value})",
-    "mean": "avg({value})",
-    "min": "min({value})",
-    "max": "max({value})",
-    "std": "stddev_samp({value})",
-    "distinct": "count(DISTINCT {value})",
-    # Of events of one moment the smallest or largest value, or chance would choose.
-    "first": "arg_min({value}, row({time}, {value}))",
-    "last": "arg_max({value}, row({time}, {value}))",
-    "share": "avg(({value})::INTEGER)",
-    "time_since_last": "max({time})",
-}
 OF_ITS_OWN_TYPE = ("min", "max", "first", "last")
 ADDED = ("label_of_row", "label_is_known")
 """Columns that only a compiled query sees."""
@@ -140,7 +126,7 @@ def _value(
         until = f"{interval(wait)} PRECEDING" if wait else "CURRENT ROW"
         frame = f"{interval(span(over))} - {least} PRECEDING AND {until}"
     windows[window] = frame
-    function = WINDOWED[aggregate.function].format(value=aggregate.expression or "*", time=time)
+    function = FUNCTIONS[aggregate.function].format(value=aggregate.expression or "*", time=time)
     value = f"{function} OVER {window}"
     if aggregate.function == "time_since_last":
         value = f"epoch({time} - {value}) / 3600"

@@ -39,7 +39,9 @@ def duckdb_session(
     spill_parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(".spill", spill_parent) as spill, duckdb.connect() as con:
         con.execute("SET TimeZone = 'UTC'")
-        con.execute("SET enable_progress_bar = false")
+        # A notebook without ipywidgets has no bar, and DuckDB refuses any word about one.
+        if con.execute("SELECT current_setting('enable_progress_bar')").fetchone() == (True,):
+            con.execute("SET enable_progress_bar = false")
         con.execute("SET autoinstall_known_extensions = false")  # never a download at run time
         con.execute(f"SET memory_limit = '{memory_limit_mb}MB'")
         con.execute(f"SET threads = {threads}")

@@ -257,7 +257,8 @@ def _spans(plan: ReadPlan, kind: ValueType) -> list[tuple[int, tuple[int, int], 
 def open_backend(store: FeatureStore, plan: ReadPlan, config: OnlineConfig) -> OnlineBackend:
     """The fast way into the store's online store where there is one, else Feast's own.
 
-    `OnlineReader.backend` names the way that was taken.
+    Redis Cluster and Sentinel are read through Feast: they spread or move keys, which its client
+    handles. `OnlineReader.backend` names the way that was taken.
     """
     online = store.config.online_store
     if isinstance(online, RedisOnlineStoreConfig) and online.redis_type == "redis":

@@ -12,10 +12,11 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from feast.entity import Entity
@@ -25,7 +26,9 @@ from feast.infra.online_stores.helpers import _mmh3, compute_versioned_name
 from feast.infra.online_stores.redis import RedisOnlineStore, RedisOnlineStoreConfig
 from feast.repo_config import RepoConfig
 from redis import Redis
-from redis.exceptions import BusyLoadingError, NoScriptError, ReadOnlyError, RedisError
+from redis.cluster import RedisCluster
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
 from redis.exceptions import ConnectionError as ConnectionLostError
 from redis.exceptions import TimeoutError as NoAnswerError
 
@@ -52,10 +55,6 @@ from tasks.kernel.errors import FeatureStoreError, TransientError
 SCANNED_KEYS = 1000
 """Keys in one step of a walk over the server's keys, between which it answers others."""
 
-_COMES_BACK = (
-    *(ConnectionLostError, NoAnswerError, BusyLoadingError, NoScriptError),
-    ReadOnlyError,  # another server is becoming the one that is written to
-)
 GROUP_ROWS = 64
 """Entities in one command: the server answers other clients between two of them."""
 
@@ -190,7 +189,7 @@ class _Target:
 
 
 class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
-    """A Redis server in which an entity's values of a view change in one step."""
+    """Redis or Redis Cluster in which an entity's values of a view change in one step."""
 
     def write_rows(
         self,
@@ -205,8 +204,10 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         held.
         """
         name = _stored_name(config, table)
-        client = self._get_client(config.online_store)
-        with redis_errors_explained(), _connection(client) as connection:
+        with (
+            redis_errors_explained(),
+            _connections(self._get_client(config.online_store)) as (connections, node_of_slot),
+        ):
             for rows in checked(table.name, batches):
                 target = _target(config, name, rows.features, origin)
                 keys = join_parts([rows.keys, constant(target.suffix)], len(rows))
@@ -214,9 +215,17 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
                 for feature in rows.features.values():
                     parts += _bulk(feature.cells)
                 values = join_parts(parts, len(rows))
-                connection.send(*_grouped(target, keys, values))
-            connection.await_answers()
-        return connection.written
+                if node_of_slot is None:
+                    connections[0].send(*_grouped(target, keys, values, GROUP_ROWS))
+                    continue
+                nodes = node_of_slot[[key_slot(key) for key in keys.to_pylist()]]
+                for number, connection in enumerate(connections):
+                    if len(mine := pa.array(np.flatnonzero(nodes == number))):
+                        # Keys of a cluster's command must share a slot.
+                        connection.send(*_grouped(target, keys.take(mine), values.take(mine), 1))
+            for connection in connections:
+                connection.await_answers()
+        return sum(connection.written for connection in connections)
 
     def remove_values(
         self,
@@ -240,9 +249,10 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
         client = self._get_client(config.online_store)
         walk = self._all_keys(config, table)
         if meant.keys is not None:
-            walk = iter([[key + target.suffix for key in meant.keys]])
+            walk = iter([(client, [key + target.suffix for key in meant.keys])])
         with redis_errors_explained():
-            return sum(client.eval(SELECT, len(some), *some, *words) for some in walk if some)
+            clustered = isinstance(client, RedisCluster)
+            return sum(_run(node, some, words, clustered=clustered) for node, some in walk)
 
     def update(
         self,
@@ -259,21 +269,23 @@ class NewerWinsRedisOnlineStore(NewerWinsOnlineStore, RedisOnlineStore):
             for name in sorted(self._stored_versions(config, view) - kept):
                 self.remove_values(config, view, name=name)
 
-    def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[list[bytes]]:
-        """Keys of all entities of the view's kind, some at a time."""
+    def _all_keys(self, config: RepoConfig, view: FeatureView) -> Iterator[tuple[Any, list[bytes]]]:
+        """Keys of all entities of the view's kind, some at a time, with the node that has them."""
         version = config.entity_key_serialization_version
         pattern = key_pattern(view.join_keys, version, config.project.encode())
-        client, cursor = self._get_client(config.online_store), None
-        while cursor != 0:
-            cursor, keys = client.scan(cursor or 0, match=pattern, count=SCANNED_KEYS)
-            yield keys
+        for node in _nodes(self._get_client(config.online_store)):
+            cursor = None
+            while cursor != 0:
+                cursor, keys = node.scan(cursor or 0, match=pattern, count=SCANNED_KEYS)
+                if keys:
+                    yield node, keys
 
     def _stored_versions(self, config: RepoConfig, view: FeatureView) -> set[str]:
         """Names under which values of a view are kept: of its first version, and numbered ones."""
         field = re.compile(rb"_ts:(" + re.escape(view.name).encode() + rb"(_v\d+)?)")
-        client, found = self._get_client(config.online_store), set[str]()
-        for keys in self._all_keys(config, view):
-            pipeline = client.pipeline(transaction=False)
+        found: set[str] = set()
+        for node, keys in self._all_keys(config, view):
+            pipeline = node.pipeline(transaction=False)
             for key in keys:
                 pipeline.hkeys(key)
             for names in pipeline.execute():
@@ -303,6 +315,26 @@ def _target(
         ttl_s=config.online_store.key_ttl_seconds or 0,
         origin=origin,
     )
+
+
+def _run(node: Any, keys: list[bytes], words: Sequence[bytes], *, clustered: bool) -> int:
+    """Run the script over keys; those of a cluster's command must share a slot, so one by one."""
+    size = 1 if clustered else SCANNED_KEYS
+    groups = [keys[start : start + size] for start in range(0, len(keys), size)]
+    if isinstance(node, RedisCluster):  # it finds each key's own node
+        counts: list[Any] = [node.eval(SELECT, 1, *some, *words) for some in groups]
+        return sum(counts)
+    pipeline = node.pipeline(transaction=False)
+    for some in groups:
+        pipeline.eval(SELECT, len(some), *some, *words)
+    return sum(pipeline.execute())
+
+
+def _nodes(client: Redis | RedisCluster) -> list[Any]:
+    if not isinstance(client, RedisCluster):
+        return [client]
+    primaries: list[Any] = client.get_primaries()  # type: ignore[no-untyped-call]
+    return [client.get_redis_connection(node) for node in primaries]
 
 
 def _stored_times(rows: EncodedRows, origin: Origin) -> pa.LargeBinaryArray:
@@ -340,6 +372,23 @@ class _Connection:
 
 
 @contextmanager
+def _connections(
+    client: Redis | RedisCluster,
+) -> Iterator[tuple[list[_Connection], np.ndarray | None]]:
+    """One connection to each node, and of a cluster the place in the list of each slot's node."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(_connection(node)) for node in _nodes(client)]
+        if not isinstance(client, RedisCluster):
+            yield opened, None
+            return
+        primaries: list[Any] = client.get_primaries()  # type: ignore[no-untyped-call]
+        places = {node.name: place for place, node in enumerate(primaries)}
+        owner = client.nodes_manager.get_node_from_slot
+        slots = range(REDIS_CLUSTER_HASH_SLOTS)
+        yield opened, np.array([places[owner(slot).name] for slot in slots])
+
+
+@contextmanager
 def _connection(client: Redis) -> Iterator[_Connection]:
     pool = client.connection_pool
     connection: Any = pool.get_connection()
@@ -355,17 +404,17 @@ def _connection(client: Redis) -> Iterator[_Connection]:
 
 
 def _grouped(
-    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray
+    target: _Target, keys: pa.LargeBinaryArray, values: pa.LargeBinaryArray, num_rows: int
 ) -> tuple[list[Any], int]:
-    """Commands of up to `GROUP_ROWS` entities each, and their number."""
+    """Commands of up to `num_rows` entities each, and their number."""
     key_ends, key_data = contents(join_parts(_bulk(keys), len(keys)))
     value_ends, value_data = contents(values)
     key_bytes, value_bytes = memoryview(key_data.data), memoryview(value_data.data)
     fields = _fields(target)
     data: list[bytes | memoryview] = []
-    starts = range(0, len(keys), GROUP_ROWS)
+    starts = range(0, len(keys), num_rows)
     for start in starts:
-        end = min(start + GROUP_ROWS, len(keys))
+        end = min(start + num_rows, len(keys))
         data += [
             _head(target, end - start),
             key_bytes[key_ends[start] : key_ends[end]],
@@ -406,12 +455,14 @@ def redis_errors_explained() -> Iterator[None]:
     """Errors of the client become ours, as `write_rows` lists them."""
     try:
         yield
-    except _COMES_BACK as exc:
+    except (ConnectionLostError, NoAnswerError, BusyLoadingError, NoScriptError) as exc:
         raise TransientError(
             f"Redis did not take all values ({exc}); expected an answer to every command. Each "
             "entity has its old values or its new ones, whole; writing again changes nothing twice"
         ) from exc
     except RedisError as exc:
+        if str(exc).startswith(("MOVED", "ASK", "CLUSTERDOWN", "TRYAGAIN", "READONLY")):
+            raise TransientError(f"the Redis cluster is changing ({exc}); write again") from exc
         raise FeatureStoreError(
             f"Redis refused to write values ({exc}); expected hashes of Feast's own layout and "
             "enough memory. Each entity has its old values or its new ones, whole"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -63,7 +63,7 @@ def check_computed(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: 
         DataContractError: a key is null or has two rows at one moment, a number is infinite, or a
             time lies after the window or in the future.
     """
-    _check_columns(con, table)
+    check_columns(table, [row[0] for row in con.execute("DESCRIBE computed").fetchall()])
     _check_keys(con, table)
     if endless := endless_numbers(con, "computed", table.unbounded):
         raise DataContractError(
@@ -74,13 +74,17 @@ def check_computed(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: 
     _check_times(con, table, window)
 
 
-def _check_columns(con: duckdb.DuckDBPyConnection, table: FeatureTable) -> None:
-    present = {row[0] for row in con.execute("DESCRIBE computed").fetchall()}
+def check_columns(table: FeatureTable, present: Collection[str]) -> None:
+    """See that a query gives the columns that every feature table has.
+
+    Raises:
+        ConfigurationError: one is missing.
+    """
     needed = {*table.entity_keys, "event_timestamp", "created"}
-    if missing := sorted(needed - present):
+    if missing := sorted(needed - set(present)):
         raise ConfigurationError(
-            f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs "
-            "its keys, event_timestamp and created. Nothing was changed"
+            f"query {table.origin} gives no column {', '.join(missing)}; a feature table needs its "
+            f"keys, event_timestamp and created. It gives {', '.join(present)}. Nothing was changed"
         )
 
 
@@ -282,6 +286,20 @@ def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None
         ) from exc
 
 
+def compute_table(
+    con: duckdb.DuckDBPyConnection,
+    table: FeatureTable,
+    config: FeatureConfig,
+    repo: Path,
+    window: TimeWindow,
+    name: str,
+) -> None:
+    """Compute a feature table for a window from the raw rows that are readable, into `name`."""
+    set_window(con, window)
+    text = table_query(repo, table, config)
+    run_query(con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.origin)
+
+
 def _rules_digest(config: FeatureConfig, repo: Path) -> str:
     staging = [[query, read_query(repo, query.sql)] for query in config.staging]
     tables = [[table, table_query(repo, table, config)] for table in config.feature_tables]
@@ -337,10 +355,8 @@ class _Draft:
             rows = self.folder.path / FEATURES / table.name
             for probe in probes(self.con, table, rows, window):
                 self._read_raw(max(since, probe.since or since), probe.until)
-                set_window(self.con, probe.of_window(window))
-                text = table_query(self.repo, table, self.config)
-                made = f"CREATE OR REPLACE TEMP TABLE {PROBED} AS {text}"
-                run_query(self.con, made, table.origin)
+                asked = probe.of_window(window)
+                compute_table(self.con, table, self.config, self.repo, asked, PROBED)
                 check_same_rows(self.con, table, rows, probe)
 
     def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
@@ -371,9 +387,7 @@ class _Draft:
         return content_key(content)
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
-        set_window(self.con, felt)
-        text = table_query(self.repo, table, self.config)
-        run_query(self.con, f"CREATE OR REPLACE TEMP TABLE computed AS {text}", table.origin)
+        compute_table(self.con, table, self.config, self.repo, felt, "computed")
         check_computed(self.con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,16 @@ import pyarrow.parquet as pq
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.tables.formats import folder_values, near, own_names, plain_type, unpacked
+from tasks.features.tables.formats import (
+    LONGEST_REASON,
+    folder_values,
+    near,
+    own_names,
+    plain_type,
+    unpacked,
+)
 from tasks.features.tables.raw_files import RawTable
-from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.files import digest_of
 
 
@@ -53,6 +61,41 @@ def about(table: RawTable) -> Iterator[None]:
             f"raw table {table.name}: {exc.filename} may not be read ({exc.strerror}); give this "
             "user the right to read it. Nothing was landed"
         ) from exc
+
+
+@contextmanager
+def source_explained(
+    table: RawTable, what: str, errors: type[Exception], passing: re.Pattern[str], advice: str
+) -> Iterator[None]:
+    """Say in our words what a library says of a source.
+
+    Args:
+        table: what is read.
+        what: the source, for people.
+        errors: class of the library's exceptions.
+        passing: of `<SQLSTATE or class>: <text>`, where trying again may help.
+        advice: what to see to where it may not.
+
+    Raises:
+        TransientError: the source does not answer.
+        ConfigurationError: it refuses.
+    """
+    try:
+        yield
+    except FalajError:
+        raise
+    except errors as exc:
+        plain = re.sub(r"\x1b\[\d+m", "", str(exc))
+        plain = re.sub(r"(://[^:/@\s]*):[^@\s]+@", r"\1:***@", " ".join(plain.split()))
+        reason = f"{getattr(exc, 'sqlstate', '') or type(exc).__name__}: {plain}"
+        if passing.search(reason):
+            raise TransientError(
+                f"{what} does not answer ({reason[:LONGEST_REASON]}); see that it runs, and that "
+                f"{table.uri!r} and the network are right, then run again"
+            ) from None
+        raise ConfigurationError(
+            f"{what} refused {table.uri!r} ({reason[:LONGEST_REASON]}); {advice}"
+        ) from None
 
 
 def digest_of_states(states: Sequence[tuple[str, str]]) -> str:
@@ -98,8 +141,8 @@ def copy_window(
     """
     own, present = own_names(table), set(rows.schema.names)
     lacking = set(own.values()) - present - folder_values(origin).keys()
-    # With a column missing all are taken: the message tells what there is.
-    columns = None if lacking else sorted(present.intersection(own.values()))
+    # With a column missing all are taken, for the message tells what there is.
+    columns = None if lacking or not own else sorted(present.intersection(own.values()))
     condition = inside_window(rows.schema, table, window)
     return write_rows(rows.scanner(columns=columns, filter=condition).to_reader(), target)
 

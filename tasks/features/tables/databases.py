@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import pyarrow as pa
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.profile import postgres_refusal
 from tasks.features.offline.duck import names, sql_name, sql_text
-from tasks.features.tables.copies import Source, copied, library, write_rows
+from tasks.features.tables.copies import Source, copied, library, source_explained, write_rows
 from tasks.features.tables.formats import check_present, near, own_names
 from tasks.features.tables.raw_files import RawTable
-from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.kernel.errors import ConfigurationError
 
 CONNECT_S = 10
 PLAIN = {
@@ -26,11 +26,11 @@ PLAIN = {
     *("timestamptz", "timestamp", "date"),
 }
 """Types that come as they are; others come as PostgreSQL writes them."""
-PASSING = ("08", "40", "53", "55", "57")
-"""Classes of SQLSTATE that go by: connection, conflict, resources, operator."""
-NOT_YET = ("starting up", "shutting down", "too many", "recovery")
-WRONG = ("FATAL", "certificate", "password", "invalid", "support SSL")
-"""Words of a failed connection that trying again cannot help."""
+PASSING = re.compile(
+    r"^(08|40|53|55|57)\w{3}: |starting up|shutting down|too many|recovery"
+    r"|^\w*Error: (?!.*(FATAL|certificate|password|invalid|support SSL))"
+)
+"""Connection, conflict, resources, operator; and a failed connection that may help itself."""
 
 
 def postgres_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) -> Source:
@@ -46,8 +46,10 @@ def postgres_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pa
     driver = library("adbc_driver_postgresql.dbapi", "postgres", table)
     address, rows = _address_and_rows(table, repo)
     target = scratch / "rows.parquet"
+    variable = f"FALAJ_{table.name.upper()}_URL"
+    rights = f"correct it, or the user's rights and password (PGPASSWORD or {variable})"
     with (
-        _explained(table, driver, address),
+        source_explained(table, "PostgreSQL", driver.Error, PASSING, rights),
         driver.connect(address) as connection,
         connection.cursor() as cursor,
     ):
@@ -115,7 +117,7 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _query(table: RawTable, rows: str, schema: pa.Schema, window: TimeWindow) -> str:
-    own = own_names(table)
+    own = own_names(table) or {name: name for name in schema.names}
     selected = [
         name if _type_name(schema, written) in PLAIN else f"{name}::text AS {name}"
         for written in own.values()
@@ -132,31 +134,10 @@ def _query(table: RawTable, rows: str, schema: pa.Schema, window: TimeWindow) ->
         )
         condition = f" WHERE ({column} >= {since} AND {column} < {until}) OR {column} IS NULL"
     # In one order, so that the same rows give the same digest.
-    order = names([*([time] if time else []), *(own[key] for key in table.key)])
+    order = names([*([time] if time else []), *(own[key] for key in table.key)]) or "1"
     return f"SELECT {', '.join(selected)} FROM {rows}{condition} ORDER BY {order}"
 
 
 def _type_name(schema: pa.Schema, name: str) -> str:
     described: Any = schema.field(name).metadata or {}
     return str(described.get(b"POSTGRESQL:type", b"").decode()).strip("'")
-
-
-@contextmanager
-def _explained(table: RawTable, driver: Any, address: str) -> Iterator[None]:
-    try:
-        yield
-    except driver.Error as exc:
-        reason = " ".join(str(exc).split("LINE 1")[0].split())[:300]
-        if password := urlsplit(address).password:
-            reason = reason.replace(password, "***").replace(unquote(password), "***")
-        state = exc.sqlstate or ""
-        passing = state.startswith(PASSING) if state else not any(w in reason for w in WRONG)
-        if passing or any(words in reason for words in NOT_YET):
-            raise TransientError(
-                f"PostgreSQL does not answer ({reason}); see that it runs and that {table.uri!r} "
-                "names its host, then run again"
-            ) from None
-        raise ConfigurationError(
-            f"PostgreSQL refused ({reason}); correct {table.uri!r}, or the user's rights and "
-            f"password (PGPASSWORD or FALAJ_{table.name.upper()}_URL)"
-        ) from None

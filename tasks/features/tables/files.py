@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, time
 from pathlib import PurePosixPath
 
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 from pyarrow import ArrowInvalid
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.tables.formats import ENDINGS, ending_of, format_of, near, own_names, plain_type
+from tasks.features.tables.copies import inside_window
+from tasks.features.tables.formats import ENDINGS, ending_of, format_of
 from tasks.features.tables.raw_files import RawTable
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
@@ -25,14 +25,37 @@ UNFINISHED = (".tmp", ".crc")
 def files_of(table: RawTable, system: FileSystem, path: str, window: TimeWindow) -> list[FileInfo]:
     """Those of a raw table's files that may hold rows of a window.
 
+    Statistics at the ends of Parquet files say so. Rows without a time belong to every window, and
+    other formats tell nothing before they are read.
+
+    Returns:
+        At least one, so that what is wrong with all of them shows.
+
     Raises:
         ConfigurationError: there is no file.
         DataContractError: one is no whole Parquet file.
     """
+
+    def may_hold(info: FileInfo) -> bool:
+        if format_of(info.path) != "Parquet":
+            return True
+        try:
+            rows = ds.dataset(info.path, filesystem=system, format="parquet")
+            condition = inside_window(rows.schema, table, window)
+            fragments = rows.get_fragments()
+            return condition is None or any(f.subset(condition).row_groups for f in fragments)
+        except ArrowInvalid as exc:
+            raise DataContractError(
+                f"{info.path} cannot be read as a table ({str(exc)[:200]}); expected a whole "
+                "Parquet file. Write it aside and rename it when it is whole"
+            ) from exc
+
     found = named_files(system, path)
-    if table.time_column is None:
+    if table.time_column is None or len(found) == 1:
         return found
-    return _with_rows_of(system, found, own_names(table)[table.time_column], window)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        held = list(pool.map(may_hold, found))
+    return [info for info, holds in zip(found, held, strict=True) if holds] or [found[-1]]
 
 
 def named_files(system: FileSystem, path: str) -> list[FileInfo]:
@@ -100,63 +123,3 @@ def _check_endings(found: Sequence[FileInfo], folder: str) -> None:
                 f"{folder} holds {info.base_name}, which is no Parquet, CSV or JSON file; name the "
                 f"others with a pattern, such as {folder.rstrip('/')}/*.parquet"
             )
-
-
-def _with_rows_of(
-    system: FileSystem, files: Sequence[FileInfo], column: str, window: TimeWindow
-) -> list[FileInfo]:
-    """Those files that may hold rows of a window, by the statistics that Parquet files carry.
-
-    Only their ends are read. Rows without a time belong to every window, and other formats tell
-    nothing before they are read.
-
-    Args:
-        system: where the files are.
-        files: at least one.
-        column: the files' own name of the time column.
-        window: what is asked for.
-
-    Returns:
-        At least one, so that what is wrong with all of them shows.
-
-    Raises:
-        DataContractError: a file is no Parquet file.
-    """
-
-    def may_hold(info: FileInfo) -> bool:
-        if format_of(info.path) != "Parquet":
-            return True
-        try:
-            with system.open_input_file(info.path) as stream:
-                return _may_hold(pq.read_metadata(stream), column, window)
-        except ArrowInvalid as exc:
-            raise DataContractError(
-                f"{info.path} cannot be read as a table ({str(exc)[:200]}); expected a whole "
-                "Parquet file. Write it aside and rename it when it is whole"
-            ) from exc
-
-    if len(files) == 1:
-        return list(files)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        held = list(pool.map(may_hold, files))
-    return [info for info, holds in zip(files, held, strict=True) if holds] or [files[-1]]
-
-
-def _may_hold(metadata: pq.FileMetaData, column: str, window: TimeWindow) -> bool:
-    bounds = near(window, plain_type(metadata.schema.to_arrow_schema(), column))
-    if bounds is None:
-        return True
-    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    position = paths.index(column)
-    for number in range(metadata.num_row_groups):
-        seen = metadata.row_group(number).column(position).statistics
-        if seen is None or not seen.has_min_max or not seen.has_null_count or seen.null_count:
-            return True
-        if _moment(seen.max) >= bounds.start and _moment(seen.min) < bounds.end:
-            return True
-    return False
-
-
-def _moment(value: date) -> datetime:
-    moment = value if isinstance(value, datetime) else datetime.combine(value, time())
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

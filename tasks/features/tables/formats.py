@@ -139,7 +139,7 @@ def reading_explained(table: RawTable) -> Iterator[None]:
         raise DataContractError(
             f"the file{name} cannot be read as a table ({reason[:LONGEST_REASON]}); expected a "
             "whole Parquet file, JSON records, or a CSV in UTF-8 whose lines have as many values "
-            f"as the first, with the columns {', '.join(table.columns)}"
+            f"as the first, which has the names {', '.join(table.columns)}".removesuffix(" ")
         ) from exc
 
 

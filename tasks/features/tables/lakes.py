@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,14 +17,27 @@ import pyarrow as pa
 
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
-from tasks.features.tables.copies import Source, copy_window, inside_window, library, write_rows
+from tasks.features.tables.copies import (
+    Source,
+    copy_window,
+    inside_window,
+    library,
+    source_explained,
+    write_rows,
+)
 from tasks.features.tables.formats import check_present, near, own_names, plain_type
 from tasks.features.tables.raw_files import RawTable
 from tasks.features.tables.remote import ANSWER_S, CONNECT_S, s3_endpoint
-from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
+from tasks.kernel.errors import ConfigurationError
 
 PASSING = re.compile(
     r"connect|timed? ?out|timeout|NETWORK|dns|\b50[0234]\b|slow ?down", re.IGNORECASE
+)
+
+
+ADVICE = (
+    "expected a table that is there, in a version that is there, with the credentials of its "
+    "storage in the environment"
 )
 
 
@@ -42,12 +54,13 @@ def delta_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path)
     options = {"timeout": f"{ANSWER_S:.0f}s", "connect_timeout": f"{CONNECT_S:.0f}s"}
     if endpoint:
         options |= {"aws_endpoint": endpoint, "allow_http": "true"}  # http passed on loopback alone
-    with _explained(table, "Delta Lake"):
+    explained = partial(source_explained, table, "Delta Lake", Exception, PASSING, ADVICE)
+    with explained():
         found = delta.DeltaTable(where, version=version, storage_options=options)
         rows = found.to_pyarrow_dataset()
 
     def bring() -> list[Path]:
-        with _explained(table, "Delta Lake"):
+        with explained():
             return [copy_window(rows, table, window, scratch / "rows.parquet")]
 
     held = rows.get_fragments(inside_window(rows.schema, table, window))
@@ -76,7 +89,8 @@ def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pat
     where, snapshot = _where_and_version(table, repo, "iceberg+")
     endpoint = s3_endpoint()
     storage = {"s3.endpoint": endpoint} if endpoint else {}
-    with _explained(table, "Iceberg"):
+    explained = partial(source_explained, table, "Iceberg", Exception, PASSING, ADVICE)
+    with explained():
         if where.startswith("catalog://"):
             name, _, identifier = where.removeprefix("catalog://").partition("/")
             described = config.Config().get_catalog_config(name) or {}
@@ -104,11 +118,11 @@ def iceberg_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Pat
             after = conditions.GreaterThanOrEqual(time, since)
             inside = conditions.And(after, conditions.LessThan(time, until))
             rows = conditions.Or(inside, conditions.IsNull(time))
-        scan = found.scan(rows, tuple(own.values()), snapshot_id=pinned.snapshot_id)
+        scan = found.scan(rows, tuple(own.values()) or ("*",), snapshot_id=pinned.snapshot_id)
         num_bytes = sum(each.file.file_size_in_bytes for each in scan.plan_files())
 
     def bring() -> list[Path]:
-        with _explained(table, "Iceberg"):
+        with explained():
             return [write_rows(scan.to_arrow_batch_reader(), scratch / "rows.parquet")]
 
     identity = str(found.metadata.table_uuid)
@@ -128,25 +142,3 @@ def _pinned(table: RawTable, identity: str, version: int, num_bytes: int) -> Sou
     uri = f"{re.sub(r'@v?[0-9]+$', '', table.uri)}@{version}"
     digest = hashlib.sha256(f"{identity}@{version}".encode()).hexdigest()
     return SourceFile(uri=uri, sha256=digest, num_bytes=num_bytes)
-
-
-@contextmanager
-def _explained(table: RawTable, kind: str) -> Iterator[None]:
-    """Tell what a library says; these two have an exception of their own for everything."""
-    try:
-        yield
-    except FalajError:
-        raise
-    except Exception as exc:
-        plain = re.sub(r"\x1b\[\d+m", "", str(exc))
-        reason = f"{type(exc).__name__}: {' '.join(plain.split())}"[:300]
-        if PASSING.search(reason):
-            raise TransientError(
-                f"the storage of {table.uri!r} does not answer ({reason}); see that the network is "
-                "right, then run again"
-            ) from exc
-        raise ConfigurationError(
-            f"{table.uri!r} cannot be read as a table of {kind} ({reason}); expected one that is "
-            "there, in a version that is there, with the credentials of its storage in the "
-            "environment"
-        ) from exc

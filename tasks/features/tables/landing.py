@@ -40,7 +40,12 @@ MOMENTS = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS")
 
 
 def land_raw_rows(
-    window: TimeWindow, config: FeatureConfig, repo: Path, store: ArtifactStore
+    window: TimeWindow,
+    config: FeatureConfig,
+    repo: Path,
+    store: ArtifactStore,
+    *,
+    reused: bool = True,
 ) -> LandedRows:
     """Copy the rows of `window` from every raw table into the artifact store, typed.
 
@@ -49,6 +54,7 @@ def land_raw_rows(
         config: raw tables with their columns and types.
         repo: feature repository, to which relative paths refer.
         store: where the Parquet files go.
+        reused: other versions of this code may look for the rows there.
 
     Raises:
         WindowError: the window ends in the future, or is longer than is allowed. Nothing is
@@ -66,7 +72,8 @@ def land_raw_rows(
             with about(table):
                 sources[table.name] = open_source(table, repo, window, scratch / table.name)
         seen = [source.seen for source in sources.values()]
-        key = content_key(code_digest(__file__), window, config.raw_tables, seen)
+        code = code_digest(__file__) if reused else ""
+        key = content_key(code, window, config.raw_tables, seen)
 
         def build(folder: StagedFolder) -> LandedRows:
             with duckdb_session(folder.path.parent) as con:
@@ -97,10 +104,12 @@ def _land_table(
     relation = as_declared(con, table, source.bring(), window)
     described = con.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     seen = {row[0]: row[1] for row in described}
-    _check_types(con, table, relation, seen)
     target = folder.path / f"{table.name}.parquet"
+    read = {c: _read(table, c, kind, seen[c]) for c, kind in table.columns.items()}
+    misfits = {c: f"{sql_name(c)} IS NOT NULL AND ({value}) IS NULL" for c, value in read.items()}
     typed = ", ".join(
-        f"{_typed(table, c, kind, seen[c])} AS {sql_name(c)}" for c, kind in table.columns.items()
+        f"CASE WHEN {misfits[c]} THEN error('') ELSE {value} END AS {sql_name(c)}"
+        for c, value in read.items()
     )
     query = f"SELECT {typed} FROM {relation}"
     if table.time_column:
@@ -108,7 +117,11 @@ def _land_table(
         bounds = inside(table.time_column, window)
         query = f"SELECT * FROM ({query}) WHERE {bounds} OR {moment} IS NULL"
     order = names([*([table.time_column] if table.time_column else []), *table.key])
-    con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
+    try:
+        con.execute(f"COPY ({query} ORDER BY {order}) TO {sql_text(target)} (FORMAT parquet)")
+    except duckdb.Error:
+        _explain_types(con, table, relation, misfits)
+        raise
     _check_unchanged(table, source)
     num_rows = pq.read_metadata(target).num_rows
     if not num_rows:
@@ -116,8 +129,8 @@ def _land_table(
             f"{source.seen.uri} holds no rows in window {window}; expected at least one. Choose a "
             "window that the data covers"
         )
-    read = f"{source.seen.num_bytes:,} bytes of {source.seen.uri}"
-    logger.info("landed %s rows of %s, from %s", f"{num_rows:,}", table.name, read)
+    origin = f"{source.seen.num_bytes:,} bytes of {source.seen.uri}"
+    logger.info("landed %s rows of %s, from %s", f"{num_rows:,}", table.name, origin)
     return TableRef(
         name=table.name,
         artifact=folder.artifact(f"{table.name}.parquet"),
@@ -145,14 +158,18 @@ def _check_unchanged(table: RawTable, source: Source) -> None:
         )
 
 
-def _check_types(
-    con: duckdb.DuckDBPyConnection, table: RawTable, relation: str, seen: dict[str, str]
+def _explain_types(
+    con: duckdb.DuckDBPyConnection, table: RawTable, relation: str, misfits: dict[str, str]
 ) -> None:
-    conditions = {c: _misfit(table, c, kind, seen[c]) for c, kind in table.columns.items()}
-    counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions.values())
+    """Refuse rows that could not be typed, if it is for their values.
+
+    Raises:
+        DataContractError: some do not have their declared types.
+    """
+    counts = ", ".join(f"count(*) FILTER ({condition})" for condition in misfits.values())
     numbers = con.execute(f"SELECT {counts} FROM {relation}").fetchall()[0]
     faults = []
-    for (column, condition), number in zip(conditions.items(), numbers, strict=True):
+    for (column, condition), number in zip(misfits.items(), numbers, strict=True):
         if number:
             examples = con.execute(
                 f"SELECT DISTINCT {sql_name(column)}::VARCHAR FROM {relation} "
@@ -169,33 +186,21 @@ def _check_types(
         )
 
 
-def _typed(table: RawTable, column: str, kind: str, seen: str) -> str:
-    """SQL value of a column in its declared type; times without a zone get the table's."""
+def _read(table: RawTable, column: str, kind: str, seen: str) -> str:
+    """SQL of a value in its declared type, null where it does not have it.
+
+    Times without a zone get the table's. Where there is none, nobody can know theirs.
+    """
     value = sql_name(column)
-    if kind != "TIMESTAMPTZ" or table.time_zone is None or seen in MOMENTS:
-        return f"CAST({value} AS {kind})"
-    local = f"timezone({sql_text(table.time_zone)}, TRY_CAST({value} AS TIMESTAMP))"
+    read = f"TRY_CAST({value} AS {kind})"
+    if kind in ("BIGINT", "INTEGER"):  # a cast alone would round 1.5
+        return f"CASE WHEN TRY_CAST({value} AS DOUBLE) = {read} THEN {read} END"
+    if kind != "TIMESTAMPTZ" or seen in MOMENTS:
+        return read
+    zone, with_zone = "NULL", r"(Z|[+-]\d{2}(:?\d{2})?)$"
+    if table.time_zone:
+        zone, with_zone = sql_text(table.time_zone), ZONE_AFTER_CLOCK
+    local = f"timezone({zone}, TRY_CAST({value} AS TIMESTAMP))"
     if seen != "VARCHAR":
         return local
-    return f"CASE WHEN {_has_zone(value)} THEN TRY_CAST({value} AS TIMESTAMPTZ) ELSE {local} END"
-
-
-def _has_zone(value: str) -> str:
-    return f"regexp_matches({value}, {sql_text(ZONE_AFTER_CLOCK)})"
-
-
-def _misfit(table: RawTable, column: str, kind: str, seen: str) -> str:
-    """SQL condition that is true for values which do not have the declared type."""
-    value = sql_name(column)
-    if kind == "TIMESTAMPTZ" and table.time_zone is not None:
-        return f"{value} IS NOT NULL AND ({_typed(table, column, kind, seen)}) IS NULL"
-    misfit = f"{value} IS NOT NULL AND TRY_CAST({value} AS {kind}) IS NULL"
-    if kind in ("BIGINT", "INTEGER"):  # a cast alone would round 1.5
-        return f"{misfit} OR TRY_CAST({value} AS DOUBLE) <> TRY_CAST({value} AS {kind})"
-    if kind != "TIMESTAMPTZ":
-        return misfit
-    if seen == "VARCHAR":
-        zone = sql_text(r"(Z|[+-]\d{2}(:?\d{2})?)$")
-        return f"{misfit} OR NOT regexp_matches({value}, {zone})"
-    # A file that stores times without a zone has them in a zone that nobody can know.
-    return misfit if seen in MOMENTS else f"{value} IS NOT NULL"
+    return f"CASE WHEN regexp_matches({value}, {sql_text(with_zone)}) THEN {read} ELSE {local} END"

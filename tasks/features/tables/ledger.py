@@ -23,13 +23,17 @@ from tasks.contracts.base import Contract, TimeWindow
 from tasks.contracts.data import FeatureTables, MaterializedView
 from tasks.features.access.profile import profile_file, read_profile, redis_parts
 from tasks.features.config import FeatureConfig
-from tasks.features.declared.columns import described_features
+from tasks.features.declared.columns import (
+    PERMISSIONS_FILE,
+    defining_files,
+    described_features,
+    feast_files,
+)
 from tasks.features.declared.queries import frame_query, read_query
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import digest_of, locked, write_atomically
 from tasks.kernel.settings import code_digest, content_key
 
-PERMISSIONS_FILE = "permissions.py"
 DERIVATION = Path(__file__).parents[1] / "declared" / "definitions.py"
 SNAPSHOTS = "snapshots"
 RETRIEVAL = (
@@ -64,18 +68,14 @@ def definitions_digest(repo: Path) -> str:
 
     Where they are derived, what they are derived from, and the file that does it.
     """
-    files = [*sorted(repo.glob("*.py")), profile_file(repo)]
-    content: list[object] = [[file.name, digest_of(file)] for file in files]
-    if not defining_files(repo):
+    defining = defining_files(repo)
+    files = sorted(repo.glob("*.py")) if defining else feast_files(repo)
+    content: list[object] = [[file.name, digest_of(file)] for file in (*files, profile_file(repo))]
+    if not defining:
         content.append(asdict(described_features(repo)))
-    if PERMISSIONS_FILE not in {file.name for file in files} or not defining_files(repo):
+    if PERMISSIONS_FILE not in {file.name for file in files} or not defining:
         content.append(DERIVATION)
     return content_key(content)
-
-
-def defining_files(repo: Path) -> list[Path]:
-    """Python files that define entities, views and services; without any they are derived."""
-    return [file for file in sorted(repo.glob("*.py")) if file.name != PERMISSIONS_FILE]
 
 
 def training_set_key(

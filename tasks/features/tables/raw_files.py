@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from tasks.contracts.base import field_title
 from tasks.contracts.clock import TimeZone
+from tasks.kernel.errors import ConfigurationError
 
 ColumnType = Literal["BIGINT", "INTEGER", "DOUBLE", "FLOAT", "VARCHAR", "BOOLEAN", "TIMESTAMPTZ"]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
@@ -56,7 +57,7 @@ def _without_password(uri: str) -> str:
 
 
 class RawTable(FrozenConfig):
-    """One table as it comes from outside."""
+    """One table as it comes from outside; of one without `columns` all are read."""
 
     name: Identifier = Field(description="Table that the queries read.")
     uri: Annotated[str, AfterValidator(_without_password)] = Field(
@@ -113,3 +114,15 @@ class RawTable(FrozenConfig):
                 "moment with its time zone"
             )
         return self
+
+
+def undeclared(name: str, uri: str) -> RawTable:
+    """A table of which only the address is known yet.
+
+    Raises:
+        ConfigurationError: the address has a password.
+    """
+    try:
+        return RawTable.model_construct(name=name, uri=_without_password(uri), columns={}, key=())
+    except ValueError as exc:
+        raise ConfigurationError(str(exc)) from exc

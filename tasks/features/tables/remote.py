@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,7 +23,13 @@ from pyarrow.fs import (
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
 from tasks.features.access.profile import is_loopback
-from tasks.features.tables.copies import Source, copied, copy_window, digest_of_states
+from tasks.features.tables.copies import (
+    Source,
+    copied,
+    copy_window,
+    digest_of_states,
+    source_explained,
+)
 from tasks.features.tables.files import NUM_THREADS, files_of
 from tasks.features.tables.formats import unpacked
 from tasks.features.tables.raw_files import RawTable
@@ -32,8 +38,10 @@ from tasks.kernel.errors import ConfigurationError, TransientError
 CONNECT_S, ANSWER_S = 10.0, 60.0
 NUM_ATTEMPTS = 3
 LARGEST_DOWNLOAD_BYTES = 20_000_000_000
-PASSING = ("NETWORK_CONNECTION", "SLOW_DOWN", "THROTTLING", "TIMEOUT", "UNAVAILABLE", "INTERNAL")
-"""Words in what S3 says about a fault that goes by."""
+PASSING = re.compile(
+    "FileNotFound|NETWORK_CONNECTION|SLOW_DOWN|THROTTLING|TIMEOUT|UNAVAILABLE|INTERNAL"
+)
+"""What S3 says about a fault that goes by."""
 
 
 def s3_endpoint() -> str | None:
@@ -65,7 +73,13 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
     """
     path = table.uri.removeprefix("s3://")
     bucket = path.partition("/")[0]
-    with _s3_explained(table):
+    advice = (
+        "see that AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong to somebody who may list and "
+        "read the bucket, that AWS_REGION is its region, and AWS_ENDPOINT_URL its address"
+    )
+
+    explained = partial(source_explained, table, "S3", OSError, PASSING, advice)
+    with explained():
         endpoint = s3_endpoint()
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         system = S3FileSystem(
@@ -96,33 +110,15 @@ def s3_source(table: RawTable, window: TimeWindow, scratch: Path) -> Source:
         return unpacked(target, target.parent / f"{target.name}-unpacked")
 
     def digest() -> str:
-        with _s3_explained(table), ThreadPoolExecutor(NUM_THREADS) as pool:
+        with explained(), ThreadPoolExecutor(NUM_THREADS) as pool:
             return digest_of_states(list(pool.map(state, found)))
 
     def bring() -> list[Path]:
-        with _s3_explained(table), ThreadPoolExecutor(NUM_THREADS) as pool:
+        with explained(), ThreadPoolExecutor(NUM_THREADS) as pool:
             return list(pool.map(copy, found))
 
     num_bytes = sum(info.size for info in found)
     return Source(SourceFile(uri=table.uri, sha256=digest(), num_bytes=num_bytes), bring, digest)
-
-
-@contextmanager
-def _s3_explained(table: RawTable) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        reason = str(exc).split("; Details")[0]
-        if isinstance(exc, FileNotFoundError) or any(word in reason for word in PASSING):
-            raise TransientError(
-                f"S3 did not give {table.uri!r} ({reason}); see that the network and "
-                "AWS_ENDPOINT_URL are right, then run again"
-            ) from exc
-        raise ConfigurationError(
-            f"S3 refused {table.uri!r} ({reason}); see that AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY belong to somebody who may list and read the bucket, and that "
-            "AWS_REGION is its region"
-        ) from exc
 
 
 def http_source(table: RawTable, scratch: Path) -> Source:

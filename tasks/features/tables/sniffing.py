@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import duckdb
-import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
+from tasks.contracts.base import TimeWindow
 from tasks.features.offline.duck import duckdb_session, sql_text
-from tasks.features.tables.files import named_files
+from tasks.features.tables.copies import about
 from tasks.features.tables.formats import (
+    ENDINGS,
     ZONE_AFTER_CLOCK,
     Form,
     Format,
     csv_form,
+    ending_of,
     format_of,
     json_form,
     parquet_form,
-    unpacked,
+    reading_explained,
 )
-from tasks.features.tables.raw_files import ColumnType, column_name
+from tasks.features.tables.raw_files import ColumnType, column_name, undeclared
+from tasks.features.tables.sources import open_source
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.files import scratch_folder
 
+EVER = TimeWindow(start=datetime(1950, 1, 1, tzinfo=UTC), end=datetime(2200, 1, 1, tzinfo=UTC))
 NULL_TEXTS = (
     *("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "Null", "None", "none"),
     *("-", "--", "?", ".", "\\N", "missing", "unknown"),
@@ -75,6 +81,11 @@ class SniffedColumn:
     has_zone: bool
     """Whether its times say their zone; true of all but times."""
 
+    @property
+    def is_number(self) -> bool:
+        """Whether a model takes it as a number."""
+        return self.type in ("BIGINT", "DOUBLE")
+
 
 @dataclass(frozen=True)
 class SniffedTable:
@@ -101,29 +112,33 @@ class SniffedTable:
         return tuple(dict.fromkeys(["", *(text for c in self.columns for text in c.null_texts)]))
 
 
-def sniff(path: Path | str) -> SniffedTable:
-    """Look at a file, a folder, or the files that fit a pattern.
+def table_name(uri: str) -> str:
+    """A name for a raw table: that of the file, folder or table of a database, without endings."""
+    path = urlsplit(uri).path if "://" in uri else uri
+    parts = [re.split(r"[*?@]", part)[0] for part in path.split("/")]
+    last = next(filter(None, reversed(parts)), "events")
+    is_file = ending_of(last) in ENDINGS
+    return column_name(last.partition(".")[0] if is_file else last.rpartition(".")[2])
+
+
+def sniff(uri: str | Path) -> SniffedTable:
+    """Look at files or rows somewhere, such as a raw table's `uri` names; all are copied here.
 
     The first file tells the columns; landing refuses others that differ.
 
     Args:
-        path: local.
+        uri: a path here, or an address.
 
     Raises:
-        ConfigurationError: it names no file.
+        ConfigurationError: it names nothing, or nothing that may be read.
+        TransientError: the source does not answer.
         DataContractError: the first file is damaged, empty or no table.
     """
-    files = [Path(info.path) for info in named_files(LocalFileSystem(), str(Path(path).absolute()))]
-    with scratch_folder("falaj-sniff") as scratch, duckdb_session(scratch) as con:
-        first = unpacked(files[0], scratch / "unpacked")
-        try:
-            return _sniffed(con, first, len(files))
-        except (duckdb.Error, pa.ArrowInvalid, UnicodeDecodeError) as exc:
-            reason = str(exc).split("\nPossible ")[0].replace("\n", " ")[:300]
-            raise DataContractError(
-                f"{files[0]} cannot be read as a table ({reason}); expected a whole Parquet file, "
-                "JSON records, or a CSV in UTF-8 with a line of names first. Nothing was written"
-            ) from exc
+    table = undeclared(table_name(str(uri)), str(uri))
+    with scratch_folder("falaj-sniff") as scratch, duckdb_session(scratch) as con, about(table):
+        files = list(open_source(table, Path.cwd(), EVER, scratch / "source").bring())
+        with reading_explained(table):
+            return _sniffed(con, files[0], len(files))
 
 
 def _sniffed(con: duckdb.DuckDBPyConnection, file: Path, num_files: int) -> SniffedTable:

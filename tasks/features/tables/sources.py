@@ -10,12 +10,9 @@ from pyarrow.fs import LocalFileSystem
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import SourceFile
 from tasks.features.tables.copies import Source, digest_of_states
-from tasks.features.tables.databases import postgres_source
 from tasks.features.tables.files import files_of
 from tasks.features.tables.formats import unpacked
-from tasks.features.tables.lakes import delta_source, iceberg_source
 from tasks.features.tables.raw_files import RawTable
-from tasks.features.tables.remote import http_source, s3_source
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import digest_of
 
@@ -36,20 +33,31 @@ def open_source(table: RawTable, repo: Path, window: TimeWindow, scratch: Path) 
     scheme, mark, rest = table.uri.partition("://")
     if not mark:
         return local_source(table, repo / table.uri, window, scratch)
+    # What only some schemes need is imported with them: nothing else waits for it.
     match scheme:
         case "file":
             return local_source(table, repo / rest, window, scratch)
         case "package":
             return local_source(table, _package_path(table, rest), window, scratch)
         case "s3":
+            from tasks.features.tables.remote import s3_source
+
             return s3_source(table, window, scratch)
         case "https" | "http":
+            from tasks.features.tables.remote import http_source
+
             return http_source(table, scratch)
         case "postgres" | "postgresql":
+            from tasks.features.tables.databases import postgres_source
+
             return postgres_source(table, repo, window, scratch)
         case "delta+file" | "delta+s3":
+            from tasks.features.tables.lakes import delta_source
+
             return delta_source(table, repo, window, scratch)
         case "iceberg+catalog" | "iceberg+file" | "iceberg+s3":
+            from tasks.features.tables.lakes import iceberg_source
+
             return iceberg_source(table, repo, window, scratch)
     raise ConfigurationError(
         f"cannot read {table.uri!r}; expected a path, or one of package://, s3://, https://, "

@@ -89,9 +89,10 @@ def _bounds(edges: tuple[Float32Array, ...], end: int) -> Float32Array:
 
 
 class TabularNetwork(nn.Module):
-    """Embeddings and encoded numbers into a multilayer perceptron with one output.
+    """Embeddings and encoded numbers into a multilayer perceptron with one output, or more.
 
-    The output is a logit, or the standardised label of a regression.
+    The output is a logit, or the standardised label of a regression; of several classes a logit
+    for each.
 
     Each category column has a table with one row for every known category and a last row for
     everything else: unseen, rare or missing.
@@ -110,17 +111,16 @@ class TabularNetwork(nn.Module):
         self.category_dropout = config.category_dropout
         self.register_buffer("unknown", torch.tensor([size - 1 for size in sizes]))
         inputs = sum(table.shape[1] for table in self.tables) + self.numbers.num_outputs
-        self.perceptron = _perceptron(inputs, config)
+        self.perceptron = _perceptron(inputs, config, preprocessing.num_outputs)
 
     def forward(self, positions: Tensor, numeric: Tensor) -> Tensor:
-        """Outputs, shape (rows,).
+        """Outputs, shape (rows,), or (rows, classes).
 
         Args:
             positions: int64 (rows, categories), from `Preprocessing.category_positions`.
             numeric: float32 (rows, numbers); NaN is missing.
         """
-        logits: Tensor = self.perceptron(self._embedded(positions, numeric)).squeeze(1)
-        return logits
+        return _one_or_more(self.perceptron(self._embedded(positions, numeric)))
 
     def _embedded(self, positions: Tensor, numeric: Tensor) -> Tensor:
         """What the perceptron takes; in training some categories are shown as unknown."""
@@ -139,12 +139,17 @@ def embedding_size(table_rows: int, config: TrainingConfig) -> int:
     return min(config.max_embedding_size, math.ceil(math.sqrt(table_rows)))
 
 
-def _perceptron(inputs: int, config: TrainingConfig) -> nn.Sequential:
+def _one_or_more(outputs: Tensor) -> Tensor:
+    """Outputs without an axis where it has one alone."""
+    return outputs.squeeze(1) if outputs.shape[1] == 1 else outputs
+
+
+def _perceptron(inputs: int, config: TrainingConfig, num_outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for size in config.hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU(), nn.Dropout(config.dropout)]
         inputs = size
-    return nn.Sequential(*layers, nn.Linear(inputs, 1))
+    return nn.Sequential(*layers, nn.Linear(inputs, num_outputs))
 
 
 class ScoringProgram(nn.Module):
@@ -184,6 +189,8 @@ class ScoringProgram(nn.Module):
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
         """Probability of label 1, or the label itself where it is a number, float32 (rows,).
 
+        Of several classes the probability of each, (rows, classes).
+
         Args:
             categorical: int32 (rows, categories), `category_code` of each string
                 (`tasks.contracts.data`).
@@ -192,17 +199,18 @@ class ScoringProgram(nn.Module):
         return scored(self.outputs(categorical, numeric), self.labels)
 
     def outputs(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        """Logits, or standardised labels, of the same inputs, float32 (rows,)."""
+        """Logits, or standardised labels, of the same inputs; shape as the answer's."""
         inputs: list[Tensor] = self.numbers(numeric)
         if self.has_categories:
             multi_hot = categorical.index_select(1, self.column) == self.vocabulary
             inputs.insert(0, multi_hot.to(numeric.dtype) @ self.blocks + self.unknown)
-        outputs: Tensor = self.perceptron(torch.cat(inputs, dim=1)).squeeze(1)
-        return outputs
+        return _one_or_more(self.perceptron(torch.cat(inputs, dim=1)))
 
 
 def scored(outputs: Tensor, labels: LabelScale | None) -> Tensor:
     """Probabilities of logits, or labels of standardised ones; a recalibration goes in here."""
+    if outputs.ndim == 2:  # a logit for each of several classes
+        return torch.softmax(outputs, dim=1)
     return torch.sigmoid(outputs) if labels is None else outputs * labels.deviation + labels.mean
 
 

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,27 +25,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tasks.contracts.training import DistillationTargets
+from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.training.config import TrainingConfig
 from tasks.training.data.preprocess import LabelScale, Preprocessing
 from tasks.training.strategies.base import RowLosses
 
 # Two rows in one bin count as a tie: at worst the AUC is off by half the share of such pairs.
 NUM_SCORE_BINS = 1 << 16
+# Of each of several classes; ranks exchange them all.
+NUM_CLASS_BINS = 1 << 13
 
 
 def score_histograms(
-    scores: NDArray[np.float32], labels: NDArray[np.float32]
+    scores: NDArray[np.float32], labels: NDArray[Any], num_bins: int = NUM_SCORE_BINS
 ) -> NDArray[np.float64]:
-    """Rows by score, shape (2, NUM_SCORE_BINS): first those with label 0, then those with 1.
+    """Rows by score, shape (2, num_bins): first those with label 0, then those with 1.
 
     Args:
         scores: probabilities, shape (rows,).
         labels: 0 or 1, shape (rows,).
+        num_bins: equally wide ones.
     """
-    bins = np.minimum((scores.astype(np.float64) * NUM_SCORE_BINS).astype(int), NUM_SCORE_BINS - 1)
+    bins = np.minimum((scores.astype(np.float64) * num_bins).astype(int), num_bins - 1)
     return np.stack(
         [
-            np.bincount(bins[labels == label], minlength=NUM_SCORE_BINS).astype(np.float64)
+            np.bincount(bins[labels == label], minlength=num_bins).astype(np.float64)
             for label in (0, 1)
         ]
     )
@@ -147,6 +152,49 @@ class Classification(Objective):
         return {"validation_auc": histogram_auc(totals.reshape(2, -1))}
 
 
+class MultiClass(Objective):
+    """Outputs are a logit for each class: cross-entropy, judged by the mean AUC of the classes."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_totals = num_classes * 2 * NUM_CLASS_BINS
+        self._num_classes = num_classes
+        self.row_losses = self._cross_entropy
+
+    def _cross_entropy(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels.long(), reduction="none")
+
+    def teacher_losses(self, outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """None: a column of the rows holds one output of a teacher."""
+        raise ConfigurationError(
+            f"a network of {self._num_classes} classes cannot learn from a teacher, whose outputs "
+            "are one a row; train it from labels. Nothing was trained"
+        )
+
+    def totals(self, outputs: Tensor, labels: Tensor) -> Float64Array:
+        """Two histograms of scores for each class: of the other rows, and of its own."""
+        scores = torch.softmax(outputs, dim=1).nan_to_num().numpy()
+        histograms = [
+            score_histograms(scores[:, k], labels.numpy() == k, NUM_CLASS_BINS)
+            for k in range(self._num_classes)
+        ]
+        return np.concatenate(histograms, axis=None)
+
+    def quality(self, totals: Float64Array) -> dict[str, float]:
+        """Mean of the AUCs of each class against the rest.
+
+        Raises:
+            DataContractError: a class does not occur.
+        """
+        each = totals.reshape(self._num_classes, 2, -1)
+        if absent := np.flatnonzero(each[:, 1].sum(axis=1) == 0).tolist():
+            raise DataContractError(
+                f"no validation row is of class(es) number {absent}; expected some of each of the "
+                f"{self._num_classes}. Widen splits.validation, or take out of the training set's "
+                "`classes` what does not occur"
+            )
+        return {"validation_auc": float(np.mean([histogram_auc(of_class) for of_class in each]))}
+
+
 class Regression(Objective):
     """Outputs are standardised predictions: Huber loss, judged by R2."""
 
@@ -187,6 +235,8 @@ def labels_of(targets: Tensor) -> Tensor:
 
 def objective_of(preprocessing: Preprocessing) -> Objective:
     """The objective of a network that was fitted like this."""
+    if preprocessing.num_outputs > 1:
+        return MultiClass(preprocessing.num_outputs)
     return Regression(preprocessing.labels) if preprocessing.labels else Classification()
 
 

@@ -146,6 +146,9 @@ class TrainingSession:
         """Take over the weights that the job names, as far as they mean the same."""
         if self._job.initial_path is None or self._job.initial_columns is None:
             return
+        if self._job.initial_columns.classes != self._job.columns.classes:
+            LOGGER.info("began from scratch: the champion tells other classes apart")
+            return
         champion = torch.load(self._job.initial_path, map_location="cpu", weights_only=True)
         state = self._strategy.state()
         fitted = Fitted.of(self._sources.preprocessing, self._job.columns)

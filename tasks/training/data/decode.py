@@ -236,8 +236,7 @@ class SnapshotFile:
             group comes in several parts.
 
         Raises:
-            DataContractError: the row group is damaged, or a label is neither 0 nor 1, or no number
-                where it should be one.
+            DataContractError: the row group is damaged, or a label is none of the task's.
         """
         owners, begin = dealt.owners(), 0
         for table in self._tables(group):
@@ -290,7 +289,8 @@ class SnapshotFile:
         )
 
     def _check_labels(self, labels: Float32Array, kept: Int64Array, group: int, begin: int) -> None:
-        fits = np.isfinite(labels[kept]) if self._is_number else np.isin(labels[kept], (0.0, 1.0))
+        wanted = range(self.columns.num_labels)
+        fits = np.isfinite(labels[kept]) if self._is_number else np.isin(labels[kept], wanted)
         wrong = kept[~fits]
         if len(wrong):
             # Ids are decoded for this sentence alone: they are the largest column.
@@ -298,7 +298,7 @@ class SnapshotFile:
             ids = self._file.read_row_group(group, columns=[name], use_threads=False).column(name)
             raise DataContractError(
                 f"{len(wrong)} of {len(kept)} rows have a label that is "
-                f"{'no number' if self._is_number else 'neither 0 nor 1'}; the first "
+                f"{'no number' if self._is_number else f'not among 0 to {wanted[-1]}'}; the first "
                 f"is {labels[wrong[0]]:g} in column {self.columns.label!r}, where {name} is "
                 f"{ids[begin + int(wrong[0])].as_py()}. Leave unlabelled rows out of the snapshot"
             )

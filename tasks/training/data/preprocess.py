@@ -46,13 +46,15 @@ class Preprocessing:
         vocabularies: per categorical column, the known `category_code`s, increasing.
         edges: per numeric column, increasing bin edges; empty where the column is constant.
         flagged: positions of the numeric columns that get a missing indicator.
-        labels: how predictions become labels again; None where the label is 0 or 1.
+        labels: how predictions become labels again; None where the label is 0 or 1, or a class.
+        num_outputs: of a network, one for each of several classes.
     """
 
     vocabularies: tuple[Int32Array, ...]
     edges: tuple[Float32Array, ...]
     flagged: tuple[int, ...]
     labels: LabelScale | None = None
+    num_outputs: int = 1
 
     def category_positions(self, codes: Int32Array) -> Int64Array:
         """Position of each code in its column's vocabulary; unknown is the vocabulary's length.
@@ -80,6 +82,7 @@ class Preprocessing:
             "edges": [torch.from_numpy(edges) for edges in self.edges],
             "flagged": list(self.flagged),
             **({"labels": [self.labels.mean, self.labels.deviation]} if self.labels else {}),
+            **({"num_outputs": self.num_outputs} if self.num_outputs > 1 else {}),
         }
 
     @classmethod
@@ -90,6 +93,7 @@ class Preprocessing:
             edges=tuple(edges.numpy() for edges in state["edges"]),
             flagged=tuple(int(column) for column in state["flagged"]),
             labels=LabelScale(*state["labels"]) if "labels" in state else None,
+            num_outputs=state.get("num_outputs", 1),
         )
 
 
@@ -128,6 +132,7 @@ def fit_preprocessing(
         ),
         flagged=tuple(position for position, missing in enumerate(has_missing) if missing),
         labels=labels,
+        num_outputs=len(columns.classes) or 1,
     )
     if not (fitted.flagged or any(map(len, (*fitted.vocabularies, *fitted.edges)))):
         raise DataContractError(

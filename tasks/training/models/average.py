@@ -32,11 +32,11 @@ class AverageProgram(nn.Module):
         self.boosting = boosting
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        """Probability of label 1, or the label itself where it is a number, float32 (rows,)."""
+        """As `core.network.ScoringProgram.forward`."""
         return scored(self.outputs(categorical, numeric), self.network.labels)
 
     def outputs(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        """Mean of both logits, or standardised labels, float32 (rows,)."""
+        """Mean of both logits, or standardised labels, float32 (rows,), or (rows, classes)."""
         network = self.network.outputs(categorical, numeric)
         return (network + self.boosting.outputs(categorical, numeric)) * 0.5
 

@@ -32,7 +32,7 @@ from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, cont
 from tasks.training.checkpoints.store import serialized
 from tasks.training.config import TrainingConfig
 from tasks.training.core.network import exported
-from tasks.training.core.objective import Classification, Objective, Regression
+from tasks.training.core.objective import Classification, MultiClass, Objective, Regression
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.data.decode import RowFacts, SnapshotFile, inside
 from tasks.training.data.preprocess import (
@@ -109,6 +109,7 @@ class Task(NamedTuple):
     later: Float32Array
     known: Float64Array
     is_number: bool
+    num_outputs: int
 
 
 def train_boosting(request: TrainingRequest, store: ArtifactStore) -> TrainedModel:
@@ -190,21 +191,22 @@ def _fitted(
     started = time.monotonic()
     grow = _sklearn_trees if config.boosting.library == "sklearn" else _lightgbm_trees
     later = np.hstack([_encoded(chosen_on, values), _bounded(chosen_on.numbers)])
-    task = Task(
-        np.hstack([encoded, _bounded(rows.numbers)]), targets, later, known, labels is not None
-    )
+    outputs = len(request.columns.classes) or 1
+    features = np.hstack([encoded, _bounded(rows.numbers)])
+    task = Task(features, targets, later, known, labels is not None, outputs)
     given = config.launch.threads_per_rank
     threads = usable_cores() if given == "auto" else given
     with threadpool_limits(threads, user_api="openmp"):
         trees, base = grow(task, config)
     seconds = time.monotonic() - started
     num_features = later.shape[1]
-    grown = BoostingProgram(values, grouped(trees, num_features), base, labels)
+    grown = BoostingProgram(values, grouped(trees, num_features, outputs), base, labels)
     epochs = _epochs(grown, rows, chosen_on, config.boosting.learning_rate, seconds)
     best = max(range(len(epochs)), key=lambda number: epochs[number].quality)
-    kept = trees[: (best + 1) * STEP_TREES]
+    kept = trees[: (best + 1) * STEP_TREES * outputs]
     LOGGER.info("%d of %d trees are kept, on %d rows", len(kept), len(trees), len(targets))
-    return BoostingProgram(values, grouped(kept, num_features), base, labels), epochs, best
+    program = BoostingProgram(values, grouped(kept, num_features, outputs), base, labels)
+    return program, epochs, best
 
 
 def _targets(labels: Float32Array, scale: LabelScale | None) -> Float64Array:
@@ -244,8 +246,8 @@ def read_rows(request: TrainingRequest, path: Path, window: TimeWindow) -> tuple
     words, layout = np.concatenate(parts) if parts else np.empty((0, 0), np.int32), snapshot.layout
     labels = layout.labels(words) if len(words) else np.empty(0, np.float32)
     fewest = FOLDS
-    if columns.task == "classification":
-        fewest = min(int((labels == label).sum()) for label in (0, 1))
+    if columns.task != "regression":
+        fewest = min(int((labels == label).sum()) for label in range(columns.num_labels))
     if fewest < FOLDS or facts.label_squares <= 0:
         raise DataContractError(
             f"the window {window} has {num_rows} rows, and label {columns.label!r} is "
@@ -276,14 +278,16 @@ def _category_values(
             for place, of_column in enumerate(known)
         ]
     )
-    is_number = request.columns.task == "regression"
+    is_number, classes = request.columns.task == "regression", request.columns.classes
     parts = (KFold if is_number else StratifiedKFold)(FOLDS, shuffle=True, random_state=config.seed)
-    encoder = TargetEncoder(target_type="continuous" if is_number else "binary", cv=parts)
+    kind = "continuous" if is_number else "multiclass" if classes else "binary"
+    encoder = TargetEncoder(target_type=kind, cv=parts)
     encoded = encoder.fit_transform(codes, targets).astype(np.float32)
-    values = []
-    for categories, means in zip(encoder.categories_, encoder.encodings_, strict=True):
-        of_code = dict(zip(categories.tolist(), means.tolist(), strict=True))
-        unknown = float(of_code.pop(NO_CODE, encoder.target_mean_))
+    values, of_all = [], np.atleast_1d(encoder.target_mean_)
+    for place, means in enumerate(encoder.encodings_):  # of a column for each class in turn
+        column, of_class = divmod(place, len(of_all))
+        of_code = dict(zip(encoder.categories_[column].tolist(), means.tolist(), strict=True))
+        unknown = float(of_code.pop(NO_CODE, of_all[of_class]))
         values.append(
             CategoryValues(
                 np.array(list(of_code), dtype=np.int32),
@@ -301,7 +305,7 @@ def _encoded(rows: Rows, values: list[CategoryValues]) -> Float32Array:
     return encoded
 
 
-def _sklearn_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], float]:
+def _sklearn_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], list[float]]:
     asked = config.boosting
     kind = HistGradientBoostingRegressor if task.is_number else HistGradientBoostingClassifier
     model: Any = kind(
@@ -316,8 +320,8 @@ def _sklearn_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], floa
     )
     model.fit(task.features, task.targets, X_val=task.later, y_val=task.known)
     # Private names; a test compares the scores of the trees with those of the model.
-    trees = [_tree_of_nodes(of_class[0].nodes) for of_class in model._predictors]
-    return trees, float(np.ravel(model._baseline_prediction)[0])
+    trees = [_tree_of_nodes(tree.nodes) for step in model._predictors for tree in step]
+    return trees, np.ravel(model._baseline_prediction).tolist()
 
 
 def _tree_of_nodes(nodes: NDArray[Any]) -> Tree:
@@ -332,12 +336,13 @@ def _tree_of_nodes(nodes: NDArray[Any]) -> Tree:
     )
 
 
-def _lightgbm_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], float]:
+def _lightgbm_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], list[float]]:
     import lightgbm
 
-    asked = config.boosting
+    asked, of_classes = config.boosting, "multiclass" if task.num_outputs > 1 else "binary"
     settings = {
-        "objective": "regression" if task.is_number else "binary",
+        "objective": "regression" if task.is_number else of_classes,
+        "num_class": task.num_outputs,
         "learning_rate": asked.learning_rate,
         "num_leaves": asked.max_leaf_nodes,
         "min_data_in_leaf": asked.min_leaf_rows,
@@ -356,7 +361,8 @@ def _lightgbm_trees(task: Task, config: TrainingConfig) -> tuple[list[Tree], flo
         callbacks=[lightgbm.early_stopping(PATIENCE_TREES, verbose=False)],
     )
     described = model.dump_model(num_iteration=-1)["tree_info"]
-    return [_tree_of_json(tree["tree_structure"]) for tree in described], 0.0
+    trees = [_tree_of_json(tree["tree_structure"]) for tree in described]
+    return trees, [0.0] * task.num_outputs
 
 
 def _tree_of_json(root: Mapping[str, Any]) -> Tree:
@@ -387,7 +393,10 @@ def _epochs(
     program: BoostingProgram, rows: Rows, chosen_on: Rows, learning_rate: float, seconds: float
 ) -> tuple[EpochMetrics, ...]:
     """What each `STEP_TREES` trees brought, on both windows."""
-    objective = Regression(program.labels) if program.labels else Classification()
+    outputs = len(program.base)
+    objective: Objective = MultiClass(outputs) if outputs > 1 else Classification()
+    if program.labels:
+        objective = Regression(program.labels)
     train, _ = measured(objective, _stages(program, rows.for_losses()))
     validation, qualities = measured(objective, _stages(program, chosen_on))
     each = seconds / len(train)
@@ -415,11 +424,12 @@ def measured(objective: Objective, blocks: Blocks) -> tuple[list[float], list[di
 
     Args:
         objective: of the task.
-        blocks: outputs (rows, stages) and labels (rows,) of some rows.
+        blocks: outputs (rows, stages), of several classes (rows, stages, classes), and labels
+            (rows,) of some rows.
     """
     losses, totals, num_rows = np.zeros(1), np.zeros((1, objective.num_totals)), 0
     for outputs, labels in blocks:
-        by_stage = outputs.T.contiguous()
+        by_stage = outputs.transpose(0, 1).contiguous()
         row_losses = [objective.row_losses(stage, labels).double().sum() for stage in by_stage]
         losses = losses + np.array([float(loss) for loss in row_losses])
         totals = totals + np.stack([objective.totals(stage, labels) for stage in by_stage])
@@ -428,13 +438,15 @@ def measured(objective: Objective, blocks: Blocks) -> tuple[list[float], list[di
 
 
 def _stages(program: BoostingProgram, rows: Rows) -> Blocks:
-    """Outputs after each `STEP_TREES` trees, and after the last one."""
+    """Outputs after each `STEP_TREES` trees (of each class), and after the last one."""
+    outputs = len(program.base)
+    size, step = max(1, BLOCK_ROWS // outputs**2), STEP_TREES * outputs
     with torch.inference_mode():
-        for start in range(0, len(rows.labels), BLOCK_ROWS):
-            part = slice(start, start + BLOCK_ROWS)
+        for start in range(0, len(rows.labels), size):
+            part = slice(start, start + size)
             features = program.features(
                 torch.from_numpy(rows.codes[part]), torch.from_numpy(rows.numbers[part])
             )
-            sums = program.trees.of_each(features).cumsum(1) + program.base
-            ends = [*range(STEP_TREES - 1, sums.shape[1], STEP_TREES), sums.shape[1] - 1]
+            sums = program.with_base(program.trees.of_each(features).cumsum(1))
+            ends = [*range(step - 1, sums.shape[1], step), sums.shape[1] - 1]
             yield sums[:, sorted(set(ends))], torch.from_numpy(rows.labels[part])

@@ -84,26 +84,36 @@ def rounded_down(thresholds: Float64Array) -> NDArray[np.float32]:
     return np.where(near > thresholds, below, near).astype(np.float32)
 
 
-def grouped(trees: Sequence[Tree], num_features: int) -> list[dict[str, Tensor]]:
+def grouped(
+    trees: Sequence[Tree], num_features: int, num_outputs: int = 1
+) -> list[dict[str, Tensor]]:
     """The tensors of some trees, as many of which are together as have `GROUP_QUESTIONS`.
+
+    Args:
+        trees: of several classes one for each in turn.
+        num_features: that they ask for.
+        num_outputs: c, classes where there are several.
 
     Returns:
         Of each group of t trees, with at most q questions and l leaves: `column` (t * q) in
         0 to 2 * num_features - 1, `threshold` (t * q), `path` (t, q, l), `lefts` (t, 1, l) and
-        `leaf` (t, l, 1).
+        `leaf` (t, l, c), 0 but for the class that the tree is of.
     """
     most = max((len(tree.questions) for tree in trees), default=1)
     size = max(1, GROUP_QUESTIONS // max(1, most))
-    return [_group(trees[k : k + size], num_features) for k in range(0, len(trees), size)]
+    size = -(-size // num_outputs) * num_outputs  # so a tree's place in its group tells its class
+    return [
+        _group(trees[k : k + size], num_features, num_outputs) for k in range(0, len(trees), size)
+    ]
 
 
-def _group(trees: Sequence[Tree], num_features: int) -> dict[str, Tensor]:
+def _group(trees: Sequence[Tree], num_features: int, num_outputs: int) -> dict[str, Tensor]:
     count, wide = len(trees), max(1, *(len(tree.questions) for tree in trees))
     column = np.zeros((count, wide), dtype=np.int64)
     threshold = np.zeros((count, wide), dtype=np.float32)
     path = np.zeros((count, wide, wide + 1), dtype=np.float32)
     lefts = np.full((count, 1, wide + 1), NO_LEAF, dtype=np.float32)
-    leaf = np.zeros((count, wide + 1, 1), dtype=np.float32)
+    leaf = np.zeros((count, wide + 1, num_outputs), dtype=np.float32)
     for number, tree in enumerate(trees):
         asked = tree.questions
         places = {int(node): place for place, node in enumerate(asked)}
@@ -114,7 +124,7 @@ def _group(trees: Sequence[Tree], num_features: int) -> dict[str, Tensor]:
             for question, turn in way.items():
                 path[number, places[question], place] = turn
             lefts[number, 0, place] = sum(turn > 0 for turn in way.values())
-            leaf[number, place, 0] = tree.value[node]
+            leaf[number, place, number % num_outputs] = tree.value[node]
     arrays = (column.ravel(), threshold.ravel(), path, lefts, leaf)
     return {name: torch.from_numpy(array) for name, array in zip(PARTS, arrays, strict=True)}
 
@@ -133,7 +143,7 @@ class BoostedTrees(nn.Module):
                 self.register_buffer(f"{name}_{number}", tensor)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Sum over the trees, float32 (rows,).
+        """Sum over the trees, float32 (rows,), of several classes (rows, classes).
 
         Args:
             features: float32 (rows, 2 * features), from `TreeFeatures`: nothing is missing.
@@ -144,8 +154,9 @@ class BoostedTrees(nn.Module):
         return total
 
     def of_each(self, features: Tensor) -> Tensor:
-        """The answer of each tree, float32 (rows, trees)."""
-        return torch.cat([self._of_group(n, features) for n in range(self.num_groups)]).T
+        """The answer of each tree, float32 (rows, trees), or (rows, trees, classes)."""
+        each = torch.cat([self._of_group(n, features) for n in range(self.num_groups)])
+        return each.transpose(0, 1)
 
     def _of_group(self, number: int, features: Tensor) -> Tensor:
         column, threshold, path, lefts, leaf = (
@@ -156,7 +167,8 @@ class BoostedTrees(nn.Module):
         by_tree = answers.reshape(-1, count, wide).transpose(0, 1)
         # Half a count of room: fewer bits round the sum, never by that much.
         reached = (torch.bmm(by_tree, path) > lefts - 0.5).to(features.dtype)
-        return torch.bmm(reached, leaf).squeeze(2)
+        answer = torch.bmm(reached, leaf)
+        return answer.squeeze(2) if answer.shape[2] == 1 else answer
 
     def groups(self) -> list[dict[str, Tensor]]:
         """The tensors that it was made of."""
@@ -180,7 +192,10 @@ class CategoryValues:
 
 
 class TreeFeatures(nn.Module):
-    """Raw columns to what trees ask about: a number for each category, and no number missing."""
+    """Raw columns to what trees ask about: a number for each category, and no number missing.
+
+    Of several classes a category has a number for each; `categories` then has as many for a column.
+    """
 
     def __init__(self, categories: Sequence[CategoryValues]) -> None:
         super().__init__()
@@ -200,11 +215,12 @@ class TreeFeatures(nn.Module):
             numeric: float32 (rows, numbers); NaN is missing.
 
         Returns:
-            float32 (rows, 2 * (categories + numbers)).
+            float32 (rows, 2 * (values of categories + numbers)).
         """
-        values = []
+        values, of_column = [], len(self.unknown) // max(categorical.shape[1], 1)
         for number, unknown in enumerate(self.unknown):
-            known = categorical[:, number : number + 1] == self.get_buffer(f"codes_{number}")
+            column = number // of_column
+            known = categorical[:, column : column + 1] == self.get_buffer(f"codes_{number}")
             # Sums of products, not a matrix product: runtimes round those to fewer bits.
             gains = known.to(numeric.dtype) * self.get_buffer(f"gains_{number}")
             values.append(gains.sum(1, keepdim=True) + unknown)
@@ -223,24 +239,29 @@ class BoostingProgram(nn.Module):
         self,
         categories: Sequence[CategoryValues],
         groups: Sequence[Mapping[str, Tensor]],
-        base: float,
+        base: float | Sequence[float],
         labels: LabelScale | None,
     ) -> None:
         super().__init__()
         self.categories = tuple(categories)
         self.features = TreeFeatures(categories)
         self.trees = BoostedTrees(groups)
-        self.base = base
+        self.base = tuple(map(float, np.atleast_1d(base)))
         self.labels = labels
+        if len(self.base) > 1:
+            self.register_buffer("bases", torch.tensor(self.base))
 
     def forward(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        """Probability of label 1, or the label itself where it is a number, float32 (rows,)."""
+        """As `core.network.ScoringProgram.forward`."""
         return scored(self.outputs(categorical, numeric), self.labels)
 
     def outputs(self, categorical: Tensor, numeric: Tensor) -> Tensor:
-        """Logits, or standardised labels, float32 (rows,)."""
-        outputs: Tensor = self.trees(self.features(categorical, numeric)) + self.base
-        return outputs
+        """Logits, or standardised labels, float32 (rows,), or (rows, classes)."""
+        return self.with_base(self.trees(self.features(categorical, numeric)))
+
+    def with_base(self, sums: Tensor) -> Tensor:
+        """Sums of trees with what they begin from."""
+        return sums + (self.get_buffer("bases") if len(self.base) > 1 else self.base[0])
 
     def state(self) -> State:
         """Plain values and tensors, as a checkpoint holds them."""

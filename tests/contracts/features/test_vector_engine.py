@@ -24,11 +24,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tasks.features.online.encoding import encode_entity_keys
+from tasks.features.online.newer_wins import Removal
 from tasks.features.online.redis_store import NewerWinsRedisOnlineStore
 from tasks.features.online.sqlite_store import NewerWinsSqliteOnlineStore
 from tasks.kernel.errors import FeatureStoreError, TransientError
 from tests.support.data import feature_views as views
-from tests.support.services.servers import RedisServer
+from tests.support.host.processes import wait_until
+from tests.support.services.servers import RedisServer, redis_server
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"),
@@ -264,6 +266,49 @@ def test_a_lost_server_and_a_foreign_key_get_a_sentence(
     gone = views.repo_config(tmp_path, views.online_store("redis", "127.0.0.1:1,socket_timeout=5"))
     with pytest.raises(TransientError, match=r"Redis did not take all values.*refused"):
         write_to_redis(gone, view, one_row(1, 10))
+
+
+@pytest.mark.slow
+def test_a_cluster_gets_every_entity_on_its_own_node(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        redis_server(folders[0], "--cluster-enabled", "yes") as one,
+        redis_server(folders[1], "--cluster-enabled", "yes") as two,
+    ):
+        join_cluster(one, two)
+        online = views.online_store("redis", one.connection_string)
+        config = views.repo_config(tmp_path, {**online, "redis_type": "redis_cluster"})
+        view = views.make_view(["name", "number"], ["text", "json"], created=False)
+        rows = views.make_rows(1, ["name", "number"], ["text", "json"], 60, "us", None)
+        batch = first_of_each(rows, view)
+        written = write_to_redis(config, view, batch)
+        with one.connect() as first, two.connect() as second:
+            ours = [hashes(first), hashes(second)]
+        assert written == len(batch) == len(ours[0]) + len(ours[1])
+        assert min(map(len, ours)) > 0
+        store = NewerWinsRedisOnlineStore()
+        one = Removal(keys=[views.encoded(view, batch).keys[0].as_py()])
+        assert store.remove_values(config, view, one) == 1
+        assert store.remove_values(config, view) == len(batch) - 1
+        store._get_client(config.online_store).close()
+
+
+def join_cluster(one: RedisServer, two: RedisServer) -> None:
+    with one.connect() as first, two.connect() as second:
+        first.execute_command("CLUSTER ADDSLOTS", *range(8192))
+        second.execute_command("CLUSTER ADDSLOTS", *range(8192, 16384))
+        second.execute_command("CLUSTER SET-CONFIG-EPOCH", 2)
+        first.execute_command("CLUSTER MEET", "127.0.0.1", two.port)
+        for node in (first, second):
+            wait_until(
+                lambda n=node: (
+                    n.execute_command("CLUSTER INFO")["cluster_state"] == "ok"
+                    and len(n.execute_command("CLUSTER SLOTS")) == 2
+                ),
+                "the two nodes form a cluster",
+            )
 
 
 def sqlite_rows(config: RepoConfig) -> list[tuple[object, ...]]:

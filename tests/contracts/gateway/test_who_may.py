@@ -1,4 +1,4 @@
-"""Tokens and keys at a real Envoy, with the guard of the server behind it."""
+"""Tokens, keys and certificates at a real Envoy, with the guard of the server behind it."""
 
 import itertools
 import time
@@ -6,6 +6,7 @@ import time
 import httpx
 import pytest
 
+from serving.security.certificates import ensure_authority, ensure_certificate
 from serving.security.keys import revoke_key
 from tests.support.host.processes import wait_until
 from tests.support.services.signing import forged_tokens
@@ -112,9 +113,23 @@ def test_api_keys_let_in_until_they_are_revoked(edge: Edge, client: httpx.Client
     wait_until(lambda: ask(client, headers).status_code == 401, "the revoked key is refused")
 
 
-def test_a_header_of_a_client_names_no_certificate(edge: Edge, client: httpx.Client) -> None:
+def test_a_certificate_names_a_client_and_a_header_does_not(
+    edge: Edge, client: httpx.Client
+) -> None:
+    with edge.client(edge.client_certificate) as certified:
+        answer = ask(certified, {})
+        assert answer.status_code == 200
+        assert answer.json()["subject"] == "CN=batch"
     claimed = {"x-forwarded-client-cert": 'Hash=00;Subject="CN=batch"'}
     assert ask(client, claimed).status_code == 401
+
+
+def test_a_certificate_of_another_authority_opens_no_connection(edge: Edge) -> None:
+    folder = edge.home.parent / "strangers"
+    authority = ensure_authority(folder, "strangers")
+    stranger = ensure_certificate(folder, "batch", authority, ["batch"], "client")
+    with edge.client(stranger) as refused, pytest.raises(httpx.TransportError):
+        ask(refused, {})
 
 
 def test_each_client_has_a_limit_of_its_own(edge: Edge, client: httpx.Client) -> None:

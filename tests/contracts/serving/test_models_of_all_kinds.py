@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from serving.protocol.messages import model_metadata
+from tasks.contracts.data import ValidatedDataset
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.models.making import make_model
 from tests.support.conversion.cases import threads_as_before
-from tests.support.data.builders import COLUMNS, dataset, frame, splits
+from tests.support.data.builders import CLASSES, COLUMNS, class_frame, dataset, frame, splits
 from tests.support.ranks.runs import config, on_ranks
 from tests.support.serving.served import FLIGHTS, ServedHome, ask, flight_rows, scores, serving
 from tests.support.training.boosted import SMALL
@@ -24,11 +26,14 @@ OF_LABELS = 0.62
 """AUC that a model of these rows has at least; their labels are drawn, so none has much more."""
 
 
-def trained(model: str, folder: Path, store: ArtifactStore) -> TrainedModel:
-    """A model of the small rows; modules of the user's lie in `folder`."""
+def trained(
+    model: str, folder: Path, store: ArtifactStore, data: ValidatedDataset | None = None
+) -> TrainedModel:
+    """A model of the small rows, or of others; modules of the user's lie in `folder`."""
     (folder / "my_wide_model.py").write_text(WIDE)
     asked = config(**on_ranks(1), model=model, boosting=SMALL, max_epochs=3, learning_rate=0.02)
-    request = TrainingRequest(dataset(store, frame()), splits(), asked, project=folder)
+    data = data or dataset(store, frame())
+    request = TrainingRequest(data, splits(), asked, project=folder)
     return make_model(request, store, folder / "work")
 
 
@@ -56,3 +61,25 @@ async def test_rows_become_a_model_whose_variants_the_engine_answers_with(
         np.testing.assert_allclose(scores(one), scores(answer)[3:4], atol=1e-6)
     labels = frame(600, seed=5)[COLUMNS.label]
     assert roc_auc_score(labels, scores(answer)) > OF_LABELS
+
+
+@pytest.mark.parametrize("model", ["network", pytest.param("average", marks=pytest.mark.slow)])
+async def test_a_model_of_several_classes_answers_with_a_probability_of_each(
+    tmp_path: Path, model: str
+) -> None:
+    world = ServedHome.at(tmp_path / "home")
+    made = trained(model, tmp_path, world.store, dataset(world.store, class_frame(), CLASSES))
+    assert made.epochs[made.best_epoch].quality > OF_LABELS
+    version = world.add_table(world.store.path(made.program).read_bytes(), columns=CLASSES)
+    variants = world.convert(version)
+    assert [one.name for one in variants] == ["onnx-fp32", "openvino-fp32"]
+    world.promote(version)
+    async with serving(world) as engine:
+        rows = flight_rows(300)
+        answers = scores(await ask(engine, FLIGHTS, rows))
+        told = model_metadata(engine, FLIGHTS)
+    np.testing.assert_allclose(answers, world.expected(version, rows), atol=1e-5)
+    assert answers.shape == (300, 3)
+    np.testing.assert_allclose(answers.sum(axis=1), 1, atol=1e-5)
+    assert told["outputs"][0]["shape"] == [-1, 3]
+    assert told["properties"] == {"classes": '["early","on time","late"]'}

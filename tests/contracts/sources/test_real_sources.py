@@ -12,7 +12,11 @@ import pandas as pd
 import psycopg
 import pyarrow as pa
 import pytest
+import yaml
 
+from falaj.onboarding.checks import check_project
+from falaj.onboarding.project import begin
+from falaj.onboarding.proposal import Wishes
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tests.support.data.shop import orders
 from tests.support.services.raw_sources import (
@@ -181,6 +185,34 @@ def test_a_password_comes_from_the_environment_and_is_never_told(
     monkeypatch.setenv("PGHOSTADDR", "10.0.0.1")
     with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1 with sslmode"):
         shop.read("postgres://localhost/db/orders")
+
+
+def begun(folder: Path, data: str) -> Any:
+    """What `falaj init` writes of the orders at an address; the project has no mistake."""
+    unsaid = dict.fromkeys(("label_known_after", "horizon", "time_zone", "ask"))
+    wishes = Wishes(label="amount", time="ordered", key="customer", template="table", **unsaid)  # type: ignore[arg-type]
+    begin(folder, data, wishes)
+    errors = [f.lines() for f in check_project(folder).findings if f.severity == "error"]
+    assert errors == []
+    return yaml.safe_load((folder / "use_case.yaml").read_text())["features"]["raw_tables"][0]
+
+
+def test_a_project_begins_with_rows_of_s3_postgresql_or_the_web(
+    tmp_path: Path, bucket: Any, database: tuple[str, psycopg.Connection]
+) -> None:
+    for name, rows in monthly(typed_orders()).items():
+        upload(bucket, f"orders/{name}.parquet", rows)
+    of_s3 = begun(tmp_path / "a", "s3://shop/orders/*.parquet")
+    of_postgres = begun(tmp_path / "b", f"{database[0]}/public.orders")
+    with site() as address:
+        of_web = begun(tmp_path / "c", f"{address}/orders.csv")
+    assert of_s3["uri"] == "s3://shop/orders/*.parquet"
+    for table in (of_s3, of_postgres, of_web):
+        assert (table["name"], table["key"]) == ("orders", ["order_id"])
+        assert table["columns"]["amount"] == "DOUBLE"
+    with pytest.raises(ConfigurationError, match="PGPASSWORD"):
+        begun(tmp_path / "d", "postgres://me:hidden@127.0.0.1/shop/orders")
+    assert not (tmp_path / "d").exists()
 
 
 class Site(BaseHTTPRequestHandler):

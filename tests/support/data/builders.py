@@ -78,6 +78,21 @@ def frame(num_rows: int = 4000, seed: int = 0) -> pd.DataFrame:
     return data
 
 
+CLASSES = COLUMNS.model_copy(
+    update={"task": "multi-class", "classes": ("early", "on time", "late"), "label": "arrival"}
+)
+"""The columns, with a label that is one of three."""
+
+
+def class_frame(num_rows: int = 3000) -> pd.DataFrame:
+    """The rows of `frame` with the number of one of three classes, the first of them rarer."""
+    data, rng = frame(num_rows), np.random.default_rng(3)
+    pull = 5 * (data["late_rate_24h"] - 0.25) + (data["carrier"] == "EV") * 0.8
+    pull += (data["minute_of_day"] - 840) / 400
+    data[CLASSES.label] = np.digitize(pull + rng.logistic(0, 0.8, num_rows), [-1.5, 0.8])
+    return data
+
+
 def dataset(
     store: ArtifactStore, data: pd.DataFrame | None = None, columns: DatasetSchema = COLUMNS
 ) -> ValidatedDataset:
@@ -102,7 +117,7 @@ def dataset(
             feature_views={"carrier_stats": "0" * 32},
             tables_version="0" * 32,
             label_definition="arrives more than 15 minutes late",
-            positive_rate=None if summary else float(rows[columns.label].mean()),
+            positive_rate=float(labels.mean()) if columns.task == "classification" else None,
             label_summary=summary,
             excluded=(ExcludedRows(reason="cancelled", num_rows=7),),
         )

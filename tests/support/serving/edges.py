@@ -18,6 +18,7 @@ from infra.gateway.config import GatewayPlan, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import GatewayTraffic, prepare
 from infra.orchestration.embedded import free_port
+from serving.security.certificates import Pair, ensure_authority, ensure_certificate
 from serving.security.config import Rate, read_security
 from serving.security.keys import create_key
 from tests.support.host.processes import wait_until
@@ -41,6 +42,7 @@ class Edge:
     upstream: Upstream
     signer: Signer
     tenants: Signer
+    client_certificate: Pair
     collected: list[bytes]
     traffic: GatewayTraffic
     log: Path
@@ -63,8 +65,10 @@ class Edge:
     def authority(self) -> Path:
         return self.plan.files.certificates / "public-authority.pem"
 
-    def client(self, **options: Any) -> httpx.Client:
+    def client(self, certificate: Pair | None = None, **options: Any) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.authority))
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
         made = httpx.Client(
             base_url=f"https://localhost:{self.port}", verify=context, timeout=30, **options
         )
@@ -115,6 +119,8 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             return 200, "text/plain", b""
 
         collector = stack.enter_context(http_listener(collect)) + "/v1/traces"
+        authority = ensure_authority(folder / "clients", "clients")
+        pair = ensure_certificate(folder / "clients", "batch", authority, ["batch"], "client")
         ports = {name: free_port() for name in ("edge", "http", "grpc")}
         write_settings(home, signer, ports, MODEL)
         tenant_keys = home / "serving" / "tenants.json"
@@ -131,6 +137,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
                 },
             ],
             "api_keys": str(home / "serving" / API_KEYS),
+            "certificates": {"CN=batch": [f"infer:{MODEL}"]},
             "grants": {"analyst": [f"infer:{MODEL}", "read:*"]},
             "owners": {OTHERS: "acme"},
             "max_body_bytes": BODY_LIMIT,
@@ -140,6 +147,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
         edge_file = home / "edge" / "edge.yaml"
         edge = yaml.safe_load(edge_file.read_text()) | {
             "models": {MODEL: {"experiments": [experiment]}, OTHERS: {}},
+            "client_ca": str(authority.certificate),
             "limit": {"per_s": 0.1, "burst": 60},
             "traces": collector,
         }
@@ -160,6 +168,7 @@ def running_edge(folder: Path, **settings: Any) -> Iterator[Edge]:
             upstream,
             signer,
             tenants,
+            pair,
             collected,
             GatewayTraffic(home, limit_s=60),
             folder / "envoy.log",

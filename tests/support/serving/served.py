@@ -21,6 +21,7 @@ from serving.errors import ServingError
 from serving.interfaces import Answer, Array, Call
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import ImportedProgram, tabular_signature
+from tasks.contracts.data import DatasetSchema
 from tasks.contracts.release import ModelVariant, RegisteredProgram
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.kinds.tabular import tabular_inputs
@@ -60,7 +61,9 @@ class ServedHome:
         """A program that takes a table, without variants."""
         return self.add_table(exported(network or SmallNetwork(seed)), seed)
 
-    def add_table(self, content: bytes, seed: int = 0) -> ModelVersionRef:
+    def add_table(
+        self, content: bytes, seed: int = 0, columns: DatasetSchema = COLUMNS
+    ) -> ModelVersionRef:
         """A program file that takes a table, without variants."""
 
         def build(folder: StagedFolder) -> ImportedProgram:
@@ -69,8 +72,8 @@ class ServedHome:
             return ImportedProgram(
                 program=program,
                 family="tabular",
-                signature=tabular_signature(COLUMNS),
-                columns=COLUMNS,
+                signature=tabular_signature(columns),
+                columns=columns,
                 origin={"package": "tests", "version": str(seed)},
                 files={"model.pt2": program.sha256},
                 origin_sha256=program.sha256,

@@ -145,14 +145,18 @@ def events() -> Iterator[str]:
 
 def gates() -> Iterator[str]:
     """Gates of a promotion."""
-    from tasks.registry.gates import GATES, REGRESSION_GATES
+    from tasks.registry.gates import GATES, REGRESSION_GATES, settings_of
 
     yield "# Gates of a promotion\n"
     yield "All are asked, and each must be open. They fail closed: what is missing closes a gate.\n"
-    yield from ("| gate | classification | regression | open when |", "|---|:-:|:-:|---|")
+    yield from (
+        "| gate | classification | regression | open when | settings (`promotion`) |",
+        "|---|:-:|:-:|---|---|",
+    )
     for name, gate in (REGRESSION_GATES | GATES).items():
         signs = ("yes" if name in of else "" for of in (GATES, REGRESSION_GATES))
-        yield f"| `{name}` | {' | '.join(signs)} | {_first_paragraph(gate)} |"
+        line = f"| `{name}` | {' | '.join(signs)} | {_first_paragraph(gate)} | "
+        yield f"{line}{', '.join(f'`{name}`' for name in settings_of(gate))} |"
 
 
 def errors() -> Iterator[str]:

@@ -16,8 +16,6 @@ DERIVED = {
     "TrainingSet": ("sql", "from", "feature_service", "row_id", "label_definition"),
 }
 """Settings whose default is no value of theirs, but what follows from others."""
-FOLLOWING = ("window", "current", "registry")
-"""Parts that short splits, or the use case's name, give."""
 
 
 def use_case_schema() -> dict[str, Any]:
@@ -39,7 +37,6 @@ def use_case_schema() -> dict[str, Any]:
             parts[name]["properties"][field].pop("default", None)
     schema["properties"]["registry"].pop("default")
     schema["properties"]["model"] = parts["TrainingConfig"]["properties"]["model"]
-    schema["required"] = [name for name in schema["required"] if name not in FOLLOWING]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

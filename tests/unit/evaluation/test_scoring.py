@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
+from tasks.contracts.encoding import ColumnEncoder
 from tasks.evaluation.scoring import Program, score_rows
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
@@ -31,6 +34,16 @@ def test_scores_are_those_of_the_network_whatever_the_batches(store: ArtifactSto
     assert whole["flight_id"].tolist() == data.loc[months, "flight_id"].tolist()
     assert whole["score"].to_numpy() == pytest.approx(expected.numpy())
     assert pieces["score"].to_numpy() == pytest.approx(whole["score"].to_numpy())
+
+
+def test_a_model_of_another_encoder_is_not_asked(store: ArtifactStore) -> None:
+    encoder = ColumnEncoder(
+        column="note", kind="text", source="words 1", sha256="0" * 64, dimensions=1
+    )
+    columns = COLUMNS.model_copy(update={"encoders": (encoder,)})
+    program = replace(opened(store, LateRate()), columns=columns)
+    with pytest.raises(DataContractError, match=r"takes note as encoder 0{12} \(words 1\)"):
+        score_rows(program, builders.dataset(store), builders.month(3), (), store)
 
 
 class TwoColumns(LateRate):

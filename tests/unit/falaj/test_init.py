@@ -7,10 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from falaj.__main__ import main
 from falaj.onboarding.checks import check_project
-from falaj.onboarding.project import Wishes, begin
+from falaj.onboarding.project import begin
+from falaj.onboarding.proposal import Wishes
+from flows.config import PipelineConfig
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 NUM_ROWS = 1200
@@ -52,7 +55,7 @@ def wishes(label: str = "Churned", ask: Callable[[str], str] | None = None, **mo
     return Wishes(**{**said, "label": label, "template": "table", "ask": ask, **more})  # type: ignore[arg-type]
 
 
-def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> Path:
+def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> str:
     folder.mkdir(exist_ok=True)
     file = folder / name
     if name.endswith(".csv"):
@@ -61,7 +64,7 @@ def written(rows: pd.DataFrame, folder: Path, name: str = "orders.csv") -> Path:
         rows.to_json(file, orient="records", lines=True)
     else:
         rows.to_parquet(file)
-    return file
+    return str(file)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +115,27 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     assert said["features"]["feature_tables"][0]["entity_keys"] == ["customer"]
 
 
+def test_a_text_of_a_few_values_is_one_of_several_classes(tmp_path: Path) -> None:
+    rows = orders()
+    rows["Churned"] = np.resize(["left", "stayed", "it's open"], len(rows))
+    begin(tmp_path / "shop", written(rows, tmp_path / "data"), wishes())
+    said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
+    spec = said["features"]["training_set"]
+    assert (spec["task"], spec["label"]) == ("multi-class", "churned")
+    assert spec["classes"] == ["it's open", "left", "stayed"]
+    config = PipelineConfig.model_validate(said)
+    assert config.features.training_set.class_names[1] == "left"
+    for changes, told in (
+        ({"model": "mine:build"}, "needs one a class"),
+        ({"release": {"task": "auc"}}, "release.task auc"),
+    ):
+        with pytest.raises(ValidationError, match=told):
+            PipelineConfig.model_validate({**said, **changes})
+    with pytest.raises(ConfigurationError, match="a recalibration is for models of one score"):
+        config.refuse_several_classes("a recalibration")
+    assert not check_project(tmp_path / "shop").findings
+
+
 def test_what_only_a_person_can_know_is_asked_or_assumed_and_said(tmp_path: Path) -> None:
     data = written(orders(), tmp_path / "data")
     asked: list[str] = []
@@ -133,7 +157,7 @@ def test_what_only_a_person_can_know_is_asked_or_assumed_and_said(tmp_path: Path
     ("rows", "wanted", "sentence"),
     [
         (orders(), wishes("churn"), "did you mean Churned"),
-        (orders().assign(Churned=orders()["Customer"]), wishes(), "not supported yet"),
+        (orders().assign(Churned=orders()["Customer"]), wishes(), "one of a few classes"),
         (orders().assign(Churned="left"), wishes(), "two values at least"),
         (orders().assign(**{"Order Date": "31.01.2024"}), wishes(time="Order Date"), "year first"),
         (orders().drop(columns="Order Date"), wishes(), "--time"),

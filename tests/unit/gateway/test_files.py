@@ -135,6 +135,7 @@ def test_a_role_is_matched_as_it_is_written(describe: Describe, role: str) -> No
         ({"models": {}}, "at least 1"),
         ({"models": {"a/b": {}}}, "pattern"),
         ({"certificate": "c.pem"}, "both certificate and key"),
+        ({"http": ["10.0.0.9:8000"], "upstream_tls": False}, "not on the loopback device"),
         ({"traces": "http://user:secret@host:1/x"}, "pattern"),
         ({"unknown": 1}, "unknown"),
         ({"models": {"m": {"experiments": [OF_OURS]}}}, "removes x-falaj-slot"),
@@ -147,7 +148,8 @@ def test_what_cannot_be_is_refused(describe: Describe, edge: dict[str, Any], sai
 
 
 def test_what_the_edge_cannot_hold_is_refused(describe: Describe, tmp_path: Path) -> None:
-    describe()
+    with pytest.raises(ConfigurationError, match="anonymous clients"):
+        describe({"anonymous": ["infer:*"]})
     (tmp_path / "edge" / "edge.yaml").unlink()
     with pytest.raises(ConfigurationError, match=r"models: \{flight-delay: \{\}\}"):
         read_plan(tmp_path)

@@ -16,7 +16,15 @@ from tasks.kernel.errors import DataContractError
 from tasks.kernel.settings import ArtifactStore
 from tasks.predictions.labels import import_labels
 from tasks.predictions.served_window import count_served, take_served_window
-from tests.support.data.builders import COLUMNS, dataset, frame, month, version_ref
+from tests.support.data.builders import (
+    CLASSES,
+    COLUMNS,
+    class_frame,
+    dataset,
+    frame,
+    month,
+    version_ref,
+)
 from tests.support.serving.served_rows import MODEL, batch_of, log_frame, open_log, served
 
 FRAME = frame(2000)
@@ -94,6 +102,39 @@ def test_served_rows_come_back_as_the_reference_writes_them(
     assert "request_id" not in found
     logged = window.logged
     assert count_served(tmp_path, MODEL, "1", logged) == len(rows)
+
+
+def test_scores_of_several_classes_come_back_by_class_with_labels_by_name(
+    tmp_path: Path, store: ArtifactStore
+) -> None:
+    data = class_frame(2000)
+    reference = dataset(store, data, CLASSES)
+    rows = data[
+        (data[COLUMNS.event_time] >= WINDOW.start) & (data[COLUMNS.event_time] < WINDOW.end)
+    ]
+    rows = rows.reset_index(drop=True).head(40)
+    scores = np.tile(np.array([[0.2, 0.7, 0.1], [0.1, 0.3, 0.6]], np.float32), (20, 1))
+    names = [f"r-{n}" for n in rows[COLUMNS.row_id]]
+    moment = rows[COLUMNS.event_time].iloc[0].to_pydatetime() + OFFSET
+    with open_log(tmp_path) as log:
+        log.served(batch_of(rows, names, at=moment, scores=scores))
+    labels = tmp_path / "labels.parquet"
+    pd.DataFrame({"request_id": names[:3], "label": ["late", "early", None]}).to_parquet(labels)
+    import_labels(tmp_path, MODEL, labels, LATER - timedelta(days=1), CLASSES.classes)
+    pd.DataFrame({"request_id": names[:1], "label": ["lost"]}).to_parquet(labels)
+    with pytest.raises(DataContractError, match=r"'lost'.* no class in 1 rows; expected early"):
+        import_labels(tmp_path, MODEL, labels, LATER, CLASSES.classes)
+
+    champion = CHAMPION.model_copy(update={"columns": CLASSES})
+    window = take_served_window(
+        tmp_path, champion, reference, WINDOW, OFFSET, 1, 1, store=store, now=LATER
+    )
+    assert isinstance(window, ServedWindow)
+    found = pd.read_parquet(store.path(window.scores))
+    np.testing.assert_array_equal(found[["score_0", "score_1", "score_2"]], scores)
+    assert found["predicted"].tolist()[:2] == ["on time", "late"]
+    assert found[CLASSES.label].tolist()[:2] == [2.0, 0.0]
+    assert found[CLASSES.label].notna().sum() == 2
 
 
 def test_a_masked_category_is_told_by_the_key_and_a_masked_number_is_left_out(

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.contracts.training import TrainedModel
 from tasks.kernel.errors import RegistryError, StorageError
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, StagedFolder
 from tasks.registry.mlflow_registry import (
     MANIFEST_TAG,
     PROGRAM_TAG,
@@ -20,6 +20,7 @@ from tasks.registry.model_folder import (
     list_variants,
     read_version,
     remove_unlisted,
+    verified_encoders,
     verified_program,
     write_model,
     write_variants,
@@ -109,6 +110,25 @@ def test_any_file_that_is_changed_or_gone_is_found(
 
     assert len(damage) == 1
     assert "missing" in damage[0] or "expected" in damage[0]
+
+
+def test_an_encoder_is_kept_with_its_version_and_handed_out_whole_alone(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "store")
+    dataset = shared.dataset(store, shared.frame(300))
+    (store.root / "encoders" / "k" / "encoder").mkdir(parents=True)
+    (store.root / "encoders" / "k" / "encoder" / "model.onnx").write_bytes(b"weights")
+    files = StagedFolder(store, "encoders", "k", store.root / "encoders" / "k").artifact("encoder")
+    trained, folder = builders.trained_model(store, dataset), tmp_path / "model"
+    snapshot = dataset.snapshot.model_copy(update={"encoders": {"review": files}})
+    report = builders.evaluation(store, trained)
+    manifest = write_model(folder, trained, report, snapshot, "m", "abc1234", store)
+    tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: "0" * 64, MANIFEST_TAG: manifest}
+    version = RegisteredVersion("m", 1, "r", folder.as_uri(), tags)
+    assert verified_encoders(version) == {"review": folder / "encoder-review"}
+    assert read_version(version).manifest.files["encoder-review"].sha256 == files.sha256
+    (folder / "encoder-review" / "model.onnx").unlink()
+    with pytest.raises(RegistryError, match="encoder-review has SHA-256"):
+        verified_encoders(version)
 
 
 @pytest.mark.parametrize("name", ["program.pt2", "model.json"])

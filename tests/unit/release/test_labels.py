@@ -76,6 +76,20 @@ def town(tmp_path: Path) -> Iterator[Town]:
         yield Town(tmp_path, log)
 
 
+def test_versions_of_several_classes_are_compared_by_the_true_ones_probability(town: Town) -> None:
+    for version, track, at in (("1", "stable", BEGUN + SECOND), ("2", "shadow", BEGUN + SECOND)):
+        scores = np.array([[0.1, 0.6, 0.3]] if version == "1" else [[0.2, 0.1, 0.7]], np.float32)
+        town.log.served(entity_batch(["a"], {"flight": [1]}, at, served(version, track), scores))
+    town.import_known(flight=[1], event_timestamp=[BEGUN], label=[1.0])
+    seen = town.observed()
+    true = {who: seen.labelled(who)[["label", "score"]].to_numpy() for who in (STABLE, SHADOW)}
+    np.testing.assert_allclose(true[STABLE], [[1.0, 0.6]], rtol=1e-6)
+    np.testing.assert_allclose(true[SHADOW], [[1.0, 0.1]], rtol=1e-6)
+    # What no label tells is compared by the predicted class.
+    assert seen.of(SHADOW)["score"].tolist() == pytest.approx([0.7])
+    assert not seen.of(STABLE)["failed"].any()
+
+
 def test_a_label_of_entities_counts_for_all_tracks_so_that_pairs_have_it(town: Town) -> None:
     town.ask_with_copy("a", BEGUN + SECOND, flight=1)
     town.ask_with_copy("b", BEGUN + SECOND, flight=2)

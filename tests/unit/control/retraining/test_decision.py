@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts.drift import DriftReport, DriftResult
-from tasks.contracts.evaluation import Metric
+from tasks.contracts.evaluation import Metric, MetricSet
 from tasks.control.config import RetrainingPolicy
 from tasks.control.retraining.decision import (
     Action,
@@ -58,6 +58,20 @@ def test_a_regression_that_went_stale_is_retrained() -> None:
     choice = decide(evidence(r2_change=metric(-0.2), num_labelled=500), CONFIG)
     assert (choice.rule, choice.action) == (5, Action.RETRAIN)
     assert "R² changed by -0.2000" in choice.reason
+
+
+def test_a_stale_model_of_several_classes_is_retrained_and_never_mapped() -> None:
+    report = builders.report(auc=metric(-0.001))
+    overall = report.current_performance
+    assert isinstance(overall, MetricSet)
+    several = overall.model_copy(update={"by_class": {"a": overall}})
+    stale = report.model_copy(
+        update={"current_performance": several, "result": DriftResult.RETRAIN}
+    )
+    seen = gather(stale, builders.reference(2), None, None, datetime.now(UTC))
+    assert decide(seen.model_copy(update={"can_be_mapped": True}), CONFIG).rule == 4
+    choice = decide(seen, CONFIG)
+    assert (choice.rule, choice.action) == (5, Action.RETRAIN)
 
 
 def test_drift_without_labels_ends_no_trouble_but_that_of_the_feed() -> None:

@@ -4,16 +4,21 @@ import numpy as np
 import onnx
 import pytest
 
+from tasks.contracts.conversion import SnapshotRows
 from tasks.contracts.evaluation import Calibrator
+from tasks.contracts.release import RegisteredProgram
 from tasks.conversion.calibrator import check_mapped, write_mapped
+from tasks.conversion.examine import examine, take_reference
 from tasks.conversion.kinds.tabular import TABULAR, edge_rows, magnitude_rows, read_rows
 from tasks.conversion.targets.interface import ConversionJob, Runtime, load_files
 from tasks.conversion.targets.pytorch import load_pytorch, torch_threads_restored
 from tasks.conversion.targets.trees import DOMAIN
 from tasks.kernel.settings import ArtifactStore
-from tests.support.conversion.programs import build_one, tabular_job
-from tests.support.data.builders import COLUMNS, splits
-from tests.support.training.boosted import boosted
+from tasks.training.core.run_directory import TrainingRequest
+from tasks.training.models.making import make_model
+from tests.support.conversion.programs import QUICK, build_one, tabular_job
+from tests.support.data.builders import CLASSES, COLUMNS, class_frame, dataset, splits, version_ref
+from tests.support.training.boosted import boosted, boosting_config
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +27,30 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> ConversionJob:
     store = ArtifactStore(folder / "store")
     model = boosted(store, folder / "work")
     return tabular_job(store, store.path(model.program).read_bytes())
+
+
+@pytest.mark.parametrize(
+    "name", ["onnx-fp32", pytest.param("openvino-fp32", marks=pytest.mark.slow)]
+)
+def test_every_format_gives_the_probabilities_of_several_classes(
+    store: ArtifactStore, tmp_path: Path, name: str
+) -> None:
+    data = dataset(store, class_frame(), CLASSES)
+    request = TrainingRequest(data, splits(), boosting_config(max_iterations=10))
+    model = make_model(request, store, tmp_path)
+    program = RegisteredProgram(
+        version=version_ref(model.program.sha256), program=model.program, columns=CLASSES
+    )
+    source = SnapshotRows(dataset=data, splits=splits())
+    job = ConversionJob(program, source, QUICK, store)
+    built = build_one(name, job)
+    assert built.files is not None, built.failure
+    with torch_threads_restored():
+        examined = examine(built, take_reference(job))
+    assert examined.failure is None
+    assert examined.gaps is not None
+    assert examined.gaps["edge"].largest < 1e-4
+    assert program.signature.output.columns == CLASSES.classes
 
 
 @pytest.mark.parametrize("name", ["onnx-fp32", "openvino-fp32", "onnx-fp16"])

@@ -64,12 +64,36 @@ def test_columns_are_inputs_by_their_kind_and_what_is_said_stays(tmp_path: Path)
     assert spec.label_definition == "sent back"
 
 
+def test_a_model_beside_the_use_case_leaves_its_definitions_derived(tmp_path: Path) -> None:
+    repo = write_use_case(tmp_path)
+    before = definitions_digest(repo)
+    (repo / "my_model.py").write_text("import torch\n")
+    assert definitions_digest(repo) == before
+    (repo / "definitions.py").write_text("from feast import Entity\n")
+    assert definitions_digest(repo) != before
+
+
+def encoded(folder: Path, column: str, **changes: Any) -> Path:
+    spec = {**TRAINING_SET, "encoded": {column: {"text": "words"}}, **changes}
+    return write_use_case(folder, features={**FEATURES, "training_set": spec})
+
+
+def test_an_encoded_column_is_a_text_and_no_category(tmp_path: Path) -> None:
+    spec = read_features(encoded(tmp_path, "channel"))[1].training_set
+    assert (spec.categorical, spec.numeric) == (("gift",), ("amount",))
+    for column, seen in (("note", "is no column"), ("amount", "is DOUBLE")):
+        with pytest.raises(ConfigurationError, match=f"names {column}, which {seen} of orders"):
+            read_features(encoded(tmp_path, column))
+    with pytest.raises(ConfigurationError, match="channel is encoded, and among categorical"):
+        read_features(encoded(tmp_path, "channel", categorical=["channel"]))
+
+
 def test_a_use_case_said_once_is_whole_as_the_parameter_of_a_flow(tmp_path: Path) -> None:
     config = read_pipeline_config(write_use_case(tmp_path))
     assert PipelineConfig.model_validate(config.model_dump(mode="json")) == config
     assert str(config.window) == "2024-01-01T00:00Z to 2024-07-01T00:00Z"
     assert str(config.splits.validation) == "2024-05-01T00:00Z to 2024-06-01T00:00Z"
-    assert str(config.current) == "2024-06-01T00:00Z to 2024-07-01T00:00Z"
+    assert str(config.current) == "2024-06-01T00:00Z to 2024-06-17T01:00Z"  # labels are known
     assert (config.registry.model_name, config.registry.experiment) == ("mail-order",) * 2
     assert config.clock.label_hours == 14 * 24 - 1
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tasks.features.access.store import load_definitions, open_store
@@ -56,6 +57,21 @@ def test_a_label_other_than_0_and_1_is_refused_with_column_values_and_cure(
     with pytest.raises(DataContractError, match=r"label target of .*::INTEGER") as refused:
         shop.entities()
     assert seen in str(refused.value)
+
+
+def test_a_label_of_several_classes_is_their_number_and_no_other_value_passes(shop: Shop) -> None:
+    size = "CASE WHEN items > 3 THEN 'large' WHEN items > 1 THEN 'middle' ELSE 'small' END"
+    shop.replace("sql/entities.sql", "    NULL::", f"    {size} AS target,\n    NULL::")
+    classes = "task: multi-class\n    classes: [small, middle, large]\n    label: target"
+    shop.replace("use_case.yaml", "label: again", classes)
+    snapshot = shop.training_set()
+    assert snapshot.columns.classes == ("small", "middle", "large")
+    assert sum(snapshot.class_shares.values()) == pytest.approx(1)
+    labels = pd.read_parquet(shop.store.path(snapshot.data))["target"]
+    assert (labels == 1).mean() == pytest.approx(snapshot.class_shares["middle"])
+    shop.replace("use_case.yaml", "[small, middle, large]", "[small, middle, huge]")
+    with pytest.raises(DataContractError, match=r"'large' \(\d+ rows\); expected small, middle"):
+        shop.entities()
 
 
 def test_a_moment_that_is_text_is_told_with_its_cure(shop: Shop) -> None:

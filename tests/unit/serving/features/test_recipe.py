@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import BadRequestError
-from serving.features.recipe import build_inputs, registry_origins
-from tasks.contracts.data import DatasetSchema
-from tasks.kernel.errors import RegistryError
+from serving.features.reads import Waiting, _made
+from serving.features.recipe import Recipe, build_inputs, registry_origins
+from tasks.contracts.data import DatasetSchema, category_code
+from tasks.features.online.answer import OnlineAnswer
+from tasks.kernel.errors import DataContractError, RegistryError
 from tasks.kernel.settings import Settings
 from tasks.registry.mlflow_registry import Registry
 from tasks.registry.model_folder import MANIFEST_FILE
@@ -59,10 +61,43 @@ def test_inputs_are_those_that_training_makes_of_the_same_rows(rows: list[dict[s
     assert made["numeric"].dtype == np.float32
 
 
+@pytest.mark.parametrize("said", [[True, False], ["true", "false"], np.array([True, False])])
+def test_what_is_true_or_false_is_the_category_that_training_made_of_it(said: Any) -> None:
+    codes = [[category_code("true"), 0], [category_code("false"), 0]]
+    assert build_inputs(SCHEMA, {"kind": said}, 2)["categorical"].tolist() == codes
+    frame = pd.DataFrame({"kind": said, "place": None, "size": 1, "weight": 1, "count": 1})
+    assert SCHEMA.model_inputs(frame)[0].tolist() == codes
+
+
 @pytest.mark.parametrize("bad", ["7", [1.0], {"a": 1}, b"7"])
 def test_what_is_no_number_is_refused_by_name(bad: Any) -> None:
     with pytest.raises(BadRequestError, match=r"column size holds .*, expected a number"):
         build_inputs(SCHEMA, {"size": [1.0, bad]}, 2)
+
+
+class Lengths:
+    """Gives the length of a text, where an encoder gives its meaning."""
+
+    def columns(self, values: list[Any]) -> dict[str, Any]:
+        if not all(value is None or isinstance(value, str) for value in values):
+            raise DataContractError("column note holds no text")
+        return {"size": np.array([np.nan if v is None else len(v) for v in values], np.float32)}
+
+
+def test_a_text_of_a_request_becomes_the_numbers_that_the_model_takes() -> None:
+    parts: Any = {"columns": SCHEMA, "encoders": {"note": Lengths()}}
+    empty: Any = dict.fromkeys(("reader", "views", "keys", "request_columns"), ())
+    recipe = Recipe(model="m", version="1", service="s", **parts, **empty)
+    stored: Any = {"weight": np.array([1, 2], np.float32)}
+    answer = OnlineAnswer("s", 2, stored, (), *(np.empty(0) for _ in range(4)))  # type: ignore[arg-type]
+
+    def made(note: list[Any]) -> Any:
+        return _made(Waiting(recipe, {"kind": ["a", "b"], "note": note}, 2, None), answer)  # type: ignore[arg-type]
+
+    inputs, features = made(["four", None])
+    np.testing.assert_array_equal(inputs["numeric"][:, :2], [[4, 1], [np.nan, 2]])
+    assert features.given["note"] == ["four", None]
+    assert isinstance(made(["four", 4]), BadRequestError)
 
 
 def test_a_manifest_says_the_service_and_a_changed_one_says_nothing(

@@ -42,7 +42,11 @@ def test_keys_come_from_files_by_https_or_from_this_machine() -> None:
     [
         ({"behind_edge": True}, "without mutual TLS"),
         ({"behind_edge": True, "tls": TLS}, "without mutual TLS"),
-        ({"grants": {"a": ["everything"]}}, "pattern"),
+        (
+            {"behind_edge": True, "tls": TLS | {"client_ca": "a"}, "anonymous": ["infer:m"]},
+            "loopback device",
+        ),
+        ({"anonymous": ["everything"]}, "pattern"),
     ],
     ids=str,
 )
@@ -52,7 +56,9 @@ def test_what_cannot_be_is_refused(content: dict[str, object], said: str) -> Non
 
 
 def test_a_server_that_is_open_stays_on_the_loopback_device() -> None:
-    check_exposure(SecurityConfig(), "127.0.0.1")
+    check_exposure(SecurityConfig(anonymous=("infer:*",)), "127.0.0.1")
+    with pytest.raises(ConfigurationError, match="lets in everybody"):
+        check_exposure(SecurityConfig(anonymous=("infer:*",)), "0.0.0.0")
     with pytest.raises(ConfigurationError, match="without TLS"):
         check_exposure(SecurityConfig(), "10.0.0.5")
     check_exposure(SecurityConfig.model_validate({"tls": TLS}), "0.0.0.0")
@@ -152,8 +158,8 @@ def test_a_process_is_closed_by_the_files_of_its_state_folder(tmp_path: Path) ->
     found = secured(SecuritySection(), tmp_path, "0.0.0.0")
     assert found.tls is not None
     assert found.grpc is None
-    file.write_text("api_keys: keys.json\n")
-    with pytest.raises(ConfigurationError, match="without TLS"):
+    file.write_text("anonymous: ['infer:*']\n")
+    with pytest.raises(ConfigurationError, match="lets in everybody"):
         secured(SecuritySection(), tmp_path, "0.0.0.0")
 
 
@@ -191,7 +197,7 @@ def served_by(context: ssl.SSLContext, authority: Pair) -> bytes | None:
     ("content", "said"),
     [
         (b"issuers: {", r"security\.yaml"),
-        (b"grants: \xff", "is no YAML"),
+        (b"anonymous: \xff", "is no YAML"),
         (b"password: hunter2", "password: Extra inputs are not permitted. Nothing was started"),
         (b"limits: {client: {per_s: .inf}}", "limits.client.per_s"),
         (b"5", "expected names with values"),
@@ -205,4 +211,4 @@ def test_a_file_of_clients_that_is_wrong_says_where_and_not_what(
     with pytest.raises(ConfigurationError, match=said) as told:
         read_security(file)
     assert "hunter2" not in str(told.value)
-    assert "\n" not in str(told.value) or content[0] in b"gi"
+    assert "\n" not in str(told.value) or content[0] in b"ai"

@@ -256,6 +256,35 @@ def test_two_credentials_and_none_are_refused(world: World) -> None:
     assert "Bearer" in refused(guard, [(b"authorization", b"Basic YTpi")])
 
 
+def test_a_certificate_counts_only_behind_the_edge(world: World) -> None:
+    named = [(b"x-forwarded-client-cert", b'Hash=0;Subject="CN=batch,O=acme"')]
+    assert "nothing was presented" in refused(world.guard(), named)
+    with pytest.raises(ConfigurationError, match="none before it"):
+        world.guard(certificates={"CN=batch,O=acme": ["infer:m"]})
+    behind = world.guard(
+        certificates={"CN=batch,O=acme": ["infer:m"]},
+        certificate_tenants={"CN=batch,O=acme": "acme"},
+        **BEHIND_EDGE,
+    )
+    assert admit(behind, named).tenant == "acme"
+    for value in (b'Subject="CN=other"', b"Hash=0", b'Subject="CN=a";Subject="CN=batch,O=acme"'):
+        refused(behind, [(b"x-forwarded-client-cert", value)])
+
+
+def test_a_comma_in_a_name_makes_no_other_client(world: World) -> None:
+    """RFC 2253 writes it as `\\,`; unmasked it would look like two names, those of another."""
+    behind = world.guard(
+        certificates={"CN=batch,O=acme": ["infer:m"], "CN=a\\,b": ["infer:m"]}, **BEHIND_EDGE
+    )
+    for subject in (rb"CN=batch\,O=acme", rb"CN=batc\h,O=acme"):
+        assert "stands for nobody" in refused(behind, told_by_edge(subject))
+    assert admit(behind, told_by_edge(rb"CN=a\,b")).subject == r"CN=a\,b"
+
+
+def told_by_edge(subject: bytes) -> Headers:
+    return [(b"x-forwarded-client-cert", b'Subject="%s"' % subject)]
+
+
 def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(world: World) -> None:
     limits = {"client": {"per_s": 1e-6, "burst": 2}}
     asked = bearer(world.signer.token("infer:m"))
@@ -273,14 +302,19 @@ def test_a_mirrored_copy_does_not_use_up_what_its_client_may_ask(world: World) -
 
 
 def test_clients_have_limits_of_their_own(world: World) -> None:
-    guard = world.guard(limits={"client": {"per_s": 2, "burst": 3}})
-    ann, bob = (bearer(world.signer.token("infer:m", sub=name)) for name in ("ann", "bob"))
+    limits = {"client": {"per_s": 2, "burst": 3}, "by_subject": {"vip": {"per_s": 2, "burst": 9}}}
+    guard = world.guard(limits=limits)
+    ann, bob, vip = (
+        bearer(world.signer.token("infer:m", sub=name)) for name in ("ann", "bob", "vip")
+    )
     for _ in range(3):
         admit(guard, ann)
     with pytest.raises(TooManyRequestsError) as found:
         admit(guard, ann)
     assert found.value.retry_after_s == pytest.approx(0.5)
     admit(guard, bob)
+    for _ in range(9):
+        admit(guard, vip)
     world.now += 0.5
     admit(guard, ann)
 
@@ -357,7 +391,9 @@ def lenient(tmp_path_factory: pytest.TempPathFactory) -> SecurityGuard:
     claims = {"roles_claim": "realm.roles", "tenant_claim": "org"}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("serving.security.guard.FAILURES", Rate(per_s=1e9, burst=10**9))
-        return world.guard(claims, api_keys=str(api_keys), **BEHIND_EDGE)
+        return world.guard(
+            claims, api_keys=str(api_keys), certificates={"CN=batch": ["infer:m"]}, **BEHIND_EDGE
+        )
 
 
 def principal(guard: SecurityGuard, name: bytes, value: bytes) -> Principal | None:

@@ -3,12 +3,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.metrics import log_loss, r2_score, roc_auc_score
 
 from tasks.kernel.errors import DataContractError
 from tasks.training.config import TrainingConfig
 from tasks.training.core.objective import (
     MIN_STEPS_PER_EPOCH,
+    MultiClass,
     Regression,
     StepPlan,
     averaged,
@@ -125,3 +126,28 @@ def test_what_is_not_trained_stays_as_it_is() -> None:
     mean = averaged(averaged({}, edges, 1, 0.5), {**edges, "seen": torch.tensor(4)}, 2, 0.5)
     assert torch.equal(mean["low"], edges["low"])
     assert mean["seen"].item() == 4
+
+
+@given(st.integers(0, 10_000), st.integers(3, 5), st.integers(1, 4))
+def test_classes_are_compared_by_the_mean_of_their_aucs(
+    seed: int, num_classes: int, num_parts: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(300) % num_classes
+    logits = (rng.normal(size=(300, num_classes)) + np.eye(num_classes)[labels]).astype(np.float32)
+    objective, known = MultiClass(num_classes), torch.from_numpy(labels.astype(np.float32))
+    outputs = torch.from_numpy(logits)
+    parts = np.array_split(np.arange(300), num_parts)
+    totals = sum(objective.totals(outputs[part], known[part]) for part in parts)
+    scores = torch.softmax(outputs.double(), 1).numpy()
+    macro = roc_auc_score(labels, scores, multi_class="ovr")
+    assert objective.quality(totals)["validation_auc"] == pytest.approx(macro, abs=2e-3)
+    losses = objective.row_losses(outputs, known)
+    assert float(losses.mean()) == pytest.approx(log_loss(labels, scores), rel=1e-5)
+
+
+def test_a_class_that_validation_lacks_is_refused() -> None:
+    objective = MultiClass(3)
+    totals = objective.totals(torch.zeros(4, 3), torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    with pytest.raises(DataContractError, match=r"class\(es\) number \[2\]"):
+        objective.quality(totals)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from tasks.contracts.data import DatasetSchema
 from tasks.contracts.training import TrainedModel
@@ -15,7 +16,7 @@ from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 from tasks.training.core.run_directory import TrainingRequest
 from tasks.training.models import boosting, making
-from tests.support.data.builders import COLUMNS, dataset, frame, splits
+from tests.support.data.builders import CLASSES, COLUMNS, class_frame, dataset, frame, splits
 from tests.support.training.boosted import boosting_config
 
 HOURS = COLUMNS.model_copy(update={"task": "regression", "label": "delay", "unit": "minutes"})
@@ -74,6 +75,27 @@ def test_a_regression_is_learnt_in_its_own_unit(
     r2 = 1 - ((labels - scores) ** 2).sum() / ((labels - labels.mean()) ** 2).sum()
     assert r2 == pytest.approx(model.epochs[model.best_epoch].validation_r2, abs=1e-4)
     assert r2 > 0.9
+
+
+@pytest.mark.parametrize("library", ["sklearn", "lightgbm"])
+def test_several_classes_have_a_tree_each_in_turn(
+    store: ArtifactStore, tmp_path: Path, library: str
+) -> None:
+    if library == "lightgbm":
+        pytest.importorskip("lightgbm", reason="the extra falaj[boosting]")
+    asked = TrainingRequest(
+        dataset(store, class_frame(), CLASSES), splits(), boosting_config(library=library)
+    )
+    model = making.make_model(asked, store, tmp_path)
+    program = Program.open(model.program, model.columns, store)
+    rows = score_rows(program, asked.dataset, splits().validation, (CLASSES.label,), store)
+    scores = rows[[*CLASSES.score_columns(SCORE)]].to_numpy()
+    macro = roc_auc_score(rows[CLASSES.label], scores, multi_class="ovr")
+    assert macro == pytest.approx(model.epochs[model.best_epoch].quality, abs=1e-3)
+    assert macro > 0.68
+    rarest = rows[CLASSES.label].value_counts().idxmin()
+    assert np.array(CLASSES.classes)[scores.argmax(1)].tolist() == rows["predicted"].tolist()
+    assert 0 < (scores.argmax(1) == rarest).mean() < 0.5
 
 
 def test_more_rows_than_are_held_in_memory_are_sampled(

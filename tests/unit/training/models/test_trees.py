@@ -70,6 +70,28 @@ def test_trees_as_tensors_answer_as_scikit_learn_does_on_edge_rows_too(seed: int
         np.testing.assert_allclose(answers(program, some), model.decision_function(some), atol=1e-5)
 
 
+@pytest.mark.parametrize("library", ["sklearn", "lightgbm"])
+def test_trees_of_several_classes_answer_as_their_library_does(library: str) -> None:
+    rows, unseen = numbers(2000), numbers(1000, 5)
+    known = np.digitize(np.nan_to_num(rows[:, 0] + rows[:, 2]), [-0.6, 0.4])
+    if library == "sklearn":
+        model = HistGradientBoostingClassifier(max_iter=9, random_state=0).fit(rows, known)
+        trees = [boosting._tree_of_nodes(tree.nodes) for step in model._predictors for tree in step]
+        base, expected = np.ravel(model._baseline_prediction), model.predict_proba(unseen)
+    else:
+        lightgbm = pytest.importorskip("lightgbm", reason="the extra falaj[boosting]")
+        settings = {"objective": "multiclass", "num_class": 3, "verbosity": -1}
+        model = lightgbm.train(settings, lightgbm.Dataset(rows, known), 9)
+        told = model.dump_model()["tree_info"]
+        trees = [boosting._tree_of_json(tree["tree_structure"]) for tree in told]
+        base, expected = np.zeros(3), model.predict(unseen)
+    program = BoostingProgram([], grouped(trees, NUM_FEATURES, 3), base, None)
+    none = torch.zeros(len(unseen), 0, dtype=torch.int32)
+    with torch.inference_mode():
+        seen = BoostingProgram.of_state(program.state())(none, torch.from_numpy(unseen)).numpy()
+    np.testing.assert_allclose(seen, expected, atol=1e-5)
+
+
 def test_a_regression_gives_labels_in_their_own_unit() -> None:
     rows = numbers(2000)
     model = HistGradientBoostingRegressor(max_iter=20).fit(rows, labels(rows))
