@@ -152,7 +152,8 @@ class EntityConfig(_Section):
     moment: Literal["use_case", "wall"] | AwareDatetime = Field(
         default="use_case",
         description="Moment at which ages count: the use case's clock, which may replay a year; "
-        "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data.",
+        "the wall clock; or a moment, as 2014-01-01T05:30:00Z, for trials with recorded data: not "
+        "before the end of what was refreshed, as online is the newest row alone.",
     )
     max_rows: PositiveInt = Field(
         default=4096,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import pyarrow as pa
 
@@ -98,7 +98,7 @@ def _address_and_rows(
             raise ConfigurationError(refusal)
     options.setdefault("connect_timeout", str(CONNECT_S))
     encoded = urlencode(options, quote_via=quote)
-    address = urlunsplit(("postgresql", parts.netloc, f"/{quote(database)}", encoded, ""))
+    address = f"postgresql://{parts.netloc}/{quote(database)}?{encoded}"  # a socket has no netloc
     if name:
         return address, ".".join(map(sql_name, name.split(".")))
     file = repo / query

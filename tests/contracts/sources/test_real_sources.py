@@ -147,6 +147,17 @@ def test_a_window_of_a_table_of_postgresql_is_read_in_one_snapshot(
     pd.testing.assert_frame_equal(shop.rows(shop.read(window=month(1))), shop.rows(late))
 
 
+@pytest.mark.parametrize("user", ["", "postgres@"])
+def test_a_server_of_this_machine_is_reached_by_its_socket(
+    shop: SourceShop, database: tuple[str, psycopg.Connection], user: str
+) -> None:
+    server = database[1].info
+    (folder,) = database[1].execute("SHOW unix_socket_directories").fetchone() or ()
+    options = f"host={folder}&port={server.port}{'' if user else '&user=postgres'}"
+    landed = shop.read(f"postgresql://{user}/{server.dbname}/orders?{options}")
+    assert landed.tables[0].num_rows == 600
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

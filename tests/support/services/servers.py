@@ -51,7 +51,8 @@ def postgres_server(folder: Path, programs: Path | None = None) -> Iterator[str]
 
         def command(port: int) -> list[str]:
             settings = [f"port={port}", "listen_addresses=127.0.0.1", "fsync=off"]
-            settings += ["unix_socket_directories=", "max_connections=50", "shared_buffers=32MB"]
+            settings += ["max_connections=50", "shared_buffers=32MB"]
+            settings += [f"unix_socket_directories={data}"]
             chosen = [part for setting in settings for part in ("-c", setting)]
             return [*identity, str(programs / "postgres"), "-D", str(data), *chosen]
 
