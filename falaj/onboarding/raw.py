@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import csv
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import duckdb
@@ -22,7 +21,7 @@ from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore, StagedFolder
 
 CHECK = "rows"
 SAMPLE_ROWS = 30_000
-"""So many rows of a table are looked at further: all of a key, or none, by a hash of it."""
+"""So many rows of a table, or a few more, are looked at further."""
 FEW_VALUES = 1000
 MISSING = re.compile(r"column\(s\) (.+) are missing; the file has (.+?)\. Send")
 MISFIT = re.compile(
@@ -30,17 +29,14 @@ MISFIT = re.compile(
 )
 
 
-def land(
-    config: PipelineConfig, findings: Findings, store: ArtifactStore
-) -> dict[str, TableRef] | None:
+def land(config: PipelineConfig, findings: Findings, store: ArtifactStore) -> LandedRows | None:
     """Land every raw table by itself, so that each mistake is seen; None where one is."""
-    tables: dict[str, TableRef] = {}
+    tables: list[TableRef] = []
     for table in config.features.raw_tables:
         alone = config.features.model_copy(update={"raw_tables": (table,)})
         try:
-            tables[table.name] = land_raw_rows(
-                config.window, alone, findings.repo, store, reused=False
-            ).tables[0]
+            rows = land_raw_rows(config.window, alone, findings.repo, store, reused=False)
+            tables += rows.tables
         except ConfigurationError as exc:
             path = findings.repo / table.uri
             others = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -52,7 +48,7 @@ def land(
             break
         except DataContractError as exc:
             _add_refusal(exc, table, findings, store.root / "unpacked")
-    return None if findings.found else tables
+    return None if findings.found else LandedRows(window=config.window, tables=tuple(tables))
 
 
 def _add_refusal(
@@ -141,34 +137,33 @@ def _line_of(
 
 
 def sample(
-    landed: Mapping[str, TableRef], config: PipelineConfig, findings: Findings, store: ArtifactStore
-) -> tuple[LandedRows, float]:
-    """A sample of every landed table, all rows of a key or none, and the smallest share.
+    landed: LandedRows, config: PipelineConfig, findings: Findings, store: ArtifactStore
+) -> LandedRows:
+    """A sample of every landed table; what all rows show is found on the way.
 
-    What all rows show is found on the way.
+    All rows that a key without its time names are in it or none, so that a series stays whole.
     """
-    shares: list[float] = []
 
     def build(folder: StagedFolder) -> LandedRows:
         refs = []
         with duckdb_session(store.root) as con:
-            for table in config.features.raw_tables:
-                ref = landed[table.name]
+            for table, ref in zip(config.features.raw_tables, landed.tables, strict=True):
                 rows = parquet(store.path(ref.artifact, verify=False))
                 _check_rows(con, table, rows, findings)
-                parts = -(-ref.num_rows // SAMPLE_ROWS)
-                shares.append(1 / parts)
-                if parts > 1:
-                    file, key = folder.path / f"{table.name}.parquet", names(list(table.key))
+                whole = names([name for name in table.key if name != table.time_column])
+                if whole and ref.num_rows > SAMPLE_ROWS:
+                    file = folder.path / f"{table.name}.parquet"
                     con.execute(
-                        f"COPY (SELECT * FROM {rows} WHERE hash({key}) % {parts} = 0) "
-                        f"TO {sql_text(file)} (FORMAT parquet)"
+                        f"COPY (SELECT * FROM {rows} WHERE hash({whole}) <= (SELECT min(h) FROM "
+                        "(SELECT h, sum(count(*)) OVER (ORDER BY h) AS up_to FROM "
+                        f"(SELECT hash({whole}) AS h FROM {rows}) GROUP BY h) "
+                        f"WHERE up_to >= {SAMPLE_ROWS})) TO {sql_text(file)} (FORMAT parquet)"
                     )
                     ref = ref.model_copy(update={"artifact": folder.artifact(file.name)})
                 refs.append(ref)
-        return LandedRows(window=config.window, tables=tuple(refs))
+        return LandedRows(window=landed.window, tables=tuple(refs))
 
-    return store.build_once("sample", "rows", LandedRows, build), min(shares)
+    return store.build_once("sample", "rows", LandedRows, build)
 
 
 def _check_rows(

@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from falaj.__main__ import main
+from falaj.onboarding import raw
 from falaj.onboarding.checks import check_project
 from falaj.onboarding.project import begin
 from falaj.onboarding.proposal import Wishes
@@ -100,6 +101,27 @@ def test_what_is_proposed_has_no_mistake(
     assert len(texts) <= 3
     assert len((tmp_path / "shop" / "use_case.yaml").read_text().splitlines()) <= 40
     assert any(line.startswith("Next") for line in told)
+
+
+@pytest.mark.parametrize("num_series", [1, 4])
+def test_labels_of_a_long_series_are_found_in_a_check(
+    num_series: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "SAMPLE_ROWS", 1000)
+    data = written(series(num_series), tmp_path / "data", "load.parquet")
+    key = {"key": "place"} if num_series > 1 else {}
+    begin(tmp_path / "p", data, wishes("load", template="timeseries", horizon="1d", **key))
+    report = check_project(tmp_path / "p")
+    assert report.findings == []
+    test = next(split for split in report.splits if split["name"] == "test")
+    assert test["rows"] == test["days"] * 24 * num_series
+    assert dict(report.leading)["history__season_before_6d"] > 0.5
+    file = tmp_path / "p" / "use_case.yaml"
+    said = yaml.safe_load(file.read_text()) | {"evaluation": {"min_slice_rows": 90000}}
+    file.write_text(yaml.safe_dump(said, sort_keys=False))
+    found = check_project(tmp_path / "p").findings
+    assert [f.check for f in found] == ["no-slice"]
+    assert "label" not in found[0].seen + found[0].expected
 
 
 def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
