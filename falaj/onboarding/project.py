@@ -73,7 +73,7 @@ def _described(rows: Rows, proposal: Proposal) -> list[str]:
     kind = uri.partition("://")[0] if "://" in uri else sniffed.format
     more = f" of {sniffed.num_files} files" if sniffed.num_files > 1 else ""
     total = int(str(rows.one("SELECT count(*) FROM rows")[0]))
-    late = 0 if more or sniffed.is_sample else sniffed.num_rows - total
+    late = 0 if sniffed.is_sample else sniffed.num_rows - total
     more += f" ({late:,} dated in the future are left out)" if late else ""
     predicted = proposal.label if proposal.horizon else proposal.meaning
     if proposal.task == "classification":

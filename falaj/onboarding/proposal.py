@@ -275,7 +275,7 @@ def _says_nothing(column: SniffedColumn, rows: Rows) -> bool:
     is_name = column.type == "BIGINT" and (column.name == "id" or column.name.endswith("_id"))
     is_text = column.type == "VARCHAR"
     many = min(MANY_VALUES, ENTITY_SHARE * rows.sniffed.num_rows)
-    return column.num_distinct < 2 or is_name or (is_text and column.num_distinct > many)
+    return len(rows.values(column.name)) < 2 or is_name or (is_text and column.num_distinct > many)
 
 
 def _propose_series(rows: Rows, proposal: Proposal) -> None:

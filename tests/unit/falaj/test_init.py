@@ -15,6 +15,7 @@ from falaj.onboarding.checks import check_project
 from falaj.onboarding.project import begin
 from falaj.onboarding.proposal import Wishes
 from flows.config import PipelineConfig
+from tasks.features.tables import sniffing
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 NUM_ROWS = 1200
@@ -135,6 +136,19 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     assert "n/a" in table["null_text"]
     assert (spec["label"], spec["ignore"]) == ("(churned = 'left')", ["note"])
     assert said["features"]["feature_tables"][0]["entity_keys"] == ["customer"]
+
+
+def test_what_differs_in_a_later_file_alone_is_an_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sniffing, "LARGEST_SAMPLE", 800)
+    rows = orders().assign(Waited=0, Constant=0)
+    rows.loc[len(rows) - 100 :, "Waited"] = 5
+    for number, part in enumerate(np.array_split(rows.index, 3)):
+        written(rows.loc[part], tmp_path / "data", f"{number}.csv")
+    begin(tmp_path / "shop", str(tmp_path / "data"), wishes(key="Customer"))
+    said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
+    assert said["features"]["training_set"]["ignore"] == ["note", "constant"]
 
 
 def test_a_text_of_a_few_values_is_one_of_several_classes(tmp_path: Path) -> None:
