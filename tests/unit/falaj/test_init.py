@@ -1,5 +1,6 @@
 """`falaj init`: what is proposed of somebody's file can be checked, and what cannot is refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,6 +150,25 @@ def test_what_differs_in_a_later_file_alone_is_an_input(
     begin(tmp_path / "shop", str(tmp_path / "data"), wishes(key="Customer"))
     said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
     assert said["features"]["training_set"]["ignore"] == ["note", "constant"]
+
+
+def test_a_column_is_ignored_for_a_reason_that_is_said(tmp_path: Path) -> None:
+    rows = orders().assign(Constant=0, shop_id=np.arange(NUM_ROWS) % 7, Nothing="")
+    rows["the_weight_of_what_was_sent_to_them"] = [f"1.{n % 500:03d},5" for n in range(NUM_ROWS)]
+    told = begin(tmp_path / "shop", written(rows, tmp_path / "data"), wishes(key="Customer"))
+    reasons = {
+        "note": "texts that hardly come back",
+        "constant": "one value only",
+        "shop_id": "a number that is a name",
+        "nothing": "no value",
+        "the_weight_of_what_was_sent_to_them": "decimal commas: make it DOUBLE in staging",
+    }
+    lines = [line for line in told if "ignored: " in line]
+    for line, (name, reason) in zip(lines, reasons.items(), strict=True):
+        assert re.match(rf"  (\S+ -> )?{name} +[A-Z]+ +ignored: {reason} ", line), line
+    said = wishes()
+    begin(tmp_path / "other", written(rows.drop(columns="shop_id"), tmp_path / "data"), said)
+    assert "histories are of each customer (--key)" in said.assumed
 
 
 def test_a_text_of_a_few_values_is_one_of_several_classes(tmp_path: Path) -> None:
