@@ -120,9 +120,10 @@ def test_labels_of_a_long_series_are_found_in_a_check(
     assert dict(report.leading)["history__season_before_6d"] > 0.5
     file = tmp_path / "p" / "use_case.yaml"
     said = yaml.safe_load(file.read_text()) | {"evaluation": {"min_slice_rows": 90000}}
-    file.write_text(yaml.safe_dump(said, sort_keys=False))
+    file.write_text(yaml.safe_dump(said | {"clock": {"label_hours": 23}}, sort_keys=False))
     found = check_project(tmp_path / "p").findings
-    assert [f.check for f in found] == ["no-slice"]
+    assert [f.check for f in found] == ["no-slice", "early-labels"]
+    assert "label_hours: 24" in found[1].action
     assert "label" not in found[0].seen + found[0].expected
 
 

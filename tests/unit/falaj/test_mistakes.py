@@ -14,16 +14,17 @@ from tests.support.host.processes import run_python
 
 MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
 FEW_ROWS = "evaluation: {min_slice_rows: 20, min_slice_positives: 5}\n"
+WAIT = "clock: {label_hours: 336}\n"
 HEAVY = {"prefect", "feast", "torch", "mlflow", "sklearn", "great_expectations"}
 EXIT_CODES = {"configuration error": 2, "data error": 4}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shop without a mistake: its slices are small, so small ones are judged."""
+    """A shop without a mistake: its slices are small, so small ones are judged, and labels wait."""
     shop = Shop(tmp_path_factory.mktemp("source"))
     with (shop.repo / "use_case.yaml").open("a") as file:
-        file.write(FEW_ROWS)
+        file.write(FEW_ROWS + WAIT)
     return shop.repo
 
 
