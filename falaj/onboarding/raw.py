@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -12,6 +13,8 @@ import duckdb
 from falaj.onboarding.findings import Findings, Severity, advised, did_you_mean, nearest
 from flows.config import PipelineConfig
 from tasks.contracts.data import LandedRows, TableRef
+from tasks.features.config import FeatureConfig
+from tasks.features.declared.aggregates import span
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name, sql_text
 from tasks.features.tables.formats import DELIMITERS, format_of, own_names, unpacked
 from tasks.features.tables.landing import land_raw_rows
@@ -23,6 +26,8 @@ CHECK = "rows"
 SAMPLE_ROWS = 30_000
 """So many rows of a table, or a few more, are looked at further."""
 FEW_VALUES = 1000
+EVENING = timedelta(hours=12)
+"""With a `known_after` of this at least somebody has thought of it; `falaj init` writes 1h."""
 MISSING = re.compile(r"column\(s\) (.+) are missing; the file has (.+?)\. Send")
 MISFIT = re.compile(
     r"(\w+) has (\d+) value\(s\) that are no (.+?), such as (.+?)(?=; \w+ has |\. Mend)"
@@ -149,7 +154,7 @@ def sample(
         with duckdb_session(store.root) as con:
             for table, ref in zip(config.features.raw_tables, landed.tables, strict=True):
                 rows = parquet(store.path(ref.artifact, verify=False))
-                _check_rows(con, table, rows, findings)
+                _check_rows(con, table, rows, findings, config.features)
                 whole = names([name for name in table.key if name != table.time_column])
                 if whole and ref.num_rows > SAMPLE_ROWS:
                     file = folder.path / f"{table.name}.parquet"
@@ -167,7 +172,11 @@ def sample(
 
 
 def _check_rows(
-    con: duckdb.DuckDBPyConnection, table: RawTable, rows: str, findings: Findings
+    con: duckdb.DuckDBPyConnection,
+    table: RawTable,
+    rows: str,
+    findings: Findings,
+    features: FeatureConfig,
 ) -> None:
     place, key = (table.uri, None), names(list(table.key))
     doubled, example = con.execute(
@@ -191,12 +200,20 @@ def _check_rows(
             findings.add("no-value", place, column, table=table.name)
         elif table.columns[column] == "VARCHAR" and (twice := _spelled_twice(con, rows, column)):
             findings.add("spelled-twice", place, column, examples=twice)
-    if table.time_column:
+    if table.time_column and not _says_when_known(features):
         zone = sql_text(table.time_zone or "UTC")
         local = f"timezone({zone}, {sql_name(table.time_column)})"
         query = f"SELECT bool_and({local} = date_trunc('day', {local})) FROM {rows}"
         if con.execute(query).fetchall()[0][0]:
             findings.add("dates", place, table.time_column)
+
+
+def _says_when_known(features: FeatureConfig) -> bool:
+    """Whether it is said of all rows that no query makes when they are known."""
+    tables, spec = features.feature_tables, features.training_set
+    made = [span(t.known_after) >= EVENING for t in tables if t.source and not t.static]
+    made += ["predict_after" in spec.model_fields_set] if spec.source else []
+    return bool(made) and all(made)
 
 
 def _spelled_twice(con: duckdb.DuckDBPyConnection, rows: str, column: str) -> str:

@@ -127,6 +127,24 @@ def test_labels_of_a_long_series_are_found_in_a_check(
     assert "label" not in found[0].seen + found[0].expected
 
 
+def test_dates_are_told_until_somebody_says_when_their_rows_are_known(tmp_path: Path) -> None:
+    rows = orders()
+    rows["Order Date"] = rows["Order Date"].str[:10]
+    begin(tmp_path / "p", written(rows, tmp_path / "data"), wishes(key="Customer"))
+    file = tmp_path / "p" / "use_case.yaml"
+
+    def found() -> list[str]:
+        return [f.check for f in check_project(tmp_path / "p").findings]
+
+    assert "dates" in found()
+    file.write_text(file.read_text().replace("known_after: 1h", "known_after: 1d"))
+    assert "dates" in found()
+    file.write_text(
+        re.sub("( +)(label_known_after)", r"\1predict_after: 1d\n\1\2", file.read_text())
+    )
+    assert found() == []
+
+
 def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     begin(tmp_path / "shop", written(orders(), tmp_path / "data"), wishes(key="Customer"))
     said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
