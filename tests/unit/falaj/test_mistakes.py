@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from falaj.onboarding import raw
 from falaj.onboarding.checks import check_project
 from falaj.onboarding.findings import exit_code
 from tests.support.data.shop import Shop
@@ -81,3 +82,15 @@ def test_a_mistake_is_named_with_its_place_and_a_remedy(
     assert f"{there[0].kind} {there[0].severity}" == sort
     assert exit_code(there) == EXIT_CODES.get(sort, 0)
     assert not list(repo.parent.glob("shop/.falaj*"))
+
+
+def test_a_value_that_is_not_in_the_sample_is_told_with_its_query(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "SAMPLE_ROWS", 50)
+    file, old = repo / "sql" / "entities.sql", ")::INTEGER AS again"
+    bad = ")::INTEGER + CASE WHEN order_id = 17 THEN customer::INTEGER ELSE 0 END AS again"
+    make({"for": old, "put": bad}, file)
+    report = check_project(repo)
+    assert [(f.check, f.file) for f in report.findings] == [("wrong-value", "sql/entities.sql")]
+    assert report.splits == []
