@@ -151,12 +151,8 @@ def _sniffed(
         raise DataContractError(
             f"{files[0].name} holds no columns; expected a line with their names, and rows below it"
         )
-    numbered = {f"v{number}": written for number, (written, _) in enumerate(form.columns)}
-    meant = {
-        "columns": dict.fromkeys(numbered, "VARCHAR"),
-        "rename": {written: value for value, written in numbered.items()},
-        "null_text": (NOTHING,),
-    }
+    rename = {written: f"v{number}" for number, (written, _) in enumerate(form.columns)}
+    meant = {"columns": dict.fromkeys(rename.values()), "rename": rename, "null_text": (NOTHING,)}
     relation = as_declared(con, table.model_copy(update=meant), files)
     con.execute(f"CREATE TABLE seen AS FROM {relation} LIMIT {LARGEST_SAMPLE + 1}")
     types = [row[1] for row in con.execute("DESCRIBE seen").fetchall()]
