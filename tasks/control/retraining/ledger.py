@@ -422,8 +422,10 @@ class Incidents:
 def result_id_of(model: str, use_case: str, evidence: Evidence) -> str:
     """Digest of a drift result and its model; when the check was made does not matter."""
     content = evidence.model_dump(mode="json") | {"champion_age_days": None}
-    # The field's first name: what was stored under it is no new result.
+    # What was stored before a field was renamed, or was there, is no new result.
     content["verdict"] = content.pop("result")
+    if evidence.can_be_mapped:
+        del content["can_be_mapped"]
     return content_key("verdict", model, use_case, content)
 
 

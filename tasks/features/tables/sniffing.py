@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from tasks.features.tables.formats import (
     ZONE_AFTER_CLOCK,
     Form,
     Format,
+    as_declared,
     csv_form,
     ending_of,
     format_of,
@@ -28,7 +29,7 @@ from tasks.features.tables.formats import (
     parquet_form,
     reading_explained,
 )
-from tasks.features.tables.raw_files import ColumnType, column_name, undeclared
+from tasks.features.tables.raw_files import ColumnType, RawTable, column_name, undeclared
 from tasks.features.tables.sources import open_source
 from tasks.kernel.errors import DataContractError
 from tasks.kernel.files import scratch_folder
@@ -124,7 +125,7 @@ def table_name(uri: str) -> str:
 def sniff(uri: str | Path) -> SniffedTable:
     """Look at files or rows somewhere, such as a raw table's `uri` names; all are copied here.
 
-    The first file tells the columns; landing refuses others that differ.
+    The first file tells the columns; the others are read with it, as far as a million rows.
 
     Args:
         uri: a path here, or an address.
@@ -132,27 +133,28 @@ def sniff(uri: str | Path) -> SniffedTable:
     Raises:
         ConfigurationError: it names nothing, or nothing that may be read.
         TransientError: the source does not answer.
-        DataContractError: the first file is damaged, empty or no table.
+        DataContractError: a file is damaged, empty or no table, or lacks a column of the first.
     """
     table = undeclared(table_name(str(uri)), str(uri))
     with scratch_folder("falaj-sniff") as scratch, duckdb_session(scratch) as con, about(table):
         files = list(open_source(table, Path.cwd(), EVER, scratch / "source").bring())
         with reading_explained(table):
-            return _sniffed(con, files[0], len(files))
+            return _sniffed(con, table, files)
 
 
-def _sniffed(con: duckdb.DuckDBPyConnection, file: Path, num_files: int) -> SniffedTable:
-    kind = format_of(file.name)
-    form = FORMS[kind](con, file)
+def _sniffed(
+    con: duckdb.DuckDBPyConnection, table: RawTable, files: Sequence[Path]
+) -> SniffedTable:
+    kind = format_of(files[0].name)
+    form = FORMS[kind](con, files[0])
     if not form.columns:
         raise DataContractError(
-            f"{file.name} holds no columns; expected a line with their names, and rows below it"
+            f"{files[0].name} holds no columns; expected a line with their names, and rows below it"
         )
-    values = ", ".join(f"{value} AS v{number}" for number, (_, value) in enumerate(form.columns))
-    con.execute(
-        f"CREATE TABLE seen AS SELECT {values} FROM {form.relation([file])} "
-        f"LIMIT {LARGEST_SAMPLE + 1}"
-    )
+    rename = {written: f"v{number}" for number, (written, _) in enumerate(form.columns)}
+    meant = {"columns": dict.fromkeys(rename.values()), "rename": rename, "null_text": (NOTHING,)}
+    relation = as_declared(con, table.model_copy(update=meant), files)
+    con.execute(f"CREATE TABLE seen AS FROM {relation} LIMIT {LARGEST_SAMPLE + 1}")
     types = [row[1] for row in con.execute("DESCRIBE seen").fetchall()]
     num_rows = con.execute("SELECT count(*) FROM seen").fetchall()[0][0]
     names: list[str] = []
@@ -163,7 +165,7 @@ def _sniffed(con: duckdb.DuckDBPyConnection, file: Path, num_files: int) -> Snif
         names.append(next(n for n in itertools.chain([proposed], others) if n not in names))
         columns.append(_column(con, f"v{number}", names[-1], written, types[number]))
     is_sample = num_rows > LARGEST_SAMPLE
-    return SniffedTable(kind, form.delimiter, num_files, num_rows, is_sample, tuple(columns))
+    return SniffedTable(kind, form.delimiter, len(files), num_rows, is_sample, tuple(columns))
 
 
 FORMS: dict[Format, Callable[[duckdb.DuckDBPyConnection, Path], Form]] = {

@@ -126,6 +126,7 @@ class Rows:
                     "slot": track,
                     "subject": f"{names or track}{rng.integers(subjects)}" if subjects else "",
                     "score": None if failed[i] else float(scores[i]),
+                    "scores": None,
                     "error": word if failed[i] else None,
                     "latency_us": int(times[i]),
                     "compute_us": int(times[i] / 2 * batch_rows),

@@ -1,5 +1,6 @@
 """`falaj init`: what is proposed of somebody's file can be checked, and what cannot is refused."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import yaml
 from pydantic import ValidationError
 
 from falaj.__main__ import main
+from falaj.onboarding import raw
 from falaj.onboarding.checks import check_project
 from falaj.onboarding.project import begin
 from falaj.onboarding.proposal import Wishes
 from flows.config import PipelineConfig
+from tasks.features.tables import sniffing
 from tasks.kernel.errors import ConfigurationError, DataContractError
 
 NUM_ROWS = 1200
@@ -102,6 +105,46 @@ def test_what_is_proposed_has_no_mistake(
     assert any(line.startswith("Next") for line in told)
 
 
+@pytest.mark.parametrize("num_series", [1, 4])
+def test_labels_of_a_long_series_are_found_in_a_check(
+    num_series: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "SAMPLE_ROWS", 1000)
+    data = written(series(num_series), tmp_path / "data", "load.parquet")
+    key = {"key": "place"} if num_series > 1 else {}
+    begin(tmp_path / "p", data, wishes("load", template="timeseries", horizon="1d", **key))
+    report = check_project(tmp_path / "p")
+    assert report.findings == []
+    test = next(split for split in report.splits if split["name"] == "test")
+    assert test["rows"] == test["days"] * 24 * num_series
+    assert dict(report.leading)["history__season_before_6d"] > 0.5
+    file = tmp_path / "p" / "use_case.yaml"
+    said = yaml.safe_load(file.read_text()) | {"evaluation": {"min_slice_rows": 90000}}
+    file.write_text(yaml.safe_dump(said | {"clock": {"label_hours": 23}}, sort_keys=False))
+    found = check_project(tmp_path / "p").findings
+    assert [f.check for f in found] == ["no-slice", "early-labels"]
+    assert "label_hours: 24" in found[1].action
+    assert "label" not in found[0].seen + found[0].expected
+
+
+def test_dates_are_told_until_somebody_says_when_their_rows_are_known(tmp_path: Path) -> None:
+    rows = orders()
+    rows["Order Date"] = rows["Order Date"].str[:10]
+    begin(tmp_path / "p", written(rows, tmp_path / "data"), wishes(key="Customer"))
+    file = tmp_path / "p" / "use_case.yaml"
+
+    def found() -> list[str]:
+        return [f.check for f in check_project(tmp_path / "p").findings]
+
+    assert "dates" in found()
+    file.write_text(file.read_text().replace("known_after: 1h", "known_after: 1d"))
+    assert "dates" in found()
+    file.write_text(
+        re.sub("( +)(label_known_after)", r"\1predict_after: 1d\n\1\2", file.read_text())
+    )
+    assert found() == []
+
+
 def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     begin(tmp_path / "shop", written(orders(), tmp_path / "data"), wishes(key="Customer"))
     said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
@@ -113,6 +156,38 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     assert "n/a" in table["null_text"]
     assert (spec["label"], spec["ignore"]) == ("(churned = 'left')", ["note"])
     assert said["features"]["feature_tables"][0]["entity_keys"] == ["customer"]
+
+
+def test_what_differs_in_a_later_file_alone_is_an_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sniffing, "LARGEST_SAMPLE", 800)
+    rows = orders().assign(Waited=0, Constant=0)
+    rows.loc[len(rows) - 100 :, "Waited"] = 5
+    for number, part in enumerate(np.array_split(rows.index, 3)):
+        written(rows.loc[part], tmp_path / "data", f"{number}.csv")
+    begin(tmp_path / "shop", str(tmp_path / "data"), wishes(key="Customer"))
+    said = yaml.safe_load((tmp_path / "shop" / "use_case.yaml").read_text())
+    assert said["features"]["training_set"]["ignore"] == ["note", "constant"]
+
+
+def test_a_column_is_ignored_for_a_reason_that_is_said(tmp_path: Path) -> None:
+    rows = orders().assign(Constant=0, shop_id=np.arange(NUM_ROWS) % 7, Nothing="")
+    rows["the_weight_of_what_was_sent_to_them"] = [f"1.{n % 500:03d},5" for n in range(NUM_ROWS)]
+    told = begin(tmp_path / "shop", written(rows, tmp_path / "data"), wishes(key="Customer"))
+    reasons = {
+        "note": "texts that hardly come back",
+        "constant": "one value only",
+        "shop_id": "a number that is a name",
+        "nothing": "no value",
+        "the_weight_of_what_was_sent_to_them": "decimal commas: make it DOUBLE in staging",
+    }
+    lines = [line for line in told if "ignored: " in line]
+    for line, (name, reason) in zip(lines, reasons.items(), strict=True):
+        assert re.match(rf"  (\S+ -> )?{name} +[A-Z]+ +ignored: {reason} ", line), line
+    said = wishes()
+    begin(tmp_path / "other", written(rows.drop(columns="shop_id"), tmp_path / "data"), said)
+    assert "histories are of each customer (--key)" in said.assumed
 
 
 def test_a_text_of_a_few_values_is_one_of_several_classes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from falaj.onboarding import raw
 from falaj.onboarding.checks import check_project
 from falaj.onboarding.findings import exit_code
 from tests.support.data.shop import Shop
@@ -14,16 +15,17 @@ from tests.support.host.processes import run_python
 
 MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text())
 FEW_ROWS = "evaluation: {min_slice_rows: 20, min_slice_positives: 5}\n"
+WAIT = "clock: {label_hours: 336}\n"
 HEAVY = {"prefect", "feast", "torch", "mlflow", "sklearn", "great_expectations"}
 EXIT_CODES = {"configuration error": 2, "data error": 4}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shop without a mistake: its slices are small, so small ones are judged."""
+    """A shop without a mistake: its slices are small, so small ones are judged, and labels wait."""
     shop = Shop(tmp_path_factory.mktemp("source"))
     with (shop.repo / "use_case.yaml").open("a") as file:
-        file.write(FEW_ROWS)
+        file.write(FEW_ROWS + WAIT)
     return shop.repo
 
 
@@ -80,3 +82,15 @@ def test_a_mistake_is_named_with_its_place_and_a_remedy(
     assert f"{there[0].kind} {there[0].severity}" == sort
     assert exit_code(there) == EXIT_CODES.get(sort, 0)
     assert not list(repo.parent.glob("shop/.falaj*"))
+
+
+def test_a_value_that_is_not_in_the_sample_is_told_with_its_query(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raw, "SAMPLE_ROWS", 50)
+    file, old = repo / "sql" / "entities.sql", ")::INTEGER AS again"
+    bad = ")::INTEGER + CASE WHEN order_id = 17 THEN customer::INTEGER ELSE 0 END AS again"
+    make({"for": old, "put": bad}, file)
+    report = check_project(repo)
+    assert [(f.check, f.file) for f in report.findings] == [("wrong-value", "sql/entities.sql")]
+    assert report.splits == []

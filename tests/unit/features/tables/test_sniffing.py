@@ -56,15 +56,17 @@ def test_other_formats_are_looked_at_alike(tmp_path: Path) -> None:
 
 
 def test_names_that_would_be_the_same_are_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("Total,total,2nd\n1,2,3\n")
-    assert list(columns(tmp_path / "a.csv")) == ["total", "total_2", "column_2nd"]
+    (tmp_path / "a.csv").write_text("Order Total,order_total,2nd\n1,2,3\n")
+    assert list(columns(tmp_path / "a.csv")) == ["order_total", "order_total_2", "column_2nd"]
 
 
-def test_a_folder_is_told_by_its_first_file(tmp_path: Path) -> None:
-    for day in (1, 2):
-        (tmp_path / f"{day}.csv").write_text("a\n1\n")
-    assert sniff(tmp_path).num_files == 2
-    assert sniff(f"{tmp_path}/*.csv").num_files == 2
+def test_a_folder_is_told_by_all_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("a,waited\n1,0\n")
+    (tmp_path / "2.csv").write_text("waited;a\n3.5;n/a\n0;2\n")
+    assert sniff(tmp_path).num_files == sniff(f"{tmp_path}/*.csv").num_files == 2
+    seen = columns(tmp_path)
+    assert (seen["a"].type, seen["a"].null_texts) == ("BIGINT", ("n/a",))
+    assert (seen["waited"].type, seen["waited"].num_distinct) == ("DOUBLE", 2)
 
 
 @pytest.mark.parametrize("content", ["", "PAR1"])
