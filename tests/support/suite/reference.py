@@ -7,6 +7,8 @@ Everything is read from the code, so no page is edited by hand; a test holds tha
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,9 +61,12 @@ EVENTS = {
 
 def commands() -> Iterator[str]:
     """The command line, by cyclopts."""
-    from falaj.__main__ import app
-
-    text = app.generate_docs().replace("# falaj", "# Command line", 1).rstrip()
+    # In a process of its own: help that was shown once changes what a command says of itself.
+    program = "from falaj.__main__ import app; print(app.generate_docs())"
+    text = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT_ROOT, stdout=subprocess.PIPE, check=True
+    ).stdout.decode()
+    text = text.replace("# falaj", "# Command line", 1).rstrip()
     # cyclopts names the program that runs now in the usage of commands of lazily imported groups.
     yield re.sub(r"^(falaj [a-z -]+?) -m \S+", r"\1", text, flags=re.M)
 
