@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from tasks.kernel.settings import PROJECT_ROOT
 
 FOLDER = PROJECT_ROOT / "docs" / "reference"
@@ -74,12 +72,12 @@ def commands() -> Iterator[str]:
 
 
 def use_case() -> Iterator[str]:
-    """Fields of `use_case.yaml`."""
-    from flows.config import PipelineConfig
+    """Fields of `use_case.yaml`, as people write them."""
+    from tests.support.suite.schema import use_case_schema
 
     yield "# use_case.yaml"
     yield "\nWhat one use case is: its data, its windows, and how each stage is done."
-    yield from _fields(PipelineConfig)
+    yield from _fields(use_case_schema())
 
 
 def files() -> Iterator[str]:
@@ -100,7 +98,7 @@ def files() -> Iterator[str]:
     ):
         yield f"\n## {title}\n"
         yield _first_paragraph(model)
-        yield from _fields(model)
+        yield from _fields(model.model_json_schema())
 
 
 def environment() -> Iterator[str]:
@@ -203,9 +201,8 @@ def _first_paragraph(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 
-def _fields(model: type[BaseModel]) -> Iterator[str]:
+def _fields(schema: dict[str, Any]) -> Iterator[str]:
     """A table of all fields, those of inner models under the path to them."""
-    schema = model.model_json_schema()
     yield from ("", "| field | type | default | what it says |", "|---|---|---|---|")
     yield from _rows(schema, schema.get("$defs", {}), "", ())
 

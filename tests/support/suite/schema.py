@@ -30,10 +30,11 @@ def use_case_schema() -> dict[str, Any]:
         {"$ref": schema["properties"]["splits"].pop("$ref")},
     ]
     for name in ("FeatureTable", "TrainingSet"):
-        properties = parts[name]["properties"]
-        properties["from"] = {**properties.pop("source"), "title": "From"}
-    for name, fields in DERIVED.items():
-        for field in fields:
+        fields = parts[name]["properties"]
+        fields["source"]["title"] = "From"
+        parts[name]["properties"] = {"from" if n == "source" else n: f for n, f in fields.items()}
+    for name, derived in DERIVED.items():
+        for field in derived:
             parts[name]["properties"][field].pop("default", None)
     schema["properties"]["registry"].pop("default")
     schema["properties"]["model"] = parts["TrainingConfig"]["properties"]["model"]
