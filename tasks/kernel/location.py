@@ -259,7 +259,7 @@ class Location:
                 ) from exc
             raise TransientError(
                 f"{where}: the store does not answer as expected ({_reason(exc)}), "
-                f"tried {RETRIES + 1} times. Nothing half written is visible; run again when it does"
+                f"tried {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
 
 

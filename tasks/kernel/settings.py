@@ -263,7 +263,7 @@ def bring(path: Path, *, exact: bool = False) -> Path:
             location.bring(each, target)
     if exact:
         for file in path.glob("[!.]*"):
-            if f"{name}/{file.name}" not in listed:
+            if file.is_file() and f"{name}/{file.name}" not in listed:
                 file.unlink(missing_ok=True)
     return path
 
