@@ -19,6 +19,7 @@ from typing import Any, Literal, get_type_hints
 from uuid import UUID
 
 import httpx
+from anyio import to_thread
 from prefect import Flow, runtime, task
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -28,7 +29,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError, TerminationSignal
-from prefect.filesystems import LocalFileSystem
+from prefect.filesystems import LocalFileSystem, WritableFileSystem
 from prefect.logging import get_run_logger
 from prefect.results import get_default_result_storage, resolve_result_storage
 from prefect.states import Cancelled, Cancelling
@@ -39,9 +40,10 @@ from pydantic import TypeAdapter, ValidationError
 import tasks.kernel.errors
 from tasks.contracts.run import StageRoute
 from tasks.control.config import RoutingConfig, StageName, StageRouting
-from tasks.kernel.errors import FalajError, StageError, StageLostError
+from tasks.kernel.errors import ConfigurationError, FalajError, StageError, StageLostError
+from tasks.kernel.location import Location
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
-from tasks.kernel.settings import PROJECT_ROOT, content_key
+from tasks.kernel.settings import PROJECT_ROOT, Settings, content_key
 
 QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
@@ -554,10 +556,43 @@ def _stored_text(run: FlowRun) -> str:
     except (ValueError, FileNotFoundError, OSError) as exc:
         raise StageError(
             f"the result of run {run.name} cannot be read here ({exc}); let all workers share one "
-            "result storage (PREFECT_LOCAL_STORAGE_PATH on one host, else "
-            "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK), then retry. The stage itself is finished"
+            "state (FALAJ_STATE, or one state folder on one host), then retry. The stage itself is "
+            "finished"
         ) from exc
     return str(content, "utf-8")
+
+
+class SharedResults(WritableFileSystem):
+    """Results of flows and tasks, in the location of the state, for runs on any machine."""
+
+    _block_type_name = "Results in the state of Falaj"
+    _block_type_slug = "falaj-results"
+    _description = "Where runs on several machines keep their results; written by each deploy."
+
+    async def read_path(self, path: str) -> bytes:
+        """Content of a result.
+
+        Raises:
+            ValueError: there is none.
+        """
+        content = await to_thread.run_sync(self._location().read, f"results/{path}")
+        if content is None:
+            raise ValueError(f"no result {path} in {self._location().url}")
+        return content
+
+    async def write_path(self, path: str, content: bytes) -> None:
+        """Keep a result."""
+        await to_thread.run_sync(self._location().write, f"results/{path}", content)
+
+    @staticmethod
+    def _location() -> Location:
+        location = Settings.from_environment().location
+        if location is None:
+            raise ConfigurationError(
+                "results are kept in the location of the state, and FALAJ_STATE names none; set it "
+                "as the platform has it. Nothing was read or written"
+            )
+        return location
 
 
 def _storage(metadata: ResultRecordMetadata) -> Any:

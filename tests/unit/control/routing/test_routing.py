@@ -137,7 +137,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
 
 
 def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="PREFECT_DEFAULT_RESULT_STORAGE_BLOCK"):
+    with pytest.raises(StageError, match="FALAJ_STATE"):
         routing.read_plain(completed(tmp_path / "absent", JSONSerializer()))
 
 
