@@ -161,7 +161,8 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
         key: value.get_secret_value() if isinstance(value, SecretStr) else value
         for key, value in data.items()
     }
-    return {key: value for key, value in shown.items() if value is not None}
+    # Of a block without fields, Prefect keeps a mark of its own.
+    return {key: value for key, value in shown.items() if value is not None and key[0] != "_"}
 
 
 def use_case_block(use_cases: tuple[UseCase, ...]) -> BlockItem:
