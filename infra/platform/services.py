@@ -329,6 +329,7 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
     name = f"{pool}-{socket.gethostname()}"
     words = [*command, pool, "--name", name, "--no-create-pool-if-not-found"]
     client = client_settings(settings.home, api, password)
+    make_folder(Path(client["PREFECT_HOME"]))
     os.execve(words[0], words, _of_worker(inherited, client))
 
 

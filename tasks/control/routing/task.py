@@ -21,6 +21,7 @@ from uuid import UUID
 import httpx
 from anyio import to_thread
 from prefect import Flow, runtime, task
+from prefect._internal.compatibility.async_dispatch import async_dispatch
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
@@ -628,20 +629,33 @@ class SharedResults(WritableFileSystem):
     _block_type_slug = "falaj-results"
     _description = "Where runs on several machines keep their results; written by each deploy."
 
-    async def read_path(self, path: str) -> bytes:
+    async def aread_path(self, path: str) -> bytes:
+        """See `read_path`."""
+        return await to_thread.run_sync(self._read, path)
+
+    @async_dispatch(aread_path)
+    def read_path(self, path: str) -> bytes:  # type: ignore[override]  # as Prefect's own
         """Content of a result.
 
         Raises:
             ValueError: there is none.
         """
-        content = await to_thread.run_sync(self._location().read, f"results/{path}")
+        return self._read(path)
+
+    async def awrite_path(self, path: str, content: bytes) -> None:
+        """See `write_path`."""
+        await to_thread.run_sync(self._location().write, f"results/{path}", content)
+
+    @async_dispatch(awrite_path)
+    def write_path(self, path: str, content: bytes) -> None:  # type: ignore[override]  # the same
+        """Keep a result."""
+        self._location().write(f"results/{path}", content)
+
+    def _read(self, path: str) -> bytes:
+        content = self._location().read(f"results/{path}")
         if content is None:
             raise ValueError(f"no result {path} in {self._location().url}")
         return content
-
-    async def write_path(self, path: str, content: bytes) -> None:
-        """Keep a result."""
-        await to_thread.run_sync(self._location().write, f"results/{path}", content)
 
     @staticmethod
     def _location() -> Location:

@@ -128,7 +128,7 @@ def test_a_machine_without_a_common_folder_takes_stages_and_a_third_one_finishes
     clock.jump_to(1 / 60)
     loop = loop_on(site)
     site.start_worker(far, clock)
-    wait_until(lambda: "train-distributed" in site.log(far), "it trains", 900)
+    wait_until(lambda: "holds core(s)" in site.log(far), "it trains", 900)
     far.kill()
     site.start_worker(third)
     wait_until(lambda: site.platform.state_of(loop)["type"] in FINAL, "the loop has ended", 1500)
