@@ -5,8 +5,9 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_server
 from tasks.kernel.settings import PROJECT_ROOT
@@ -14,11 +15,12 @@ from tests.support.host.clocks import Clock
 from tests.support.host.machines import DISK, HOST, Machine, machines
 from tests.support.host.relay import Relay, relayed
 from tests.support.platform.whole_platform import WholePlatform, whole_platform
+from tests.support.services.restarting import Server
 from tests.support.state import make_bucket
 
 ON_GPU_POOL = {"hardware_class": "gpu", "wait_s": 900}
 """A pool that the host has no worker for."""
-URL = "s3://lake/state"
+BUCKET, URL = "lake", "s3://lake/state"
 
 
 @dataclass
@@ -28,15 +30,19 @@ class Site:
     Attributes:
         variables: that name the state and the platform, as a machine reaches them.
         relays: by which machines reach the servers `api`, `s3`, `database` and `redis`.
-        database: as the host reaches it.
+        s3, database: as the host reaches them.
+        servers: those that a test ends and starts again.
     """
 
     platform: WholePlatform
     variables: dict[str, str]
     machines: list[Machine]
     relays: dict[str, Relay]
+    s3: str
     database: str
     folder: Path
+    servers: dict[str, Server] = field(default_factory=dict)
+    keys: ClassVar = {"aws_access_key_id": S3_KEY, "aws_secret_access_key": S3_KEY}
 
     def log(self, machine: Machine) -> str:
         """What its worker, and the runs that it took, have said."""
@@ -76,7 +82,7 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
     with ExitStack() as stack:
         made = stack.enter_context(machines(*names))
         s3 = stack.enter_context(s3_server())
-        make_bucket(s3, "lake")
+        make_bucket(s3, BUCKET)
         database = stack.enter_context(postgres_server(folder))
         redis = stack.enter_context(redis_server(folder)).connection_string
         near = _variables(s3, database, redis)
@@ -89,7 +95,7 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
             relays[name], seen[name] = stack.enter_context(relayed(HOST, url))
         far = _variables(seen["s3"], seen["database"], seen["redis"])
         far["PREFECT_API_URL"] = seen["api"]
-        yield Site(platform, far, made, relays, database, folder)
+        yield Site(platform, far, made, relays, s3, database, folder)
 
 
 def _variables(s3: str, database: str, redis: str) -> dict[str, str]:
