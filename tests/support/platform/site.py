@@ -71,8 +71,8 @@ class Site:
         machine.start(words, told, self.folder / f"{machine.name}.log")
 
     def start_loop(self) -> str:
-        """A loop whose training and conversion are for a pool of the machines alone."""
-        routing = {"training": ON_GPU_POOL, "conversion": ON_GPU_POOL}
+        """A loop whose training is for a pool of the machines alone."""
+        routing = {"training": ON_GPU_POOL}
         return self.platform.start_loop(routing=routing)
 
 
