@@ -20,7 +20,7 @@ from infra.orchestration.client import platform_environment
 from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
 from infra.platform.files import PlatformFiles
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
-from tasks.kernel.errors import ConfigurationError, NotRunningError
+from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
 
 
@@ -351,11 +351,20 @@ def run(*, context: Here) -> int:
         falaj gateway run
     """
     from infra.gateway.envoy import run_envoy
+    from infra.gateway.prepare import follow_servers
     from infra.gateway.prepare import prepare as write
 
     plan = read_plan(context.home)
     write(plan)
-    return run_envoy(plan)
+
+    def follow() -> None:
+        nonlocal plan
+        try:
+            plan = follow_servers(plan)
+        except FalajError as exc:  # what runs goes on, and it is tried again
+            sys.stderr.write(f"the serving processes are not followed: {exc}\n")
+
+    return run_envoy(plan, follow)
 
 
 @gateway.command

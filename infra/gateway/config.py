@@ -1,7 +1,7 @@
 """What the gateway is configured to do, where its files are, and the shares of traffic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -18,12 +18,14 @@ from pydantic import (
 )
 
 from serving.security.config import Rate, SecurityConfig, read_security
+from tasks.contracts.serving import address_files, read_addresses
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.values import Contract
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+EVERY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 ADMIN_SOCKET = "admin.sock"
 """In the gateway's folder, in which Envoy runs; a full path may be too long for a socket."""
 
@@ -99,7 +101,10 @@ class GatewayConfig(Contract):
     key: Path | None = Field(default=None, description="PEM file of its private key.")
     client_ca: Path | None = None
     http: tuple[Address, ...] = Field(
-        default=("127.0.0.1:8000",), min_length=1, description="Servers over HTTP."
+        default=("127.0.0.1:8000",),
+        min_length=1,
+        description="Servers over HTTP, on any hosts; those on this machine that serve from the "
+        "state folder are found without being named.",
     )
     grpc: tuple[Address, ...] = Field(
         default=("127.0.0.1:8001",), min_length=1, description="The same over gRPC."
@@ -146,11 +151,30 @@ class Shares(Contract):
 
 @dataclass(frozen=True)
 class GatewayPlan:
-    """All that Envoy's configuration is made from, except the shares."""
+    """All that Envoy's configuration is made from, except the shares.
+
+    Attributes:
+        announced: addresses of the serving processes on this machine, by protocol.
+    """
 
     files: GatewayFiles
     config: GatewayConfig
     security: SecurityConfig
+    announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> dict[str, tuple[str, ...]]:
+        """Addresses by protocol: those that the file names, and those of processes here."""
+        return {name: self._servers(name) for name in ("http", "grpc")}
+
+    def _servers(self, name: str) -> tuple[str, ...]:
+        named, here = getattr(self.config, name), self.announced.get(name, ())
+        # The default is for a server that is yet to start.
+        return tuple(
+            dict.fromkeys(
+                (*named, *here) if name in self.config.model_fields_set else here or named
+            )
+        )
 
 
 def read_plan(home: Path) -> GatewayPlan:
@@ -165,7 +189,25 @@ def read_plan(home: Path) -> GatewayPlan:
     security = read_security(file) if file.exists() else SecurityConfig()
     if security.anonymous:
         raise ConfigurationError(f"{file}: anonymous clients are for a server without a gateway")
-    return GatewayPlan(files, config, security)
+    return GatewayPlan(files, config, security, announced_servers(home))
+
+
+def announced_servers(home: Path) -> dict[str, tuple[str, ...]]:
+    """Addresses of the serving processes on this machine, by protocol.
+
+    One that was killed stays among them until it is started again: Envoy finds out by itself.
+    """
+    read = [found for file in address_files(home) if (found := read_addresses(file))]
+    return {
+        name: tuple(_reached(str(one[name])) for one in read if one.get(name))
+        for name in ("http", "grpc")
+    }
+
+
+def _reached(address: str) -> str:
+    """Where a process of this machine is reached that listens on an address."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    return f"{EVERY_HOST.get(host, host)}:{port}"
 
 
 def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:

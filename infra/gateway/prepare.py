@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,7 @@ from infra.gateway.config import (
     GatewayFiles,
     GatewayPlan,
     Shares,
+    announced_servers,
     read_plan,
     read_shares,
     write_shares,
@@ -54,6 +56,23 @@ def write_resources(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares]) 
     return version
 
 
+def follow_servers(plan: GatewayPlan) -> GatewayPlan:
+    """Have Envoy take the serving processes of this machine as they are now.
+
+    Returns:
+        The plan with them; the same one where they are those that it has.
+    """
+    announced = announced_servers(plan.files.home)
+    if announced == plan.announced:
+        return plan
+    with prepared_folder(plan.files):
+        current = read_plan(plan.files.home)
+        shares = read_shares(plan.files.shares_file)
+        for kind in ("clusters", "routes"):
+            write_resources(kind, current, shares)
+    return replace(plan, announced=announced)
+
+
 @contextmanager
 def prepared_folder(files: GatewayFiles) -> Iterator[None]:
     """Hold the lock of the edge's folder; only its owner can read what is written meanwhile."""
@@ -87,7 +106,7 @@ def _make_certificates(plan: GatewayPlan) -> None:
 
 
 def _upstream_hosts(plan: GatewayPlan) -> list[str]:
-    addresses = (*plan.config.http, *plan.config.grpc)
+    addresses = (*plan.config.http, *plan.config.grpc, *plan.announced.get("http", ()))
     return sorted({address.rpartition(":")[0].strip("[]") for address in addresses})
 
 

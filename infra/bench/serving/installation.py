@@ -27,10 +27,10 @@ from infra.bench.processes import running
 from infra.gateway.config import GatewayFiles, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
-from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import MOST_ROWS, ImportedProgram, PreparedRows, Signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.serving import live_addresses
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.interface import ConversionJob, Runtime
@@ -221,7 +221,7 @@ def serving(home: Path, ports: Mapping[str, int], **settings: Any) -> Iterator[p
     command += ["--grpc-port", str(ports["grpc"])] if "grpc" in ports else ["--no-grpc"]
     environment = environment_of(home)
     log = home.with_suffix(".log")
-    with running(command, log, partial(read_addresses, home), environment) as process:
+    with running(command, log, partial(live_addresses, home), environment) as process:
         yield process
 
 

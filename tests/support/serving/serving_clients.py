@@ -17,8 +17,8 @@ import grpc
 import httpx
 import pytest
 
-from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
+from tasks.contracts.serving import address_file
 from tests.support.host.processes import python
 
 START_S = 120.0
@@ -132,11 +132,11 @@ def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -
         process = python(*words, env=env, stdout=stream, stderr=stream)
     try:
         deadline = time.monotonic() + START_S
-        while not (home / ADDRESS_FILE).exists():
+        while not address_file(home).exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        told = json.loads((home / ADDRESS_FILE).read_text())
+        told = json.loads(address_file(home).read_text())
         yield Process(home, process, log, told)
     finally:
         process.kill()
