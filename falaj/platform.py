@@ -34,6 +34,7 @@ def up(
     serving_port: int | None = None,
     serving_grpc_port: int | None = None,
     serving: Annotated[bool | None, Parameter(negative="--no-serving")] = None,
+    serving_replicas: int | None = None,
     password: Annotated[bool | None, Parameter(negative="--no-password")] = None,
     reset: bool = False,
     deploying: Annotated[str | None, Parameter(show=False)] = None,
@@ -52,6 +53,7 @@ def up(
         serving_port: The inference server's port (default: 8000).
         serving_grpc_port: Its port of gRPC (default: 8001).
         serving: Serve models too.
+        serving_replicas: So many serving processes (default: 1).
         password: Protect Prefect and MLflow with a password.
         reset: Drop the options of earlier starts.
         deploying: for tests.
@@ -74,6 +76,7 @@ def up(
         "serving_port": serving_port,
         "serving_grpc_port": serving_grpc_port,
         "serving": serving,
+        "serving_replicas": serving_replicas,
         "password": password,
         "deploying": deploying,
     }
@@ -229,6 +232,7 @@ def _serve(
     grpc_port: Port = None,
     admin_port: Port = None,
     no_grpc: bool = False,
+    replicas: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     context: Here,
 ) -> None:
     """Serve the promoted models until SIGTERM; the addresses are printed.
@@ -236,6 +240,8 @@ def _serve(
     Args:
         host: Address that HTTP and gRPC listen on (default: of serving.yaml).
         no_grpc: HTTP only.
+        replicas: So many processes, started again when they end; a gateway finds them by itself
+            (default: this process alone).
 
     Examples:
         falaj serve
@@ -249,7 +255,17 @@ def _serve(
         "--admin-port": admin_port,
     }
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
-    _become_server(context, "serve", *words, *(["--no-grpc"] if no_grpc else []))
+    if replicas is None:
+        _become_server(context, "serve", *words, *(["--no-grpc"] if no_grpc else []))
+    if host or admin_port or no_grpc:
+        raise ConfigurationError(
+            "with --replicas only ports of HTTP and gRPC can be named, the first process's; say "
+            "the rest in serving.yaml. Nothing was started"
+        )
+    from infra.platform.services import supervise_serving
+
+    ports = {"serving_port": http_port, "serving_grpc_port": grpc_port}
+    supervise_serving(context.home, read_config(None, {"serving_replicas": replicas, **ports}))
 
 
 @serve.command(name="status")
@@ -273,6 +289,22 @@ def _serve_stop(*, timeout_s: float = 60, context: Here) -> None:
         falaj serve stop --timeout-s 10
     """
     _become_server(context, "stop", f"--timeout-s={timeout_s:g}")
+
+
+@serve.command(name="replace")
+def _serve_replace(*, timeout_s: float = 600, context: Here) -> Shown:
+    """Replace the serving processes one by one, for new code or settings; nobody is refused.
+
+    Args:
+        timeout_s: How long to wait until all are replaced.
+
+    Examples:
+        falaj serve replace
+    """
+    from infra.platform.services import replace_serving
+
+    number = replace_serving(context.home, timeout_s)
+    return Shown({"replaced": number}, [f"{number} serving processes were replaced"])
 
 
 @serve.command(name="settings")

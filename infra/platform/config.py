@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from infra.platform.files import PlatformFiles
+from infra.platform.scaling import ScalingRule
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.values import Contract
 
-COORDINATOR = "coordinator"
+COORDINATOR, SERVING = "coordinator", "serving"
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 DATABASE_URL = "FALAJ_PLATFORM_DATABASE_URL"
 REDIS_URL = "FALAJ_PLATFORM_REDIS_URL"
@@ -63,6 +64,13 @@ class PlatformConfig(Contract):
     serving_port: Port = Field(default=8000, description="The inference server's; 0: any free.")
     serving_grpc_port: Port = Field(default=8001, description="Its gRPC's; 0: any free.")
     serving: bool = Field(default=True, description="Run the inference server too.")
+    serving_replicas: PositiveInt = Field(
+        default=1, description="Its processes; the gateway shares requests among them."
+    )
+    scaling: dict[str, ScalingRule] = Field(
+        default={},
+        description="What may change in number meanwhile: `serving`, or workers by their pool.",
+    )
     password: bool = Field(default=True, description="Ask for a password on all addresses.")
     drain_limit_s: float = Field(
         default=600, ge=0, description="Seconds that `down` waits for runs to end."
@@ -81,6 +89,21 @@ class PlatformConfig(Contract):
                 "password on, or listen on 127.0.0.1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_number_of_servers(self) -> Self:
+        rule = self.scaling.get(SERVING)
+        if rule is not None and (self.serving_replicas != 1 or not rule.least):
+            raise ValueError(
+                "the number of serving processes is serving_replicas, or between least (1 or more) "
+                "and most of scaling.serving"
+            )
+        return self
+
+    def rule(self, group: str) -> ScalingRule:
+        """How many there are to be of a group: always one, where nothing else is said."""
+        fixed = self.serving_replicas if group == SERVING else 1
+        return self.scaling.get(group) or ScalingRule(least=fixed, most=fixed)
 
     @model_validator(mode="after")
     def _different_ports(self) -> Self:

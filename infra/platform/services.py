@@ -1,22 +1,30 @@
 """The services of the platform: commands, environments, probes; and the process that runs them."""
 
 import importlib.util
+import json
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+import psutil
 
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import SERVER_SETTINGS as OF_EVERY_SERVER
 from infra.orchestration.client import base_environment, client_settings, server_command
+from infra.orchestration.embedded import free_port
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
     CONFIG_VARIABLE,
@@ -25,12 +33,14 @@ from infra.platform.config import (
     MLFLOW_PASSWORD,
     REDIS_URL,
     REPORTS_HOME,
+    SERVING,
     PlatformConfig,
     choose_ports,
     read_config,
     stored_config,
 )
 from infra.platform.files import (
+    CutRun,
     Endpoint,
     PlatformFiles,
     ensure_password,
@@ -38,21 +48,29 @@ from infra.platform.files import (
     only_supervisor,
     paused_pools,
     read_state,
+    supervisor_pid,
 )
+from infra.platform.groups import Group, Groups
+from infra.platform.scaling import Load
 from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Service, Supervisor
+from tasks.contracts.serving import address_file, address_files, is_live, is_served, live_addresses
 from tasks.control.leases.devices import hardware_classes
-from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.files import make_folder, private_folder, write_atomically
+from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
+from tasks.kernel.files import is_held, make_folder, private_folder, write_atomically
 from tasks.kernel.settings import Settings
 
 LOGGER = logging.getLogger(__name__)
 
-SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
+SERVER, MLFLOW, DEPLOYING = "prefect", "mlflow", "deploying"
 RECOVERY, GATEWAY = "recovery", "gateway"
 WORKER = "worker-"
 """What the name of a worker has before that of its pool."""
 STOPPED = "the platform was stopped"
+REPLACED_POLL_S = 0.2
+MEMBERS = r"cluster\.http-stable\.membership_(healthy|total)"
 Value = TypeVar("Value")
+DRAIN_S = 1.5
+"""The gateway sees within half a second that a serving process is not ready any more."""
 WORKER_QUERY_S = 2
 """A waiting run starts within this; each question costs the server some milliseconds."""
 HEARTBEAT_S = 30
@@ -144,7 +162,7 @@ def make_services(plan: Plan) -> list[Service]:
         prefect_service(plan),
         mlflow_service(plan),
         Service(DEPLOYING, (sys.executable, *deploy), workers, once=True),
-        *(worker_service(plan, pool) for pool in plan.pools),
+        *(worker_service(plan, pool) for pool in plan.pools if plan.config.rule(pool).least),
         # Looks for lost runs and repairs them.
         Service(
             RECOVERY, (sys.executable, "-m", "flows.recovery"), workers, needs=(SERVER, DEPLOYING)
@@ -214,12 +232,12 @@ def mlflow_service(plan: Plan) -> Service:
     )
 
 
-def worker_service(plan: Plan, pool: str) -> Service:
+def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
     """A process worker on one pool; it never makes the pool, since deploying describes it."""
-    name = plan.files.worker_name(pool)
+    name = plan.files.worker_name(pool) + numbered(number)
     start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
     return Service(
-        f"{WORKER}{pool}",
+        f"{WORKER}{pool}{numbered(number)}",
         (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),
@@ -229,23 +247,35 @@ def worker_service(plan: Plan, pool: str) -> Service:
     )
 
 
-def serving_service(plan: Plan) -> Service:
+def numbered(number: int) -> str:
+    """What the name of a member of a group ends with; the first one has the group's own."""
+    return f"-{number}" * bool(number)
+
+
+def serving_service(plan: Plan, number: int = 0, port: int = 0, grpc_port: int = 0) -> Service:
     """The inference server; it lives before a model is registered, and takes it up then.
 
-    It inherits what says where stores are (`FALAJ_...`), but no address of Prefect.
+    It inherits what says where stores are (`FALAJ_...`), but no address of Prefect. Behind a
+    gateway it is drained before it ends.
+
+    Args:
+        number: of the process, where there are several.
+        port: of HTTP, for another process than the first one; so is `grpc_port`.
     """
-    ports = plan.ports
-    listen = ("--http-port", str(ports["serving"]), "--grpc-port", str(ports["serving_grpc"]))
+    port, grpc_port = port or plan.ports["serving"], grpc_port or plan.ports["serving_grpc"]
+    listen = ["--http-port", str(port), "--grpc-port", str(grpc_port), "--replica", str(number)]
+    if GatewayFiles(plan.files.home).config_file.is_file():
+        listen += ["--drain-s", f"{DRAIN_S:g}"]
     stores = {
         name: value
         for name, value in plan.environment.items()
         if name.startswith("FALAJ_") and name not in (DATABASE_URL, REDIS_URL)
     }
     return Service(
-        SERVING,
+        SERVING + numbered(number),
         (sys.executable, "-m", "serving", *listen, "--admin-port", "0"),
         {**base_environment(plan.environment), **stores, "FALAJ_HOME": str(plan.files.home)},
-        probe=lambda _: _listens(ports["serving"]),
+        probe=lambda _: is_live(address_file(plan.files.home, number)) and _listens(port),
         restart_when_silent=True,
     )
 
@@ -398,7 +428,8 @@ def make_supervisor(plan: Plan) -> Supervisor:
     api, files = plan.api, plan.files
     is_paused = files.paused.exists()  # what `down` pauses later stays paused
     state = read_state(files)
-    workers = {pool: files.worker_name(pool) for pool in plan.pools}
+    children = [Child(service, files.log(service.name)) for service in make_services(plan)]
+    groups = make_groups(plan, children)
 
     def on_up(name: str) -> None:
         nonlocal is_paused
@@ -407,11 +438,21 @@ def make_supervisor(plan: Plan) -> Supervisor:
         if is_paused and files.endpoint.exists():
             is_paused = _tried(lambda: resume_pools(api, files)) is None
 
+    def after_workers() -> list[CutRun]:
+        most = max(plan.config.rule(pool).most for pool in plan.pools)
+        cut_off: list[CutRun] = []
+        for number in range(most):
+            workers = {p: files.worker_name(p) + numbered(number) for p in plan.pools}
+            cut_off += _tried(partial(end_cut_off, api, workers, STOPPED)) or []
+        return cut_off
+
     return Supervisor(
         files=files,
-        children=[Child(service, files.log(service.name)) for service in make_services(plan)],
+        children=children,
         servers=frozenset({SERVER, MLFLOW}),
-        after_workers=lambda: _tried(lambda: end_cut_off(api, workers, STOPPED)) or [],
+        after_workers=after_workers,
+        adjust=groups.adjust,
+        groups=lambda: groups.states,
         on_up=on_up,
         planner=SERVER,
         forget_plans=lambda: _tried(lambda: api.forget_planned(now().isoformat())) is not None,
@@ -419,6 +460,165 @@ def make_supervisor(plan: Plan) -> Supervisor:
         plans_are_wrong=state is not None
         and (state.written - now()).total_seconds() >= CLOCK_STEP_S,
     )
+
+
+def make_groups(plan: Plan, children: Sequence[Child]) -> Groups:
+    """What may be there several times: serving processes, and the workers of each pool.
+
+    Raises:
+        ConfigurationError: the configuration scales something that is not here.
+    """
+    groups = {pool: worker_group(plan, pool) for pool in plan.pools}
+    if plan.config.serving:
+        groups[SERVING] = serving_group(plan)
+    if unknown := sorted(plan.config.scaling.keys() - groups.keys()):
+        raise ConfigurationError(
+            f"scaling names {', '.join(unknown)}, which this machine does not run; expected of "
+            f"{', '.join(groups)}. Nothing was started"
+        )
+    for child in children:
+        if group := groups.get(child.service.name.removeprefix(WORKER)):
+            group.members[0] = child
+    return Groups(plan.files, [*groups.values()])
+
+
+def worker_group(plan: Plan, pool: str) -> Group:
+    """The workers of a pool."""
+
+    def make(number: int) -> Child:
+        service = worker_service(plan, pool, number)
+        return Child(service, plan.files.log(service.name))
+
+    rule = plan.config.rule(pool)
+    return Group(pool, rule, make, partial(_pool_load, plan, pool), rule.least)
+
+
+def serving_group(plan: Plan) -> Group:
+    """The serving processes; each number keeps its ports."""
+    ports = {0: (plan.ports["serving"], plan.ports["serving_grpc"])}
+    for file in address_files(plan.files.home):
+        if not is_live(file):  # of a process that was killed
+            file.unlink()
+
+    def make(number: int) -> Child:
+        service = serving_service(
+            plan, number, *ports.setdefault(number, (free_port(), free_port()))
+        )
+        return Child(service, plan.files.log(service.name))
+
+    home, rule = plan.files.home, plan.config.rule(SERVING)
+    load, found = partial(_serving_load, home, {}), partial(_all_found, home)
+    return Group(SERVING, rule, make, load, rule.least, found)
+
+
+def _all_found(home: Path) -> bool:
+    """Whether the gateway finds all servers well; True where none runs on this machine."""
+    least = len(live_addresses(home))
+    try:
+        numbers = Admin(GatewayFiles(home).folder).stats(MEMBERS)
+    except TransientError:
+        return True
+    return len(set(numbers.values())) == 1 and min(numbers.values()) >= least
+
+
+def _serving_load(
+    home: Path, known: dict[int, psutil.Process], members: Sequence[Child]
+) -> Load | None:
+    """By the pages of the processes and the CPU they use; None where one does not answer."""
+    live = live_addresses(home)
+    pids = [int(one["pid"] or 0) for one in live]
+    try:
+        token = (home / "serving" / "secrets" / "admin-token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        pages = [_json(Request(f"{one['admin']}/status.json", headers=headers)) for one in live]
+        used = [known.setdefault(pid, psutil.Process(pid)).cpu_percent() / 100 for pid in pids]
+    except (OSError, ValueError, psutil.Error):
+        return None
+    times = [v["p99_ms"] for page in pages for m in page["models"] for v in m["versions"]]
+    return Load(
+        count=len(members),
+        ready=sum(child.condition == "up" for child in members),
+        waiting=sum(page["queued_requests"] for page in pages),
+        busy=sum(used) / len(used) if used else None,
+        latency_ms=max((ms for ms in times if ms is not None), default=None),
+    )
+
+
+def _json(request: Request) -> Any:
+    with urlopen(request, timeout=PROBE_TIMEOUT_S) as answer:
+        return json.load(answer)
+
+
+def _pool_load(plan: Plan, pool: str, members: Sequence[Child]) -> Load | None:
+    """Runs of a pool, due or in progress; None where the server does not answer.
+
+    A loop in progress asks for no run before a worker is online, so one stays for it.
+    """
+
+    def ask() -> Load:
+        until = now().isoformat()
+        due = plan.api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
+        active = plan.api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
+        loops = [] if pool == COORDINATOR else plan.api.runs(["RUNNING"], [COORDINATOR])
+        waiting = max(len(due) + len(active), min(len(loops), 1))
+        ready = sum(child.condition == "up" for child in members)
+        return Load(len(members), ready, waiting, is_held=bool(active))
+
+    return _tried(ask)
+
+
+def serving_files(home: Path) -> PlatformFiles:
+    """Files of the supervisor of `supervise_serving`."""
+    return PlatformFiles(home, home / "serving" / "replicas")
+
+
+def supervise_serving(home: Path, config: PlatformConfig) -> None:
+    """Keep the serving processes alive until a stop signal, without a platform.
+
+    Raises:
+        ConfigurationError: something serves from the state folder already.
+    """
+    files = serving_files(home)
+    private_folder(files.folder)
+    with only_supervisor(files):
+        if is_served(home):
+            raise ConfigurationError(
+                f"another process serves from {home}; end it first (falaj serve stop), or let the "
+                "platform start several (falaj up --serving-replicas). Nothing was started"
+            )
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        ports = choose_ports(config, files)
+        groups = Groups(files, [serving_group(Plan(files, config, ports, None, os.environ, ()))])
+        make = partial(Supervisor, adjust=groups.adjust, groups=lambda: groups.states)
+        make(files, [], frozenset(), after_workers=list, on_up=lambda name: None).run()
+
+
+def replace_serving(home: Path, limit_s: float) -> int:
+    """Have the serving processes replaced one by one; how many they were.
+
+    Raises:
+        NotRunningError: no supervisor runs them.
+        TransientError: not all were replaced in time; it goes on.
+    """
+    supervised = [f for f in (PlatformFiles(home), serving_files(home)) if is_held(f.lock)]
+    pid = supervisor_pid(supervised[0]) if supervised else None
+    if pid is None:
+        raise NotRunningError(
+            f"nothing supervises serving processes on {home}; one that was started alone is ended "
+            "and started again. Nothing was changed"
+        )
+    before = {one["pid"] for one in live_addresses(home)}
+    write_atomically(supervised[0].replace, json.dumps([SERVING]))
+    os.kill(pid, signal.SIGUSR1)
+    until = time.monotonic() + limit_s
+    while before & (live := {one["pid"] for one in live_addresses(home)}) or not live:
+        if time.monotonic() > until:
+            raise TransientError(
+                f"{len(before & live)} of {len(before)} serving processes are not replaced after "
+                f"{limit_s:g} s; it goes on. Their logs are in {supervised[0].logs}"
+            )
+        time.sleep(REPLACED_POLL_S)
+    return len(before)
 
 
 def _tried(ask: Callable[[], Value]) -> Value | None:

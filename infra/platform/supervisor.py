@@ -24,6 +24,7 @@ import psutil
 from infra.platform.files import (
     Condition,
     CutRun,
+    GroupState,
     Phase,
     PlatformFiles,
     PlatformState,
@@ -54,7 +55,8 @@ SILENT_PROBES = 3
 5 s, so that this is within 30 s of its last answer."""
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
+WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD, signal.SIGUSR1}
+"""SIGUSR1 has it look at what is asked of it."""
 LONGEST_SLEEP_S = 30.0
 GRACE_S = 15.0
 """From SIGTERM to SIGKILL for each process."""
@@ -108,6 +110,7 @@ class Child:
     Attributes:
         next_check: moment (monotonic seconds) at which `check` has something to do, unless the
             process ends before.
+        is_retired: it is to end, and not to be started again.
     """
 
     service: Service
@@ -118,6 +121,7 @@ class Child:
     since: datetime = field(default_factory=now)
     process: subprocess.Popen[bytes] | None = None
     next_check: float = float("inf")
+    is_retired: bool = False
     _delay_s: float = 0.0
     _started: float = 0.0
     _started_at: datetime = field(default_factory=now)
@@ -147,6 +151,8 @@ class Child:
         Args:
             probing: False where what it needs does not answer: its own probe would only time out.
         """
+        if self.is_retired:
+            return
         if self.process and (code := self.process.poll()) is not None:
             self._has_ended(code)
         if time.monotonic() < self.next_check:
@@ -187,6 +193,11 @@ class Child:
         """Ask it, and all it started, to end; `gone` is True when they have."""
         if self.process and self.process.poll() is None:
             self.process.terminate()
+
+    def retire(self) -> None:
+        """Ask it to end for good."""
+        self.is_retired = True
+        self.stop()
 
     def kill(self) -> None:
         """End the guard at once; what it guarded dies with it, or comes to the supervisor."""
@@ -324,16 +335,22 @@ class Supervisor:
         forget_plans: removes what the planner had planned before that; called again at the next
             turn where it returns False.
         plans_are_wrong: the clock was set back before this start.
+        adjust: called at each turn; may add children and take away those that are gone; returns
+            the seconds until it has something to do.
+        groups: what to publish of children that may be there several times.
     """
 
     files: PlatformFiles
-    children: Sequence[Child]
+    children: list[Child]
     servers: frozenset[str]
     after_workers: Callable[[], Sequence[CutRun]]
     on_up: Callable[[str], None]
     planner: str | None = None
     forget_plans: Callable[[], bool] = lambda: True
     plans_are_wrong: bool = False
+    adjust: Callable[[list[Child]], float] = lambda children: float("inf")
+    groups: Callable[[], tuple[GroupState, ...]] = tuple
+    _adjust_s: float = 0.0
     _clock: Clock = field(default_factory=Clock)
     _started: datetime = field(default_factory=now)
     _cut_off: tuple[CutRun, ...] = ()
@@ -348,6 +365,7 @@ class Supervisor:
         while True:
             self._end_orphans()
             self._check_clock()
+            self._adjust_s = self.adjust(self.children)
             for child in self._can_start():
                 child.start()
             for child in self.children:
@@ -378,7 +396,7 @@ class Supervisor:
 
     def _can_start(self) -> list[Child]:
         """Children that have not been started, though all they need is there."""
-        waiting = [child for child in self.children if child.condition == "waiting"]
+        waiting = [c for c in self.children if c.condition == "waiting" and not c.is_retired]
         return [child for child in waiting if self._has_what_it_needs(child)]
 
     def _has_what_it_needs(self, child: Child) -> bool:
@@ -389,7 +407,8 @@ class Supervisor:
         if self._can_start():
             return 0.0
         due = min((child.next_check for child in self.children), default=float("inf"))
-        return min(LONGEST_SLEEP_S, ROTATE_EVERY_S, max(0.05, due - time.monotonic()))
+        longest = min(LONGEST_SLEEP_S, ROTATE_EVERY_S, self._adjust_s)
+        return min(longest, max(0.05, due - time.monotonic()))
 
     def _stop(self, signals: Signals) -> None:
         self._publish("stopping")
@@ -434,7 +453,8 @@ class Supervisor:
 
     def _publish(self, phase: Phase) -> None:
         services = tuple(child.state for child in self.children)
-        if self._published == (shown := (phase, services, self._cut_off)):
+        groups = self.groups()
+        if self._published == (shown := (phase, services, groups, self._cut_off)):
             return
         self._published = shown
         state = PlatformState(
@@ -443,6 +463,7 @@ class Supervisor:
             started=self._started,
             written=now(),
             services=services,
+            groups=groups,
             cut_off=self._cut_off,
         )
         try:

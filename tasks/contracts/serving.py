@@ -38,9 +38,14 @@ def read_addresses(announced: Path) -> Addresses | None:
     return found if isinstance(found, dict) else None
 
 
+def is_live(announced: Path) -> bool:
+    """Whether the process of an address file answers, or is about to end."""
+    return announced.exists() and is_held(lock_file(announced))
+
+
 def live_addresses(home: Path) -> list[Addresses]:
     """What each live process on this machine says of itself."""
-    live = [file for file in address_files(home) if is_held(lock_file(file))]
+    live = filter(is_live, address_files(home))
     return [found for file in live if (found := read_addresses(file)) is not None]
 
 
