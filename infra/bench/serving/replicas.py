@@ -14,16 +14,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import yaml
 
-from infra.bench.figures import Measured, at_least, at_most, interleaved
+from infra.bench.figures import Measured, at_least, at_most, reported
 from infra.bench.parts import Bench, wait_until
 from infra.bench.processes import run_python, running
 from infra.bench.serving.clients import ask, request
@@ -43,7 +42,8 @@ from infra.orchestration.embedded import free_port
 from tasks.contracts.serving import live_addresses
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT
 
-PER_S, NUM_CLIENTS, ROUNDS, SECONDS, LIMIT_S = 500.0, 50, 5, 2.0, 120
+PER_S, SHARED_PER_S, NUM_CLIENTS = 500.0, 150.0, 50
+ROUNDS, SECONDS, LIMIT_S = 5, 4.0, 120
 MOST_HEALTHY = r"cluster\.http-stable\.membership_healthy"
 TIMES = 1.8
 
@@ -112,13 +112,21 @@ class Replicas:
                 stopping.set()
             asking.result(LIMIT_S)
 
-    def answers_per_cpu_s(self, seconds: float) -> float:
-        """Answers of one process in a CPU second, of several in one of the busiest, for each."""
-        before = {pid: _cpu_s(pid) for pid in self.pids}
-        with self.load() as found:
-            time.sleep(seconds)
-        busiest_s = max(_cpu_s(pid) - was for pid, was in before.items())
-        return len(found.answered) / busiest_s / len(before)
+
+def answers_per_cpu_s(made: Sequence[Replicas], seconds: float) -> list[float]:
+    """Answers in a second in which the busiest process of each has a core of its own.
+
+    All are asked at one time, and each process equally often: one that is asked less often has
+    smaller batches, and on a busier machine colder caches.
+    """
+    before = [{pid: _cpu_s(pid) for pid in one.pids} for one in made]
+    with ExitStack() as stack:
+        found = [stack.enter_context(one.load(SHARED_PER_S * len(one.pids))) for one in made]
+        time.sleep(seconds)
+    return [
+        len(asked.answered) / max(_cpu_s(pid) - was for pid, was in spent.items())
+        for asked, spent in zip(found, before, strict=True)
+    ]
 
 
 def _cpu_s(pid: int) -> float:
@@ -138,14 +146,8 @@ def replicas(home: Path, count: int) -> Iterator[Replicas]:
     followed = {"models": [{"name": MODEL, "on_move": "offer"}], "security": {"edge": True}}
     (repo / "serving.yaml").write_text(yaml.safe_dump(followed | UNLOGGED))
     command = [sys.executable, "-m", "falaj", "--home", str(home), "serve"]
-    command += [
-        "--replicas",
-        str(count),
-        "--http-port",
-        str(ports["http"]),
-        "--grpc-port",
-        str(ports["grpc"]),
-    ]
+    numbers = {"replicas": count, "http-port": ports["http"], "grpc-port": ports["grpc"]}
+    command += [f"--{name}={number}" for name, number in numbers.items()]
     token = signer.token(f"infer:{MODEL}")
     made = Replicas(home, ports["edge"], request(MODEL, one_row(), token))
 
@@ -189,22 +191,18 @@ def _some(found: Asked) -> None:
 
 def figures(bench: Bench) -> Measured:
     """Throughput of two to that of one; what is lost with a process, and in a replacement."""
-    rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 0.5))
+    rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 2.0))
     with replicas(bench.folder / "one", 1) as one, replicas(bench.folder / "two", 2) as two:
-        ways = {
-            name: partial(made.answers_per_cpu_s, seconds)
-            for name, made in {"one": one, "two": two}.items()
-        }
-        found = interleaved(ways, rounds)
+        found = [answers_per_cpu_s((one, two), seconds) for _ in range(rounds)]
         gone, renewed, alone = killed(two), replaced(two), killed(one)
-    first, both = (statistics.median(found[name]) for name in ways)
-    ratio = statistics.median(2 * b / a for a, b in zip(*found.values(), strict=True))
+    first, both = (statistics.median(rates) for rates in zip(*found, strict=True))
+    ratio = statistics.median(two / one for one, two in found)
     return [
         at_least(
             "throughput of two processes with a core each to one",
             ratio,
             TIMES,
-            f"{2 * both:.0f} and {first:.0f} answers/s by CPU seconds, {rounds} rounds",
+            f"{both:.0f} and {first:.0f} answers/s by CPU seconds, {rounds} rounds",
         ),
         *(
             at_most(name, float(len(asked.lost)), 0, asked.evidence)
@@ -213,7 +211,5 @@ def figures(bench: Bench) -> Measured:
                 (f"refused of {PER_S:.0f}/s while both are replaced", renewed),
             )
         ),
-        at_most(
-            "without an answer when the only one is killed, s", alone.away_s, None, alone.evidence
-        ),
+        reported("without an answer when the only one is killed, s", alone.away_s, alone.evidence),
     ]
