@@ -17,11 +17,13 @@ from cyclopts.validators import Number
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
 from infra.gateway.config import GatewayConfig, Shares, read_plan, read_shares
 from infra.orchestration.client import platform_environment
-from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
+from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
 from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
+
+Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
 
 def up(
@@ -34,7 +36,7 @@ def up(
     serving_port: int | None = None,
     serving_grpc_port: int | None = None,
     serving: Annotated[bool | None, Parameter(negative="--no-serving")] = None,
-    serving_replicas: int | None = None,
+    serving_replicas: Count = None,
     password: Annotated[bool | None, Parameter(negative="--no-password")] = None,
     reset: bool = False,
     deploying: Annotated[str | None, Parameter(show=False)] = None,
@@ -68,7 +70,7 @@ def up(
     require_extras("platform", *([] if serving is False else ["serve"]))
     files = platform_files(context)
     chosen = config or os.environ.get(CONFIG_VARIABLE)
-    given = {
+    given: dict[str, object] = {
         "profile": profile,
         "host": host,
         "port": port,
@@ -76,11 +78,12 @@ def up(
         "serving_port": serving_port,
         "serving_grpc_port": serving_grpc_port,
         "serving": serving,
-        "serving_replicas": serving_replicas,
         "password": password,
         "deploying": deploying,
     }
     kept = {} if reset else kept_options(files)
+    if serving_replicas:
+        given |= _fixed(serving_replicas, **kept.get("scaling", {}))
     full = read_config(Path(chosen) if chosen else None, given, kept)
     # The supervisor outlives this command, and with it the command's folder of temporary files.
     environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
@@ -232,7 +235,7 @@ def _serve(
     grpc_port: Port = None,
     admin_port: Port = None,
     no_grpc: bool = False,
-    replicas: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+    replicas: Count = None,
     context: Here,
 ) -> None:
     """Serve the promoted models until SIGTERM; the addresses are printed.
@@ -257,15 +260,14 @@ def _serve(
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
     if replicas is None:
         _become_server(context, "serve", *words, *(["--no-grpc"] if no_grpc else []))
-    if host or admin_port or no_grpc:
-        raise ConfigurationError(
-            "with --replicas only ports of HTTP and gRPC can be named, the first process's; say "
-            "the rest in serving.yaml. Nothing was started"
-        )
-    from infra.platform.services import supervise_serving
+    elif host or admin_port or no_grpc:
+        reason = "--replicas goes with ports of HTTP and gRPC alone; serving.yaml can say the rest"
+        raise ConfigurationError(f"{reason}. Nothing was started")
+    else:
+        from infra.platform.services import supervise_serving
 
-    ports = {"serving_port": http_port, "serving_grpc_port": grpc_port}
-    supervise_serving(context.home, read_config(None, {"serving_replicas": replicas, **ports}))
+        asked = {"serving_port": http_port, "serving_grpc_port": grpc_port}
+        supervise_serving(context.home, read_config(None, {**asked, **_fixed(replicas)}))
 
 
 @serve.command(name="status")
@@ -289,6 +291,10 @@ def _serve_stop(*, timeout_s: float = 60, context: Here) -> None:
         falaj serve stop --timeout-s 10
     """
     _become_server(context, "stop", f"--timeout-s={timeout_s:g}")
+
+
+def _fixed(replicas: int, **others: object) -> dict[str, object]:
+    return {"scaling": {**others, SERVING: {"least": replicas, "most": replicas}}}
 
 
 @serve.command(name="replace")

@@ -7,6 +7,7 @@ and what one on another machine does, comes from the ledger, which all of them s
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 from serving.config import ServingConfig
 from serving.engine.engine import ModelEngine
@@ -20,8 +21,6 @@ from tasks.release.traffic import ServerTraffic
 
 logger = logging.getLogger(__name__)
 Tracks = Mapping[str, str | None]
-Decided = tuple[str, int] | None
-"""A release, and how often something was decided about it."""
 
 
 class FollowedReleases:
@@ -36,8 +35,8 @@ class FollowedReleases:
     def __init__(self, engine: ModelEngine, settings: Settings, config: ServingConfig) -> None:
         self._engine, self._settings, self._poll_s = engine, settings, config.poll_s
         self._models = [model.name for model in config.models if model.on_move == "offer"]
-        self._seen: dict[str, Decided] = {}
-        self._troubles: dict[str, str] = {}
+        self._seen: dict[str, tuple[str, int] | None] = {}
+        self._trouble: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -47,14 +46,7 @@ class FollowedReleases:
         had, the alias decides, and the release's next cycle corrects it.
         """
         for model in self._models:
-            try:
-                self._seen[model] = _decided(await self._last(model))
-                champion = self._engine.tracks(model).get("stable") or ""
-                tracks = await asyncio.to_thread(self._first_tracks, model, champion)
-                if tracks is not None:
-                    await self._set(model, tracks)
-            except (FalajError, ServingError) as exc:
-                logger.error("the tracks of a release of %s are not set: %s", model, exc)
+            await self._look(model)
         if self._models:
             self._task = asyncio.create_task(self._follow(), name="releases")
 
@@ -68,38 +60,44 @@ class FollowedReleases:
         while True:
             await asyncio.sleep(self._poll_s)
             for model in self._models:
-                try:
-                    # Again until nothing was decided meanwhile: the latest decision stays.
-                    while await self._catch_up(model):
-                        pass
-                    self._troubles.pop(model, None)
-                except (FalajError, ServingError) as exc:
-                    if self._troubles.get(model) != str(exc):  # once, not every few seconds
-                        logger.error("the tracks of %s stay as they are: %s", model, exc)
-                    self._troubles[model] = str(exc)
+                await self._look(model)
 
-    async def _catch_up(self, model: str) -> bool:
-        """Set the tracks that were decided since the last look; False where nothing was."""
-        release = await self._last(model)
-        if release is None or self._seen.get(model) == _decided(release):
-            return False
-        self._seen[model] = _decided(release)
-        await self._set(model, release.wanted.model_dump(exclude={"shares"}))
-        return True
+    async def _look(self, model: str) -> None:
+        """Set the tracks that were decided since the last look; at the first one, the tracks now.
 
-    async def _last(self, model: str) -> Release | None:
-        ledger = ReleaseLedger(self._settings.metadata_url)
-        return await asyncio.to_thread(ledger.last_release, model)
-
-    def _first_tracks(self, model: str, champion: str) -> Tracks | None:
-        decided = tracks_at_start(self._settings.metadata_url, model, champion)
-        if decided is not None:
-            return decided
+        It is looked again until nothing was decided meanwhile: the latest decision stays.
+        """
         try:
+            while True:
+                release = await asyncio.to_thread(self._last, model)
+                decided = (release.release_id, release.generation) if release else None
+                if model in self._seen and self._seen[model] == decided:
+                    break
+                first, self._seen[model] = model not in self._seen, decided
+                champion = self._engine.tracks(model).get("stable") or ""
+                tracks = await asyncio.to_thread(self._tracks, model, release, champion, first)
+                if tracks is not None:
+                    await self._set(model, tracks)
+            self._trouble = None
+        except (FalajError, ServingError) as exc:
+            if self._trouble != str(exc):  # once, not every few seconds
+                logger.error("the tracks of a release of %s are not set: %s", model, exc)
+            self._trouble = str(exc)
+
+    def _last(self, model: str) -> Release | None:
+        return ReleaseLedger(self._settings.metadata_url).last_release(model)
+
+    def _tracks(
+        self, model: str, release: Release | None, champion: str, first: bool
+    ) -> Tracks | None:
+        if release and not first:
+            return release.wanted.model_dump(exclude={"shares"})
+        if decided := tracks_at_start(self._settings.metadata_url, model, champion):
+            return decided
+        with suppress(TransientError):  # none of the others answers
             others = ServerTraffic(self._settings.home).tracks(model)
-        except TransientError:  # none of them answers
-            return None
-        return others if others.get("stable") else None
+            return others if others.get("stable") else None
+        return None
 
     async def _set(self, model: str, tracks: Tracks) -> None:
         """Set all tracks; where the candidate cannot be had, the version before answers all.
@@ -112,7 +110,3 @@ class FollowedReleases:
         except ServingError as exc:
             logger.error("%s has its stable version alone: %s", model, exc)
             await self._engine.set_tracks(model, {"stable": tracks.get("stable")})
-
-
-def _decided(release: Release | None) -> Decided:
-    return None if release is None else (release.release_id, release.generation)

@@ -25,7 +25,6 @@ from tasks.kernel.values import Contract
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-EVERY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 ADMIN_SOCKET = "admin.sock"
 """In the gateway's folder, in which Envoy runs; a full path may be too long for a socket."""
 
@@ -165,16 +164,13 @@ class GatewayPlan:
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
         """Addresses by protocol: those that the file names, and those of processes here."""
-        return {name: self._servers(name) for name in ("http", "grpc")}
-
-    def _servers(self, name: str) -> tuple[str, ...]:
-        named, here = getattr(self.config, name), self.announced.get(name, ())
-        # The default is for a server that is yet to start.
-        return tuple(
-            dict.fromkeys(
-                (*named, *here) if name in self.config.model_fields_set else here or named
-            )
-        )
+        found = {}
+        for name in ("http", "grpc"):
+            named, here = getattr(self.config, name), self.announced.get(name, ())
+            # The default is for a server that is yet to start.
+            both = (*named, *here) if name in self.config.model_fields_set else here or named
+            found[name] = tuple(dict.fromkeys(both))
+        return found
 
 
 def read_plan(home: Path) -> GatewayPlan:
@@ -199,15 +195,9 @@ def announced_servers(home: Path) -> dict[str, tuple[str, ...]]:
     """
     read = [found for file in address_files(home) if (found := read_addresses(file))]
     return {
-        name: tuple(_reached(str(one[name])) for one in read if one.get(name))
+        name: tuple(str(one[name]).rpartition("/")[2] for one in read if one.get(name))
         for name in ("http", "grpc")
     }
-
-
-def _reached(address: str) -> str:
-    """Where a process of this machine is reached that listens on an address."""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    return f"{EVERY_HOST.get(host, host)}:{port}"
 
 
 def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:

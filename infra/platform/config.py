@@ -8,10 +8,10 @@ import socket
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from infra.platform.files import PlatformFiles
 from infra.platform.scaling import ScalingRule
@@ -64,12 +64,8 @@ class PlatformConfig(Contract):
     serving_port: Port = Field(default=8000, description="The inference server's; 0: any free.")
     serving_grpc_port: Port = Field(default=8001, description="Its gRPC's; 0: any free.")
     serving: bool = Field(default=True, description="Run the inference server too.")
-    serving_replicas: PositiveInt = Field(
-        default=1, description="Its processes; the gateway shares requests among them."
-    )
     scaling: dict[str, ScalingRule] = Field(
-        default={},
-        description="What may change in number meanwhile: `serving`, or workers by their pool.",
+        default={}, description="What there may be several of: `serving`, or workers by their pool."
     )
     password: bool = Field(default=True, description="Ask for a password on all addresses.")
     drain_limit_s: float = Field(
@@ -91,19 +87,14 @@ class PlatformConfig(Contract):
         return self
 
     @model_validator(mode="after")
-    def _one_number_of_servers(self) -> Self:
-        rule = self.scaling.get(SERVING)
-        if rule is not None and (self.serving_replicas != 1 or not rule.least):
-            raise ValueError(
-                "the number of serving processes is serving_replicas, or between least (1 or more) "
-                "and most of scaling.serving"
-            )
+    def _servers_start(self) -> Self:
+        if not self.rule(SERVING).least:
+            raise ValueError("scaling.serving.least is 0, and nothing would start it again: say 1")
         return self
 
     def rule(self, group: str) -> ScalingRule:
         """How many there are to be of a group: always one, where nothing else is said."""
-        fixed = self.serving_replicas if group == SERVING else 1
-        return self.scaling.get(group) or ScalingRule(least=fixed, most=fixed)
+        return self.scaling.get(group) or ScalingRule()
 
     @model_validator(mode="after")
     def _different_ports(self) -> Self:
@@ -142,7 +133,7 @@ def read_config(
         ) from exc
 
 
-def kept_options(files: PlatformFiles) -> dict[str, object]:
+def kept_options(files: PlatformFiles) -> dict[str, Any]:
     """What the platform was started with last, as far as it differs from the defaults."""
     return stored_config(files).model_dump(exclude_defaults=True)
 

@@ -34,7 +34,6 @@ class PlatformFiles:
         start_lock: held by `up` while it starts a supervisor.
         endpoint: where the platform answers; see `infra.orchestration.client`.
         state: the services, as the supervisor sees them.
-        replace: groups whose members are to be replaced one by one, until it is read.
         ports: ports chosen earlier.
         config: the configuration that the supervisor was started with.
         paused: pools that `down` has paused, to be resumed by `up`.
@@ -49,7 +48,6 @@ class PlatformFiles:
         self.start_lock = self.folder / "start_lock"
         self.endpoint = self.folder / "endpoint.json"
         self.state = self.folder / "state.json"
-        self.replace = self.folder / "replace.json"
         self.ports = self.folder / "ports.json"
         self.config = self.folder / "config.json"
         self.paused = self.folder / "paused.json"

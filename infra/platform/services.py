@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,9 +49,8 @@ from infra.platform.files import (
     read_state,
     supervisor_pid,
 )
-from infra.platform.groups import Group, Groups
 from infra.platform.scaling import Load
-from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Service, Supervisor
+from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Group, Service, Supervisor
 from tasks.contracts.serving import address_file, address_files, is_live, is_served, live_addresses
 from tasks.control.leases.devices import hardware_classes
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
@@ -67,6 +65,8 @@ WORKER = "worker-"
 """What the name of a worker has before that of its pool."""
 STOPPED = "the platform was stopped"
 REPLACED_POLL_S = 0.2
+SUPERVISED = Path("serving") / "replicas"
+"""Files of the supervisor of `supervise_serving`."""
 MEMBERS = r"cluster\.http-stable\.membership_(healthy|total)"
 Value = TypeVar("Value")
 DRAIN_S = 1.5
@@ -275,7 +275,7 @@ def serving_service(plan: Plan, number: int = 0, port: int = 0, grpc_port: int =
         SERVING + numbered(number),
         (sys.executable, "-m", "serving", *listen, "--admin-port", "0"),
         {**base_environment(plan.environment), **stores, "FALAJ_HOME": str(plan.files.home)},
-        probe=lambda _: is_live(address_file(plan.files.home, number)) and _listens(port),
+        probe=lambda _: is_live(address_file(plan.files.home, number)),
         restart_when_silent=True,
     )
 
@@ -364,15 +364,6 @@ def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
     return probe
 
 
-def _listens(port: int) -> bool:
-    """True where a server accepts connections; behind a gateway it answers nobody else."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
-            return True
-    except OSError:
-        return False
-
-
 def _local(host: str) -> str:
     """An address of this machine on which a server with this `host` answers."""
     every = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -451,8 +442,7 @@ def make_supervisor(plan: Plan) -> Supervisor:
         children=children,
         servers=frozenset({SERVER, MLFLOW}),
         after_workers=after_workers,
-        adjust=groups.adjust,
-        groups=lambda: groups.states,
+        groups=groups,
         on_up=on_up,
         planner=SERVER,
         forget_plans=lambda: _tried(lambda: api.forget_planned(now().isoformat())) is not None,
@@ -462,7 +452,7 @@ def make_supervisor(plan: Plan) -> Supervisor:
     )
 
 
-def make_groups(plan: Plan, children: Sequence[Child]) -> Groups:
+def make_groups(plan: Plan, children: Sequence[Child]) -> dict[str, Group]:
     """What may be there several times: serving processes, and the workers of each pool.
 
     Raises:
@@ -479,97 +469,81 @@ def make_groups(plan: Plan, children: Sequence[Child]) -> Groups:
     for child in children:
         if group := groups.get(child.service.name.removeprefix(WORKER)):
             group.members[0] = child
-    return Groups(plan.files, [*groups.values()])
+    return groups
 
 
 def worker_group(plan: Plan, pool: str) -> Group:
     """The workers of a pool."""
 
-    def make(number: int) -> Child:
-        service = worker_service(plan, pool, number)
-        return Child(service, plan.files.log(service.name))
+    def measure(members: Sequence[Child]) -> Load | None:
+        """By runs due or in progress. A loop asks for none before it sees a worker: one stays."""
+        until = now().isoformat()
 
-    rule = plan.config.rule(pool)
-    return Group(pool, rule, make, partial(_pool_load, plan, pool), rule.least)
+        def ask() -> Load:
+            due = plan.api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
+            active = plan.api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
+            loops = [] if pool == COORDINATOR else plan.api.runs(["RUNNING"], [COORDINATOR])
+            waiting = max(len(due) + len(active), min(len(loops), 1))
+            return Load(len(members), _num_up(members), waiting, is_held=bool(active))
+
+        return _tried(ask)
+
+    make = partial(worker_service, plan, pool)
+    return Group(plan.config.rule(pool), lambda number: _child(plan, make(number)), measure)
 
 
 def serving_group(plan: Plan) -> Group:
     """The serving processes; each number keeps its ports."""
+    home, known = plan.files.home, dict[int, psutil.Process]()
     ports = {0: (plan.ports["serving"], plan.ports["serving_grpc"])}
-    for file in address_files(plan.files.home):
+    for file in address_files(home):
         if not is_live(file):  # of a process that was killed
             file.unlink()
 
     def make(number: int) -> Child:
-        service = serving_service(
-            plan, number, *ports.setdefault(number, (free_port(), free_port()))
-        )
-        return Child(service, plan.files.log(service.name))
+        own = ports.setdefault(number, (free_port(), free_port()))
+        return _child(plan, serving_service(plan, number, *own))
 
-    home, rule = plan.files.home, plan.config.rule(SERVING)
-    load, found = partial(_serving_load, home, {}), partial(_all_found, home)
-    return Group(SERVING, rule, make, load, rule.least, found)
+    def measure(members: Sequence[Child]) -> Load | None:
+        """By the pages of the processes and the CPU they use."""
+        live = live_addresses(home)
+        pids = [int(one["pid"] or 0) for one in live]
+        try:
+            pages = [_status(home, str(one["admin"])) for one in live]
+            used = [known.setdefault(pid, psutil.Process(pid)).cpu_percent() for pid in pids]
+        except (OSError, ValueError, psutil.Error):  # one ends, or does not answer
+            return None
+        times = [v["p99_ms"] or 0.0 for p in pages for m in p["models"] for v in m["versions"]]
+        waiting = sum(page["queued_requests"] for page in pages)
+        busy = sum(used) / len(used) / 100 if used else None
+        return Load(len(members), _num_up(members), waiting, busy, max(times, default=None))
+
+    return Group(plan.config.rule(SERVING), make, measure, partial(_all_found, home))
+
+
+def _child(plan: Plan, service: Service) -> Child:
+    return Child(service, plan.files.log(service.name))
+
+
+def _num_up(members: Sequence[Child]) -> int:
+    return sum(child.condition == "up" for child in members)
+
+
+def _status(home: Path, admin: str) -> Any:
+    token = (home / "serving" / "secrets" / "admin-token").read_text().strip()
+    asked = Request(f"{admin}/status.json", headers={"Authorization": f"Bearer {token}"})
+    with urlopen(asked, timeout=PROBE_TIMEOUT_S) as answer:
+        return json.load(answer)
 
 
 def _all_found(home: Path) -> bool:
     """Whether the gateway finds all servers well; True where none runs on this machine."""
     least = len(live_addresses(home))
     try:
-        numbers = Admin(GatewayFiles(home).folder).stats(MEMBERS)
+        numbers = Admin(GatewayFiles(home).folder).stats(MEMBERS).values()
     except TransientError:
         return True
-    return len(set(numbers.values())) == 1 and min(numbers.values()) >= least
-
-
-def _serving_load(
-    home: Path, known: dict[int, psutil.Process], members: Sequence[Child]
-) -> Load | None:
-    """By the pages of the processes and the CPU they use; None where one does not answer."""
-    live = live_addresses(home)
-    pids = [int(one["pid"] or 0) for one in live]
-    try:
-        token = (home / "serving" / "secrets" / "admin-token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        pages = [_json(Request(f"{one['admin']}/status.json", headers=headers)) for one in live]
-        used = [known.setdefault(pid, psutil.Process(pid)).cpu_percent() / 100 for pid in pids]
-    except (OSError, ValueError, psutil.Error):
-        return None
-    times = [v["p99_ms"] for page in pages for m in page["models"] for v in m["versions"]]
-    return Load(
-        count=len(members),
-        ready=sum(child.condition == "up" for child in members),
-        waiting=sum(page["queued_requests"] for page in pages),
-        busy=sum(used) / len(used) if used else None,
-        latency_ms=max((ms for ms in times if ms is not None), default=None),
-    )
-
-
-def _json(request: Request) -> Any:
-    with urlopen(request, timeout=PROBE_TIMEOUT_S) as answer:
-        return json.load(answer)
-
-
-def _pool_load(plan: Plan, pool: str, members: Sequence[Child]) -> Load | None:
-    """Runs of a pool, due or in progress; None where the server does not answer.
-
-    A loop in progress asks for no run before a worker is online, so one stays for it.
-    """
-
-    def ask() -> Load:
-        until = now().isoformat()
-        due = plan.api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
-        active = plan.api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
-        loops = [] if pool == COORDINATOR else plan.api.runs(["RUNNING"], [COORDINATOR])
-        waiting = max(len(due) + len(active), min(len(loops), 1))
-        ready = sum(child.condition == "up" for child in members)
-        return Load(len(members), ready, waiting, is_held=bool(active))
-
-    return _tried(ask)
-
-
-def serving_files(home: Path) -> PlatformFiles:
-    """Files of the supervisor of `supervise_serving`."""
-    return PlatformFiles(home, home / "serving" / "replicas")
+    return len({*numbers}) == 1 and min(numbers) >= least
 
 
 def supervise_serving(home: Path, config: PlatformConfig) -> None:
@@ -578,7 +552,7 @@ def supervise_serving(home: Path, config: PlatformConfig) -> None:
     Raises:
         ConfigurationError: something serves from the state folder already.
     """
-    files = serving_files(home)
+    files = PlatformFiles(home, home / SUPERVISED)
     private_folder(files.folder)
     with only_supervisor(files):
         if is_served(home):
@@ -587,10 +561,9 @@ def supervise_serving(home: Path, config: PlatformConfig) -> None:
                 "platform start several (falaj up --serving-replicas). Nothing was started"
             )
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-        ports = choose_ports(config, files)
-        groups = Groups(files, [serving_group(Plan(files, config, ports, None, os.environ, ()))])
-        make = partial(Supervisor, adjust=groups.adjust, groups=lambda: groups.states)
-        make(files, [], frozenset(), after_workers=list, on_up=lambda name: None).run()
+        plan = Plan(files, config, choose_ports(config, files), None, os.environ, ())
+        groups = {SERVING: serving_group(plan)}
+        Supervisor(files, [], frozenset(), list, on_up=lambda _: None, groups=groups).run()
 
 
 def replace_serving(home: Path, limit_s: float) -> int:
@@ -600,22 +573,21 @@ def replace_serving(home: Path, limit_s: float) -> int:
         NotRunningError: no supervisor runs them.
         TransientError: not all were replaced in time; it goes on.
     """
-    supervised = [f for f in (PlatformFiles(home), serving_files(home)) if is_held(f.lock)]
-    pid = supervisor_pid(supervised[0]) if supervised else None
-    if pid is None:
+    all_files = (PlatformFiles(home), PlatformFiles(home, home / SUPERVISED))
+    files = next((files for files in all_files if is_held(files.lock)), None)
+    if files is None or (pid := supervisor_pid(files)) is None:
         raise NotRunningError(
             f"nothing supervises serving processes on {home}; one that was started alone is ended "
             "and started again. Nothing was changed"
         )
     before = {one["pid"] for one in live_addresses(home)}
-    write_atomically(supervised[0].replace, json.dumps([SERVING]))
     os.kill(pid, signal.SIGUSR1)
     until = time.monotonic() + limit_s
     while before & (live := {one["pid"] for one in live_addresses(home)}) or not live:
         if time.monotonic() > until:
             raise TransientError(
                 f"{len(before & live)} of {len(before)} serving processes are not replaced after "
-                f"{limit_s:g} s; it goes on. Their logs are in {supervised[0].logs}"
+                f"{limit_s:g} s; it goes on. Their logs are in {files.logs}"
             )
         time.sleep(REPLACED_POLL_S)
     return len(before)

@@ -4,7 +4,6 @@ Without a gateway before the server nothing splits requests or copies them, so a
 over all at once and is watched alone.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from tasks.contracts.rollout import Shares
-from tasks.contracts.serving import address_file, address_files
+from tasks.contracts.serving import address_file, address_files, read_addresses
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Wanted
 
@@ -240,25 +239,19 @@ def _admin_addresses(home: Path) -> list[str]:
         TransientError: no serving process is ready.
         ConfigurationError: a file does not say where its process listens.
     """
-    found = [_admin_address(file) for file in address_files(home)]
-    if known := [address for address in found if address]:
-        return known
-    raise TransientError(
-        f"no serving process is ready: {address_file(home)} is not there. Start one with "
-        "`make serve`"
-    )
-
-
-def _admin_address(file: Path) -> str | None:
-    try:
-        address = str(json.loads(file.read_text(encoding="utf-8"))["admin"])
-    except FileNotFoundError:
-        return None  # it has ended just now
-    except (ValueError, KeyError, TypeError) as exc:
-        raise ConfigurationError(
-            f"{file} does not say where the admin listener is; start the serving process again"
-        ) from exc
-    return (address if "//" in address else f"http://{address}").rstrip("/")
+    read = {file: read_addresses(file) for file in address_files(home)}
+    found = {file: addresses.get("admin") for file, addresses in read.items() if addresses}
+    if not found:
+        raise TransientError(
+            f"no serving process is ready: {address_file(home)} is not there. Start one with "
+            "`make serve`"
+        )
+    for file, address in found.items():
+        if not address:
+            raise ConfigurationError(
+                f"{file} does not say where the admin listener is; start the serving process again"
+            )
+    return [str(address) for address in found.values()]
 
 
 def _admin_token(home: Path) -> str:

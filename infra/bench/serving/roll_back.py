@@ -5,15 +5,11 @@ answers every request, then a person runs `falaj release rollback`. Counted is t
 from the moment that the record has of the decision to the last answer of that version.
 """
 
-import asyncio
 import json
 import os
 import statistics
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +17,7 @@ from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, wait_until
 from infra.bench.processes import run_python
-from infra.bench.serving.clients import ask, request
+from infra.bench.serving.clients import Answers, load, request
 from infra.bench.serving.installation import (
     COLUMNS,
     MODEL,
@@ -49,8 +45,6 @@ FEW = 200
 """Answers that are waited for before and after."""
 LIMIT_S = 120
 AT_ONCE = ReleaseConfig(steps=(StepConfig(name="all", candidate_percent=100, min_minutes=0),))
-Answers = list[tuple[float, str]]
-"""Moment and version of each."""
 BODY = json.dumps(
     {
         "inputs": [
@@ -91,32 +85,15 @@ class Installation:
         return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
 
 
-@contextmanager
-def load(made: Installation) -> Iterator[Answers]:
-    """Clients, each with a token and a connection of its own, that ask without end."""
-    answers: Answers = []
-    stopping = threading.Event()
-    requests = [
-        request(MODEL, BODY, made.signer.token(f"infer:{MODEL}", sub=f"c{n}"))
-        for n in range(NUM_CLIENTS)
-    ]
+def asking(made: Installation) -> AbstractContextManager[Answers]:
+    """Clients, each with a token of its own, that ask without end."""
+    tokens = [made.signer.token(f"infer:{MODEL}", sub=f"c{n}") for n in range(NUM_CLIENTS)]
+    return load([request(MODEL, BODY, token) for token in tokens], made.port, PER_S)
 
-    def next_in(head: bytes) -> float | None:
-        version = head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
-        answers.append((time.time(), version))
-        return None if stopping.is_set() else NUM_CLIENTS / PER_S
 
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(lambda: asyncio.run(ask(requests, made.port, next_in, tls=True)))
-        try:
-            yield answers
-        except TimeoutError:
-            if asking.done():
-                asking.result()  # raises what a client met
-            raise
-        finally:
-            stopping.set()
-        asking.result(LIMIT_S)
+def version_of(head: bytes) -> str:
+    """That gave an answer; empty where it was none."""
+    return head.partition(b"x-falaj-version: ")[2].partition(b"\r\n")[0].decode()
 
 
 def wait_for(answers: Answers, version: str) -> None:
@@ -124,7 +101,8 @@ def wait_for(answers: Answers, version: str) -> None:
     wanted = len(answers) + FEW
 
     def came() -> bool:
-        return len(answers) >= wanted and all(of == version for _, of in answers[-FEW:])
+        newest = {version_of(head) for _, head in answers[-FEW:]}
+        return len(answers) >= wanted and newest == {version}
 
     wait_until(came, f"{FEW} answers of version {version}", LIMIT_S)
 
@@ -142,13 +120,14 @@ def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef
     """Seconds from the decision to the last answer of the candidate."""
     version = str(candidate.version)
     make_champion(candidate, installation.world.location)
-    with load(installation) as answers:
+    with asking(installation) as answers:
         wait_for(answers, "1")
         installation.releasing.begin(MODEL, AT_ONCE, "bench")
         wait_for(answers, version)
         decided_s = installation.roll_back()
         wait_for(answers, "1")
-    return max(0.0, max(moment for moment, of in answers if of == version) - decided_s)
+    last_s = max(moment for moment, head in answers if version_of(head) == version)
+    return max(0.0, last_s - decided_s)
 
 
 @contextmanager
