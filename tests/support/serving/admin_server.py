@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.contracts.serving import address_file
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 TOKEN = "a-token-for-tests-alone"
@@ -52,7 +53,7 @@ class AdminServer:
 
 
 @contextmanager
-def admin_server(home: Path) -> Iterator[AdminServer]:
+def admin_server(home: Path, number: int = 0) -> Iterator[AdminServer]:
     """A running server whose address and token lie in a state folder."""
     kept = AdminServer()
 
@@ -72,7 +73,7 @@ def admin_server(home: Path) -> Iterator[AdminServer]:
 
     with http_listener(answer) as url:
         secrets = home / "serving" / "secrets"
-        secrets.mkdir(parents=True)
+        secrets.mkdir(parents=True, exist_ok=True)
         (secrets / "admin-token").write_text(TOKEN + "\n")
-        (home / "serving" / "server.json").write_text(json.dumps({"pid": 1, "admin": url}))
+        address_file(home, number).write_text(json.dumps({"pid": 1, "admin": url}))
         yield kept
