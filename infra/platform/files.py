@@ -102,6 +102,11 @@ class GroupState(_Stored):
     wanted: int
     reason: str
 
+    @property
+    def is_usual(self) -> bool:
+        """True where there is one, because nobody has asked for anything else."""
+        return (self.count, self.wanted, self.reason) == (1, 1, AS_CONFIGURED)
+
 
 class CutRun(_Stored):
     """A run whose processes were ended before it had ended itself."""

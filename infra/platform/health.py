@@ -19,7 +19,6 @@ from infra.orchestration.client import is_running, read_password
 from infra.platform.api import PROBE_TIMEOUT_S, Json, PrefectApi, answers
 from infra.platform.config import SERVING, PlatformConfig, kept_options, stored_config
 from infra.platform.files import (
-    AS_CONFIGURED,
     Endpoint,
     GroupState,
     PlatformFiles,
@@ -127,15 +126,9 @@ def read_status(files: PlatformFiles) -> Status:
         )
     endpoint = read_endpoint(files)
     groups = state.groups if state else ()
-    own = [group.name for group in groups if group.name != SERVING]
-    found = {
-        "endpoint": endpoint,
-        "services": services,
-        "groups": groups,
-        "pools": _pools(endpoint, files, own, wrong),
-        "wrong": tuple(wrong),
-    }
-    return status.model_copy(update=found)
+    pools = _pools(endpoint, files, [g.name for g in groups if g.name != SERVING], wrong)
+    found = {"endpoint": endpoint, "services": services, "groups": groups, "pools": pools}
+    return status.model_copy(update={**found, "wrong": tuple(wrong)})
 
 
 def _pools(
@@ -246,11 +239,7 @@ def table(status: Status) -> str:
         lines += [f"{name:<12}{url}" for name, url in urls.items() if url]
     services = [(s.name, s.condition, age(s.since), s.restarts, s.detail) for s in status.services]
     lines += _columns("Service Condition Since Restarts Detail", services)
-    groups = [
-        (group.name, group.count, group.wanted, group.reason)
-        for group in status.groups
-        if (group.count, group.wanted, group.reason) != (1, 1, AS_CONFIGURED)
-    ]
+    groups = [(g.name, g.count, g.wanted, g.reason) for g in status.groups if not g.is_usual]
     lines += _columns("Group Running Wanted Reason", groups)
     pools = [(p.name, p.online, "paused" if p.paused else "hands out runs") for p in status.pools]
     lines += _columns("Pool Workers State", pools)

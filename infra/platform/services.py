@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -118,7 +117,7 @@ class Plan:
 
     files: PlatformFiles
     config: PlatformConfig
-    ports: Mapping[str, int]
+    ports: dict[str, int]
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
@@ -252,18 +251,18 @@ def numbered(number: int) -> str:
     return f"-{number}" * bool(number)
 
 
-def serving_service(plan: Plan, number: int = 0, port: int = 0, grpc_port: int = 0) -> Service:
+def serving_service(plan: Plan, number: int = 0) -> Service:
     """The inference server; it lives before a model is registered, and takes it up then.
 
     It inherits what says where stores are (`FALAJ_...`), but no address of Prefect. Behind a
     gateway it is drained before it ends.
 
     Args:
-        number: of the process, where there are several.
-        port: of HTTP, for another process than the first one; so is `grpc_port`.
+        number: of the process, where there are several; each keeps its ports.
     """
-    port, grpc_port = port or plan.ports["serving"], grpc_port or plan.ports["serving_grpc"]
-    listen = ["--http-port", str(port), "--grpc-port", str(grpc_port), "--replica", str(number)]
+    names = (SERVING + numbered(number), f"{SERVING}_grpc{numbered(number)}")
+    port, grpc_port = (str(plan.ports.setdefault(name, free_port())) for name in names)
+    listen = ["--http-port", port, "--grpc-port", grpc_port, "--replica", str(number)]
     if GatewayFiles(plan.files.home).config_file.is_file():
         listen += ["--drain-s", f"{DRAIN_S:g}"]
     stores = {
@@ -272,7 +271,7 @@ def serving_service(plan: Plan, number: int = 0, port: int = 0, grpc_port: int =
         if name.startswith("FALAJ_") and name not in (DATABASE_URL, REDIS_URL)
     }
     return Service(
-        SERVING + numbered(number),
+        names[0],
         (sys.executable, "-m", "serving", *listen, "--admin-port", "0"),
         {**base_environment(plan.environment), **stores, "FALAJ_HOME": str(plan.files.home)},
         probe=lambda _: is_live(address_file(plan.files.home, number)),
@@ -430,12 +429,11 @@ def make_supervisor(plan: Plan) -> Supervisor:
             is_paused = _tried(lambda: resume_pools(api, files)) is None
 
     def after_workers() -> list[CutRun]:
-        most = max(plan.config.rule(pool).most for pool in plan.pools)
-        cut_off: list[CutRun] = []
-        for number in range(most):
-            workers = {p: files.worker_name(p) + numbered(number) for p in plan.pools}
-            cut_off += _tried(partial(end_cut_off, api, workers, STOPPED)) or []
-        return cut_off
+        most = max(group.rule.most for group in groups.values())
+        names = [{p: files.worker_name(p) + numbered(n) for p in plan.pools} for n in range(most)]
+        return (
+            _tried(lambda: [run for one in names for run in end_cut_off(api, one, STOPPED)]) or []
+        )
 
     return Supervisor(
         files=files,
@@ -477,32 +475,26 @@ def worker_group(plan: Plan, pool: str) -> Group:
 
     def measure(members: Sequence[Child]) -> Load | None:
         """By runs due or in progress. A loop asks for none before it sees a worker: one stays."""
-        until = now().isoformat()
+        api, until = plan.api, now().isoformat()
+        try:
+            due = api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
+            active = api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
+            loops = [] if pool == COORDINATOR else api.runs(["RUNNING"], [COORDINATOR])
+        except (TransientError, ConfigurationError):
+            return None
+        waiting = max(len(due) + len(active), min(len(loops), 1))
+        return Load(len(members), _num_up(members), waiting, is_held=bool(active))
 
-        def ask() -> Load:
-            due = plan.api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
-            active = plan.api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
-            loops = [] if pool == COORDINATOR else plan.api.runs(["RUNNING"], [COORDINATOR])
-            waiting = max(len(due) + len(active), min(len(loops), 1))
-            return Load(len(members), _num_up(members), waiting, is_held=bool(active))
-
-        return _tried(ask)
-
-    make = partial(worker_service, plan, pool)
-    return Group(plan.config.rule(pool), lambda number: _child(plan, make(number)), measure)
+    rule = plan.config.rule(pool)
+    return Group(rule, lambda n: _child(plan, worker_service(plan, pool, n)), measure)
 
 
 def serving_group(plan: Plan) -> Group:
-    """The serving processes; each number keeps its ports."""
+    """The serving processes."""
     home, known = plan.files.home, dict[int, psutil.Process]()
-    ports = {0: (plan.ports["serving"], plan.ports["serving_grpc"])}
     for file in address_files(home):
         if not is_live(file):  # of a process that was killed
             file.unlink()
-
-    def make(number: int) -> Child:
-        own = ports.setdefault(number, (free_port(), free_port()))
-        return _child(plan, serving_service(plan, number, *own))
 
     def measure(members: Sequence[Child]) -> Load | None:
         """By the pages of the processes and the CPU they use."""
@@ -518,7 +510,16 @@ def serving_group(plan: Plan) -> Group:
         busy = sum(used) / len(used) / 100 if used else None
         return Load(len(members), _num_up(members), waiting, busy, max(times, default=None))
 
-    return Group(plan.config.rule(SERVING), make, measure, partial(_all_found, home))
+    def are_found() -> bool:
+        """Whether the gateway finds all servers well; True where none runs on this machine."""
+        try:
+            numbers = Admin(GatewayFiles(home).folder).stats(MEMBERS).values()
+        except TransientError:
+            return True
+        return len({*numbers}) == 1 and min(numbers) >= len(live_addresses(home))
+
+    rule = plan.config.rule(SERVING)
+    return Group(rule, lambda n: _child(plan, serving_service(plan, n)), measure, are_found)
 
 
 def _child(plan: Plan, service: Service) -> Child:
@@ -534,16 +535,6 @@ def _status(home: Path, admin: str) -> Any:
     asked = Request(f"{admin}/status.json", headers={"Authorization": f"Bearer {token}"})
     with urlopen(asked, timeout=PROBE_TIMEOUT_S) as answer:
         return json.load(answer)
-
-
-def _all_found(home: Path) -> bool:
-    """Whether the gateway finds all servers well; True where none runs on this machine."""
-    least = len(live_addresses(home))
-    try:
-        numbers = Admin(GatewayFiles(home).folder).stats(MEMBERS).values()
-    except TransientError:
-        return True
-    return len({*numbers}) == 1 and min(numbers) >= least
 
 
 def supervise_serving(home: Path, config: PlatformConfig) -> None:
@@ -573,22 +564,18 @@ def replace_serving(home: Path, limit_s: float) -> int:
         NotRunningError: no supervisor runs them.
         TransientError: not all were replaced in time; it goes on.
     """
-    all_files = (PlatformFiles(home), PlatformFiles(home, home / SUPERVISED))
-    files = next((files for files in all_files if is_held(files.lock)), None)
-    if files is None or (pid := supervisor_pid(files)) is None:
-        raise NotRunningError(
-            f"nothing supervises serving processes on {home}; one that was started alone is ended "
-            "and started again. Nothing was changed"
-        )
+    supervisors = (PlatformFiles(home), PlatformFiles(home, home / SUPERVISED))
+    pid = next((supervisor_pid(files) for files in supervisors if is_held(files.lock)), None)
+    if pid is None:
+        reason = f"nothing supervises serving processes on {home}; end and start it by itself"
+        raise NotRunningError(f"{reason}. Nothing was changed")
     before = {one["pid"] for one in live_addresses(home)}
     os.kill(pid, signal.SIGUSR1)
     until = time.monotonic() + limit_s
     while before & (live := {one["pid"] for one in live_addresses(home)}) or not live:
         if time.monotonic() > until:
-            raise TransientError(
-                f"{len(before & live)} of {len(before)} serving processes are not replaced after "
-                f"{limit_s:g} s; it goes on. Their logs are in {files.logs}"
-            )
+            left = f"{len(before & live)} of {len(before)} serving processes are not replaced"
+            raise TransientError(f"{left} after {limit_s:g} s; it goes on. falaj serve status")
         time.sleep(REPLACED_POLL_S)
     return len(before)
 

@@ -10,17 +10,17 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench, wait_until
-from infra.bench.processes import run_python
 from infra.bench.serving.clients import Answers, cpu_ns, load, request
 from infra.bench.serving.http_request import UNLOGGED, one_row
 from infra.bench.serving.installation import (
@@ -35,6 +35,7 @@ from infra.bench.serving.installation import (
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.embedded import free_port
+from infra.platform.services import replace_serving
 from tasks.contracts.serving import live_addresses
 
 PER_S, SHARED_PER_S, NUM_CLIENTS = 500.0, 150.0, 50
@@ -47,9 +48,18 @@ TIMES = 1.8
 class Replicas:
     """Serving processes behind Envoy on a state folder."""
 
-    home: Path
+    world: BenchHome
+    signer: Signer
     port: int
-    asked: bytes
+
+    @property
+    def home(self) -> Path:
+        """The state folder."""
+        return self.world.home
+
+    def asking(self, subject: str = "somebody") -> bytes:
+        """A request of a client."""
+        return request(MODEL, one_row(), self.signer.token(f"infer:{MODEL}", sub=subject))
 
     @property
     def pids(self) -> list[int]:
@@ -63,48 +73,43 @@ class Replicas:
 
     def load(self, per_s: float = PER_S) -> AbstractContextManager[Answers]:
         """Clients that ask without end, so often in all."""
-        return load([self.asked] * NUM_CLIENTS, self.port, per_s)
+        return load([self.asking(f"c{n}") for n in range(NUM_CLIENTS)], self.port, per_s)
 
 
 @contextmanager
-def replicas(home: Path, count: int) -> Iterator[Replicas]:
-    """So many serving processes behind Envoy, all of them found."""
+def replicas(home: Path, count: int, **settings: Any) -> Iterator[Replicas]:
+    """So many serving processes of version 1 behind Envoy, all of them found."""
     ports, signer = {name: free_port() for name in ("edge", "http", "grpc")}, Signer()
-    BenchHome(home, Tabular).add(7, promote=True)
+    made = Replicas(BenchHome(home, Tabular), signer, ports["edge"])
     write_settings(home, signer, ports)
-    asked = request(MODEL, one_row(), signer.token(f"infer:{MODEL}"))
-    made = Replicas(home, ports["edge"], asked)
-    edge = {"security": {"edge": True}, **UNLOGGED}
+    made.world.add(0, promote=True)
+    edge = {"security": {"edge": True}, **settings}
     with serving(home, ports, replicas=count, **edge), envoy(home):
         wait_until(lambda: made.are_found(count), "Envoy has found all", LIMIT_S)
         yield made
 
 
-def killed(made: Replicas) -> Answers:
-    """What clients got while one of the processes was killed and came back."""
+def during(made: Replicas, what: Callable[[Replicas], None]) -> Answers:
+    """What clients got before, while and after something was done."""
+    with made.load() as answers:
+        for act in (lambda made: None, what):
+            act(made)
+            wanted = len(answers) + PER_S
+            wait_until(lambda: len(answers) > wanted, "a second of answers", LIMIT_S)  # noqa: B023
+    return answers
+
+
+def kill_one(made: Replicas) -> None:
+    """Kill a process; returns when it is back."""
     count, victim = len(made.pids), made.pids[-1]
-    with made.load() as answers:
-        _some(answers)
-        os.kill(victim, signal.SIGKILL)
-        back = "the process is back"
-        wait_until(lambda: victim not in made.pids and made.are_found(count), back, LIMIT_S)
-        _some(answers)
-    return answers
+    os.kill(victim, signal.SIGKILL)
+    back = "the process is back"
+    wait_until(lambda: victim not in made.pids and made.are_found(count), back, LIMIT_S)
 
 
-def replaced(made: Replicas) -> Answers:
-    """What clients got while all processes were replaced one by one."""
-    words = ["-m", "falaj", "--home", str(made.home), "serve", "replace"]
-    with made.load() as answers:
-        _some(answers)
-        run_python(words, made.home.with_suffix(".replaced.log"))
-        _some(answers)
-    return answers
-
-
-def _some(answers: Answers) -> None:
-    wanted = len(answers) + PER_S
-    wait_until(lambda: len(answers) > wanted, "a second of answers", LIMIT_S)
+def replace_all(made: Replicas) -> None:
+    """Replace all processes, one by one."""
+    replace_serving(made.home, LIMIT_S)
 
 
 def answers_per_cpu_s(made: Sequence[Replicas], seconds: float) -> list[float]:
@@ -124,9 +129,13 @@ def answers_per_cpu_s(made: Sequence[Replicas], seconds: float) -> list[float]:
 def figures(bench: Bench) -> Measured:
     """Throughput of two to that of one; what is lost with a process, and in a replacement."""
     rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 2.0))
-    with replicas(bench.folder / "one", 1) as one, replicas(bench.folder / "two", 2) as two:
+    with ExitStack() as stack:
+        one, two = (
+            stack.enter_context(replicas(bench.folder / str(count), count, **UNLOGGED))
+            for count in (1, 2)
+        )
         rates = [answers_per_cpu_s((one, two), seconds) for _ in range(rounds)]
-        gone, renewed = killed(two), replaced(two)
+        gone, renewed = during(two, kill_one), during(two, replace_all)
     ratio = statistics.median(both / first for first, both in rates)
     evidence = f"{rounds} rounds: " + ", ".join(f"{two:.0f} and {one:.0f}" for one, two in rates)
     return [

@@ -5,31 +5,17 @@ answers every request, then a person runs `falaj release rollback`. Counted is t
 from the moment that the record has of the decision to the last answer of that version.
 """
 
-import json
 import os
 import statistics
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from flows.release import RegistryChampions, traffic_of
 from infra.bench.figures import Measured, at_most
 from infra.bench.parts import Bench, wait_until
 from infra.bench.processes import run_python
-from infra.bench.serving.clients import Answers, load, request
-from infra.bench.serving.installation import (
-    COLUMNS,
-    MODEL,
-    BenchHome,
-    Signer,
-    environment_of,
-    envoy,
-    make_champion,
-    serving,
-    write_settings,
-)
-from infra.orchestration.embedded import free_port
+from infra.bench.serving.clients import Answers
+from infra.bench.serving.installation import MODEL, environment_of, make_champion
+from infra.bench.serving.replicas import Replicas, replicas
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.rollout import Action
 from tasks.kernel.settings import Settings
@@ -39,33 +25,23 @@ from tasks.release.rollout import Releasing
 
 ROUNDS = 3
 BOUND_S = 1.0
-NUM_CLIENTS = 40
 PER_S = 250.0
 FEW = 200
 """Answers that are waited for before and after."""
 LIMIT_S = 120
 AT_ONCE = ReleaseConfig(steps=(StepConfig(name="all", candidate_percent=100, min_minutes=0),))
-BODY = json.dumps(
-    {
-        "inputs": [
-            {"name": "rows", "shape": [1, COLUMNS], "datatype": "FP32", "data": [0.5] * COLUMNS}
-        ]
-    }
-).encode()
 
 
 @dataclass(frozen=True)
 class Installation:
     """A serving process behind Envoy, and what releases its model."""
 
-    world: BenchHome
-    signer: Signer
-    port: int
+    made: Replicas
 
     @property
     def environment(self) -> dict[str, str]:
         """Of its commands."""
-        return {**os.environ, **environment_of(self.world.home)}
+        return {**os.environ, **environment_of(self.made.home)}
 
     @property
     def releasing(self) -> Releasing:
@@ -77,18 +53,12 @@ class Installation:
     def roll_back(self) -> float:
         """Roll the open release back by hand; when that was decided, seconds since 1970."""
         words = ["-m", "falaj", "release", "rollback", MODEL, "--approver", "bench"]
-        run_python(words, self.world.home / "bench.log", self.environment)
+        run_python(words, self.made.home / "bench.log", self.environment)
         ledger = self.releasing.ledger
         release = ledger.last_release(MODEL)
         assert release is not None
         entries = ledger.entries(release.release_id)
         return next(e.at.timestamp() for e in entries if e.action is Action.ROLL_BACK)
-
-
-def asking(made: Installation) -> AbstractContextManager[Answers]:
-    """Clients, each with a token of its own, that ask without end."""
-    tokens = [made.signer.token(f"infer:{MODEL}", sub=f"c{n}") for n in range(NUM_CLIENTS)]
-    return load([request(MODEL, BODY, token) for token in tokens], made.port, PER_S)
 
 
 def version_of(head: bytes) -> str:
@@ -110,7 +80,8 @@ def wait_for(answers: Answers, version: str) -> None:
 def figures(bench: Bench) -> Measured:
     """The slowest round."""
     rounds = bench.size(ROUNDS, 1)
-    with _installation(bench.folder) as (installation, candidate):
+    with replicas(bench.folder / "home", 1, poll_s=0.3) as made:
+        installation, candidate = Installation(made), made.world.add(1)
         seconds = [_roll_back_under_load(installation, candidate) for _ in range(rounds)]
     evidence = f"{rounds} rounds, median {statistics.median(seconds):.3f} s, {PER_S:.0f} requests/s"
     return [at_most("roll back by hand to the last old answer, s", max(seconds), BOUND_S, evidence)]
@@ -119,8 +90,8 @@ def figures(bench: Bench) -> Measured:
 def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef) -> float:
     """Seconds from the decision to the last answer of the candidate."""
     version = str(candidate.version)
-    make_champion(candidate, installation.world.location)
-    with asking(installation) as answers:
+    make_champion(candidate, installation.made.world.location)
+    with installation.made.load(PER_S) as answers:
         wait_for(answers, "1")
         installation.releasing.begin(MODEL, AT_ONCE, "bench")
         wait_for(answers, version)
@@ -128,15 +99,3 @@ def _roll_back_under_load(installation: Installation, candidate: ModelVersionRef
         wait_for(answers, "1")
     last_s = max(moment for moment, head in answers if version_of(head) == version)
     return max(0.0, last_s - decided_s)
-
-
-@contextmanager
-def _installation(folder: Path) -> Iterator[tuple[Installation, ModelVersionRef]]:
-    """Version 1 serves behind Envoy; version 2 is registered."""
-    home, signer = folder / "home", Signer()
-    ports = {name: free_port() for name in ("edge", "http", "grpc")}
-    world = BenchHome(home)
-    write_settings(home, signer, ports)
-    world.add(0, promote=True)
-    with serving(home, ports, security={"edge": True}, poll_s=0.3), envoy(home):
-        yield Installation(world, signer, ports["edge"]), world.add(1)
