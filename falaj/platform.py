@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
-from infra.gateway.config import GatewayConfig, Shares, read_plan, read_shares
+from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.orchestration.client import platform_environment
 from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles
@@ -389,7 +389,6 @@ def run(*, context: Here) -> int:
         falaj gateway run
     """
     from infra.gateway.envoy import run_envoy
-    from infra.gateway.prepare import follow_servers
     from infra.gateway.prepare import prepare as write
 
     plan = read_plan(context.home)
@@ -398,7 +397,9 @@ def run(*, context: Here) -> int:
     def follow() -> None:
         nonlocal plan
         try:
-            plan = follow_servers(plan)
+            if announced_servers(context.home) != plan.announced:
+                plan = read_plan(context.home)
+                write(plan)
         except FalajError as exc:  # what runs goes on, and it is tried again
             sys.stderr.write(f"the serving processes are not followed: {exc}\n")
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -15,7 +14,6 @@ from infra.gateway.config import (
     GatewayFiles,
     GatewayPlan,
     Shares,
-    announced_servers,
     read_plan,
     read_shares,
     write_shares,
@@ -54,23 +52,6 @@ def write_resources(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares]) 
     content = json.dumps({"version_info": version, "resources": found}, indent=1) + "\n"
     _replace(plan.files.resource(kind), content)
     return version
-
-
-def follow_servers(plan: GatewayPlan) -> GatewayPlan:
-    """Have Envoy take the serving processes of this machine as they are now.
-
-    Returns:
-        The plan with them; the same one where they are those that it has.
-    """
-    announced = announced_servers(plan.files.home)
-    if announced == plan.announced:
-        return plan
-    with prepared_folder(plan.files):
-        current = read_plan(plan.files.home)
-        shares = read_shares(plan.files.shares_file)
-        for kind in ("clusters", "routes"):
-            write_resources(kind, current, shares)
-    return replace(plan, announced=announced)
 
 
 @contextmanager

@@ -4,20 +4,19 @@ Without a gateway before the server nothing splits requests or copies them, so a
 over all at once and is watched alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import httpx
 
 from tasks.contracts.rollout import Shares
-from tasks.contracts.serving import address_file, address_files, read_addresses
+from tasks.contracts.serving import address_file, address_files, is_live, read_addresses
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Wanted
 
-Value = TypeVar("Value")
 TRACKS = ("stable", "candidate", "shadow")
 ANSWER_WITHIN_S = 10.0
 LOAD_WITHIN_S = 300.0
@@ -26,10 +25,6 @@ LOAD_WITHIN_S = 300.0
 
 class NotServedError(DataContractError):
     """The server knows no such model or version."""
-
-
-class _GoneError(TransientError):
-    """Nothing listens where a serving process was."""
 
 
 class TracksRefusedError(TransientError):
@@ -119,18 +114,18 @@ class ServerTraffic:
 
     def all_tracks(self, model: str) -> Sequence[Mapping[str, str | None]]:
         """See `Traffic`."""
+        return [self._tracks(where, model) for where in _admin_addresses(self.home)]
 
-        def ask(where: str) -> Mapping[str, str | None]:
-            try:
-                return _tracks(self._ask(where, "GET", model), model)
-            except NotServedError:
-                return dict.fromkeys(TRACKS)
-
-        return self._each(ask)
+    def _tracks(self, where: str, model: str) -> Mapping[str, str | None]:
+        try:
+            return _tracks(self._ask(where, "GET", model), model)
+        except NotServedError:
+            return dict.fromkeys(TRACKS)
 
     def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
         """See `Traffic`."""
-        self._each(lambda where: self._ask(where, "POST", model, dict(tracks)))
+        for where in _admin_addresses(self.home):
+            self._ask(where, "POST", model, dict(tracks))
 
     def shares(self, model: str) -> Shares:
         """See `Traffic`; without a gateway all requests go to the track `stable`."""
@@ -158,19 +153,6 @@ class ServerTraffic:
                 "up (infra/gateway), or release all at once. Nothing was changed"
             )
 
-    def _each(self, ask: Callable[[str], Value]) -> list[Value]:
-        """Answers of all processes that live."""
-        answers: list[Value] = []
-        gone: list[_GoneError] = []
-        for where in _admin_addresses(self.home):
-            try:
-                answers.append(ask(where))
-            except _GoneError as exc:
-                gone.append(exc)
-        if gone and not answers:
-            raise gone[0]
-        return answers
-
     def _ask(self, where: str, method: str, model: str, body: Any = None) -> Any:
         path = f"{where}/admin/models/{model}" + ("/slots" if method == "POST" else "")
         limit = LOAD_WITHIN_S if method == "POST" else ANSWER_WITHIN_S
@@ -184,8 +166,7 @@ class ServerTraffic:
                 trust_env=False,
             )
         except httpx.HTTPError as exc:
-            refused = isinstance(exc, httpx.ConnectError)
-            raise (_GoneError if refused else TransientError)(
+            raise TransientError(
                 f"the server at {where} does not answer ({type(exc).__name__}); traffic of {model} "
                 "is as it was. It is tried again"
             ) from exc
@@ -233,13 +214,14 @@ def has_server(home: Path) -> bool:
 
 
 def _admin_addresses(home: Path) -> list[str]:
-    """Addresses of the admin listeners of all serving processes.
+    """Addresses of the admin listeners of all serving processes that live.
 
     Raises:
         TransientError: no serving process is ready.
         ConfigurationError: a file does not say where its process listens.
     """
-    read = {file: read_addresses(file) for file in address_files(home)}
+    files = address_files(home)
+    read = {file: read_addresses(file) for file in [*filter(is_live, files)] or files}
     found = {file: addresses.get("admin") for file, addresses in read.items() if addresses}
     if not found:
         raise TransientError(
