@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
@@ -221,6 +222,23 @@ def deploy(
     )
     facts = {**columns, "equal": outcome.equal}
     return Shown(facts, lines, EXIT_FAILED if outcome.differences else 0)
+
+
+def manifests(*, config: Path | None = None, namespace: str = "falaj", context: Here) -> Shown:
+    """Print what scales serving and workers in a Kubernetes cluster, by the rules of `scaling`.
+
+    Args:
+        config: YAML file (default: the platform's options).
+        namespace: Of the cluster.
+
+    Examples:
+        falaj manifests --config server.yaml
+    """
+    from infra.platform.scaling import manifests as made
+
+    rules = read_config(config, {}, kept_options(platform_files(context))).scaling
+    found = made(rules, namespace)
+    return Shown(found, yaml.safe_dump_all(found, sort_keys=False).splitlines())
 
 
 serve = App(name="serve")

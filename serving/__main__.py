@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from serving.assembly import ComponentsOf, Replica, serve
+from serving.assembly import ComponentsOf, serve
 from serving.config import (
     SERVING_FILE,
     LogConfig,
@@ -67,8 +67,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
         settings = Settings.from_environment(os.environ | named)
         if asked.command in ("status", "stop"):
             return _look_or_stop(asked, settings.home)
-        replica = Replica(asked.replica, asked.drain_s)
-        return _serve(_config(asked, settings), settings.home, components_of(settings), replica)
+        config = _config(asked, settings)
+        return _serve(config, settings.home, components_of(settings), asked.replica, asked.drain_s)
     except FalajError as exc:
         sys.stderr.write(f"{exc}\n")
         return 2
@@ -114,13 +114,15 @@ def _config(asked: argparse.Namespace, settings: Settings) -> ServingConfig:
     return config if config.models else config.of_models((registered_model(settings),))
 
 
-def _serve(config: ServingConfig, home: Path, components_of: ComponentsOf, replica: Replica) -> int:
+def _serve(
+    config: ServingConfig, home: Path, components_of: ComponentsOf, number: int, drain_s: float
+) -> int:
     _allow_files(config.http.max_connections)
     sys.setswitchinterval(SWITCH_S)
 
     with _logging(config.observability.logs):
         try:
-            uvloop.run(serve(config, home, components_of, replica))
+            uvloop.run(serve(config, home, components_of, number, drain_s))
         finally:
             # What stayed for the time of serving is free to go: else libraries list it as leaked.
             gc.unfreeze()

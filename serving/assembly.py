@@ -75,31 +75,28 @@ ComponentsOf = Callable[[ServingConfig, Path], Components]
 """Makes the components of a process, from its configuration and state folder, on the event loop."""
 
 
-@dataclass(frozen=True)
-class Replica:
-    """Which one of the processes that serve from one state folder.
-
-    Attributes:
-        number: from 0; two processes cannot have the same one at a time.
-        drain_s: from the signal to end until connections are refused; a gateway needs so long to
-            see that the process is not ready, and to send its requests elsewhere.
-    """
-
-    number: int = 0
-    drain_s: float = 0.0
-
-
 async def serve(
-    config: ServingConfig, home: Path, components_of: ComponentsOf, replica: Replica | None = None
+    config: ServingConfig,
+    home: Path,
+    components_of: ComponentsOf,
+    number: int = 0,
+    drain_s: float = 0.0,
 ) -> None:
     """Serve from a state folder until SIGTERM or SIGINT comes, and what is in flight is answered.
+
+    Args:
+        config: what to do.
+        home: the state folder.
+        components_of: makes the components.
+        number: of this process, where several serve from the folder; no two have the same.
+        drain_s: from the signal until connections are refused; a gateway needs so long to see that
+            the process is not ready, and to send its requests elsewhere.
 
     Raises:
         ConfigurationError: another process serves as this replica, a port is taken, or
             a component cannot be made. Nothing was started.
     """
-    replica = replica or Replica()
-    announced = address_file(home, replica.number)
+    announced = address_file(home, number)
     private_folder(announced.parent)
     with _only_one(announced), contextlib.ExitStack() as sockets:
         # Of a process that was killed: its number may be another program's by now.
@@ -124,7 +121,7 @@ async def serve(
         try:
             await made.start()
             listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
-            await _answer(announced, replica.drain_s, front, listeners, rpc, addresses)
+            await _answer(announced, drain_s, front, listeners, rpc, addresses)
         finally:
             # Each, whatever others do.
             _raise_first([await _outcome(stop) for stop in made.stops])
