@@ -569,14 +569,15 @@ def replace_serving(home: Path, limit_s: float) -> int:
     if pid is None:
         reason = f"nothing supervises serving processes on {home}; end and start it by itself"
         raise NotRunningError(f"{reason}. Nothing was changed")
-    before = {one["pid"] for one in live_addresses(home)}
+    before = live = {one["pid"] for one in live_addresses(home)}
     os.kill(pid, signal.SIGUSR1)
     until = time.monotonic() + limit_s
-    while before & (live := {one["pid"] for one in live_addresses(home)}) or not live:
+    while before & live or len(live) < len(before):
         if time.monotonic() > until:
             left = f"{len(before & live)} of {len(before)} serving processes are not replaced"
             raise TransientError(f"{left} after {limit_s:g} s; it goes on. falaj serve status")
         time.sleep(REPLACED_POLL_S)
+        live = {one["pid"] for one in live_addresses(home)}
     return len(before)
 
 
