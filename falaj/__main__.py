@@ -84,6 +84,7 @@ COMMANDS = {
         "ui": ("loop:ui", "Serve the Prefect UI of the state folder until interrupted."),
         "worker": ("platform:worker", "Take work of a platform on another machine."),
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
+        "manifests": ("platform:manifests", "Print what scales all in a Kubernetes cluster."),
         "deploy": ("platform:deploy", "Write pools, deployments and automations to Prefect."),
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),
         "gateway": ("platform:gateway", "Run the gateway and set shares of traffic."),

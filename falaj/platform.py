@@ -11,17 +11,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from falaj.context import EXIT_FAILED, EXIT_NOT_RUNNING, Context, DryRun, Here, Shown
-from infra.gateway.config import GatewayConfig, Shares, read_plan, read_shares
+from infra.gateway.config import GatewayConfig, Shares, announced_servers, read_plan, read_shares
 from infra.orchestration.client import platform_environment
-from infra.platform.config import CONFIG_VARIABLE, kept_options, read_config
+from infra.platform.config import CONFIG_VARIABLE, SERVING, kept_options, read_config
 from infra.platform.files import PlatformFiles
 from serving.security.keys import ApiKey, create_key, read_keys, revoke_key
-from tasks.kernel.errors import ConfigurationError, NotRunningError
+from tasks.kernel.errors import ConfigurationError, FalajError, NotRunningError
 from tasks.kernel.extras import require_extras
+
+Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
 
 def up(
@@ -34,6 +37,7 @@ def up(
     serving_port: int | None = None,
     serving_grpc_port: int | None = None,
     serving: Annotated[bool | None, Parameter(negative="--no-serving")] = None,
+    serving_replicas: Count = None,
     password: Annotated[bool | None, Parameter(negative="--no-password")] = None,
     reset: bool = False,
     deploying: Annotated[str | None, Parameter(show=False)] = None,
@@ -52,6 +56,7 @@ def up(
         serving_port: The inference server's port (default: 8000).
         serving_grpc_port: Its port of gRPC (default: 8001).
         serving: Serve models too.
+        serving_replicas: So many serving processes (default: 1).
         password: Protect Prefect and MLflow with a password.
         reset: Drop the options of earlier starts.
         deploying: for tests.
@@ -66,7 +71,7 @@ def up(
     require_extras("platform", *([] if serving is False else ["serve"]))
     files = platform_files(context)
     chosen = config or os.environ.get(CONFIG_VARIABLE)
-    given = {
+    given: dict[str, object] = {
         "profile": profile,
         "host": host,
         "port": port,
@@ -78,6 +83,8 @@ def up(
         "deploying": deploying,
     }
     kept = {} if reset else kept_options(files)
+    if serving_replicas:
+        given |= _fixed(serving_replicas, **kept.get("scaling", {}))
     full = read_config(Path(chosen) if chosen else None, given, kept)
     # The supervisor outlives this command, and with it the command's folder of temporary files.
     environment = {**os.environ, "TMPDIR": str(Path(tempfile.gettempdir()).parent)}
@@ -233,6 +240,23 @@ def deploy(
     return Shown(facts, lines, EXIT_FAILED if outcome.differences else 0)
 
 
+def manifests(*, config: Path | None = None, namespace: str = "falaj", context: Here) -> Shown:
+    """Print what scales serving and workers in a Kubernetes cluster, by the rules of `scaling`.
+
+    Args:
+        config: YAML file (default: the platform's options).
+        namespace: Of the cluster.
+
+    Examples:
+        falaj manifests --config server.yaml
+    """
+    from infra.platform.scaling import manifests as made
+
+    rules = read_config(config, {}, kept_options(platform_files(context))).scaling
+    found = made(rules, namespace)
+    return Shown(found, yaml.safe_dump_all(found, sort_keys=False).splitlines())
+
+
 serve = App(name="serve")
 Port = Annotated[int | None, Parameter(help="0 takes a free one (default: of serving.yaml).")]
 
@@ -245,6 +269,7 @@ def _serve(
     grpc_port: Port = None,
     admin_port: Port = None,
     no_grpc: bool = False,
+    replicas: Count = None,
     context: Here,
 ) -> None:
     """Serve the promoted models until SIGTERM; the addresses are printed.
@@ -252,6 +277,8 @@ def _serve(
     Args:
         host: Address that HTTP and gRPC listen on (default: of serving.yaml).
         no_grpc: HTTP only.
+        replicas: So many processes, started again when they end; a gateway finds them by itself
+            (default: this process alone).
 
     Examples:
         falaj serve
@@ -265,7 +292,16 @@ def _serve(
         "--admin-port": admin_port,
     }
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
-    _become_server(context, "serve", *words, *(["--no-grpc"] if no_grpc else []))
+    if replicas is None:
+        _become_server(context, "serve", *words, *(["--no-grpc"] if no_grpc else []))
+    elif host or admin_port or no_grpc:
+        reason = "--replicas goes with ports of HTTP and gRPC alone; serving.yaml can say the rest"
+        raise ConfigurationError(f"{reason}. Nothing was started")
+    else:
+        from infra.platform.services import supervise_serving
+
+        asked = {"serving_port": http_port, "serving_grpc_port": grpc_port}
+        supervise_serving(context.home, read_config(None, {**asked, **_fixed(replicas)}))
 
 
 @serve.command(name="status")
@@ -289,6 +325,26 @@ def _serve_stop(*, timeout_s: float = 60, context: Here) -> None:
         falaj serve stop --timeout-s 10
     """
     _become_server(context, "stop", f"--timeout-s={timeout_s:g}")
+
+
+def _fixed(replicas: int, **others: object) -> dict[str, object]:
+    return {"scaling": {**others, SERVING: {"least": replicas, "most": replicas}}}
+
+
+@serve.command(name="replace")
+def _serve_replace(*, timeout_s: float = 600, context: Here) -> Shown:
+    """Replace the serving processes one by one, for new code or settings; nobody is refused.
+
+    Args:
+        timeout_s: How long to wait until all are replaced.
+
+    Examples:
+        falaj serve replace
+    """
+    from infra.platform.services import replace_serving
+
+    number = replace_serving(context.home, timeout_s)
+    return Shown({"replaced": number}, [f"{number} serving processes were replaced"])
 
 
 @serve.command(name="settings")
@@ -371,7 +427,17 @@ def run(*, context: Here) -> int:
 
     plan = read_plan(context.home)
     write(plan)
-    return run_envoy(plan)
+
+    def follow() -> None:
+        nonlocal plan
+        try:
+            if announced_servers(context.home) != plan.announced:
+                plan = read_plan(context.home)
+                write(plan)
+        except FalajError as exc:  # what runs goes on, and it is tried again
+            sys.stderr.write(f"the serving processes are not followed: {exc}\n")
+
+    return run_envoy(plan, follow)
 
 
 @gateway.command

@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from serving.assembly import ComponentsOf, is_locked, read_addresses, serve
+from serving.assembly import ComponentsOf, serve
 from serving.config import (
     SERVING_FILE,
     LogConfig,
@@ -37,6 +37,7 @@ from serving.config import (
 from serving.observability.logs import json_lines
 from serving.security.config import SECURITY_FILE, SecurityConfig
 from serving.security.tls import only_tls_1_3
+from tasks.contracts.serving import is_served, live_addresses
 from tasks.features.access.profile import import_feast
 from tasks.kernel.errors import ConfigurationError, FalajError
 from tasks.kernel.files import temporary_files
@@ -66,7 +67,8 @@ def main(argv: Sequence[str], components_of: Callable[[Settings], ComponentsOf])
         settings = Settings.from_environment(os.environ | named)
         if asked.command in ("status", "stop"):
             return _look_or_stop(asked, settings.home)
-        return _serve(_config(asked, settings), settings.home, components_of(settings))
+        config = _config(asked, settings)
+        return _serve(config, settings.home, components_of(settings), asked.replica, asked.drain_s)
     except FalajError as exc:
         sys.stderr.write(f"{exc}\n")
         return 2
@@ -85,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("http", "grpc", "admin"):
         parser.add_argument(f"--{name}-port", type=int, metavar="PORT", help="0 takes a free one")
     parser.add_argument("--no-grpc", action="store_true", help="HTTP only")
+    parser.add_argument(
+        "--replica", type=int, default=0, metavar="NUMBER", help="one of several, from 0"
+    )
+    parser.add_argument(
+        "--drain-s", type=float, default=0.0, metavar="SECONDS", help="not ready so long, then end"
+    )
     parser.add_argument(
         "--timeout-s", type=float, default=60.0, help="of stop: how long to wait for the end"
     )
@@ -106,13 +114,15 @@ def _config(asked: argparse.Namespace, settings: Settings) -> ServingConfig:
     return config if config.models else config.of_models((registered_model(settings),))
 
 
-def _serve(config: ServingConfig, home: Path, components_of: ComponentsOf) -> int:
+def _serve(
+    config: ServingConfig, home: Path, components_of: ComponentsOf, number: int, drain_s: float
+) -> int:
     _allow_files(config.http.max_connections)
     sys.setswitchinterval(SWITCH_S)
 
     with _logging(config.observability.logs):
         try:
-            uvloop.run(serve(config, home, components_of))
+            uvloop.run(serve(config, home, components_of, number, drain_s))
         finally:
             # What stayed for the time of serving is free to go: else libraries list it as leaked.
             gc.unfreeze()
@@ -143,24 +153,26 @@ def _allow_files(connections: int) -> None:
 
 
 def _look_or_stop(asked: argparse.Namespace, home: Path) -> int:
-    """Show the addresses of the process that serves from a state folder, or end it."""
-    found: Any = read_addresses(home) if is_locked(home) else None
-    if found is None:
+    """Show the addresses of the processes that serve from a state folder, or end them."""
+    found: list[Any] = live_addresses(home)
+    if not found:
         sys.stdout.write(f"nothing serves from {home}\n")
         return NOT_RUNNING
     if asked.command == "status":
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stdout.write("".join(json.dumps(one, indent=1) + "\n" for one in found))
         return 0
-    os.kill(int(found["pid"]), signal.SIGTERM)
+    for one in found:
+        os.kill(int(one["pid"]), signal.SIGTERM)
+    named = ", ".join(f"process {one['pid']}" for one in found)
     deadline = time.monotonic() + asked.timeout_s
-    while is_locked(home):
+    while is_served(home):
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"process {found['pid']} has not ended within {asked.timeout_s:g} s; it was asked "
-                "to and may still be answering"
+                f"{named}: not all has ended within {asked.timeout_s:g} s; it was asked to and may "
+                "still be answering"
             )
         time.sleep(0.05)
-    sys.stdout.write(f"process {found['pid']} has ended\n")
+    sys.stdout.write(f"{named}: ended\n")
     return 0
 
 

@@ -21,8 +21,9 @@ from serving.protocol.http.listener import Listener, admin_listener, bound_socke
 from serving.protocol.http.pages import admin_pages, admin_token
 from serving.security.guard import OpenGuard
 from serving.security.tls import RenewingTls
+from tasks.contracts.serving import address_file, lock_file, read_addresses
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import is_held, locked, private_folder, write_atomically
+from tasks.kernel.files import locked, private_folder, write_atomically
 
 if TYPE_CHECKING:
     import grpc
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from serving.engine.engine import ModelEngine
     from serving.features.reader import FeastEntityReader
 
-SERVING_FOLDER = Path("serving")
-ADDRESS_FILE = SERVING_FOLDER / "server.json"
-_LOCK_FILE = SERVING_FOLDER / "server.lock"
 COLLECTED_AFTER = (20_000, 20, 100)
 """Objects made before the young ones are looked through, and such looks before the older ones."""
 _LOOPBACK = "127.0.0.1"
@@ -77,17 +75,32 @@ ComponentsOf = Callable[[ServingConfig, Path], Components]
 """Makes the components of a process, from its configuration and state folder, on the event loop."""
 
 
-async def serve(config: ServingConfig, home: Path, components_of: ComponentsOf) -> None:
+async def serve(
+    config: ServingConfig,
+    home: Path,
+    components_of: ComponentsOf,
+    number: int = 0,
+    drain_s: float = 0.0,
+) -> None:
     """Serve from a state folder until SIGTERM or SIGINT comes, and what is in flight is answered.
 
+    Args:
+        config: what to do.
+        home: the state folder.
+        components_of: makes the components.
+        number: of this process, where several serve from the folder; no two have the same.
+        drain_s: from the signal until connections are refused; a gateway needs so long to see that
+            the process is not ready, and to send its requests elsewhere.
+
     Raises:
-        ConfigurationError: another process serves from this state folder, a port is taken, or
+        ConfigurationError: another process serves as this replica, a port is taken, or
             a component cannot be made. Nothing was started.
     """
-    private_folder(home / SERVING_FOLDER)
-    with _only_one(home), contextlib.ExitStack() as sockets:
+    announced = address_file(home, number)
+    private_folder(announced.parent)
+    with _only_one(announced), contextlib.ExitStack() as sockets:
         # Of a process that was killed: its number may be another program's by now.
-        (home / ADDRESS_FILE).unlink(missing_ok=True)
+        announced.unlink(missing_ok=True)
         http = sockets.enter_context(bound_socket(config.host, config.http.port, "HTTP"))
         admin = sockets.enter_context(
             bound_socket(_LOOPBACK, config.admin.port, "The admin interface")
@@ -108,7 +121,7 @@ async def serve(config: ServingConfig, home: Path, components_of: ComponentsOf) 
         try:
             await made.start()
             listeners = [(public, public.serve(http)), (inner, inner.serve(admin))]
-            await _answer(home, front, listeners, rpc, addresses)
+            await _answer(announced, drain_s, front, listeners, rpc, addresses)
         finally:
             # Each, whatever others do.
             _raise_first([await _outcome(stop) for stop in made.stops])
@@ -135,7 +148,8 @@ def _grpc(
 
 
 async def _answer(
-    home: Path,
+    announced: Path,
+    drain_s: float,
     front: Front,
     listeners: Sequence[tuple[Listener, Awaitable[None]]],
     rpc: grpc.aio.Server | None,
@@ -149,12 +163,15 @@ async def _answer(
         while not all(listener.started for listener, _ in listeners):
             await asyncio.sleep(0.01)
         _spare_what_stays()
-        with _announced(home, addresses), _signals() as signalled:
+        with _announced(announced, addresses), _signals() as signalled:
             _report(addresses, front)
             stopped = asyncio.ensure_future(signalled.wait())
             await asyncio.wait([stopped, *ends], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             front.stopping = True
+        if drain_s and not any(one.done() for one in ends):
+            _log.info("not ready any more; requests are answered for %g s", drain_s)
+            await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         _log.info("ending: what is in flight is answered within %g s", front.config.stop_s)
     finally:
         for listener, _ in listeners:
@@ -175,8 +192,7 @@ def _report(addresses: Mapping[str, str | None], front: Front) -> None:
 
 
 @contextlib.contextmanager
-def _announced(home: Path, addresses: Mapping[str, str | None]) -> Iterator[None]:
-    file = home / ADDRESS_FILE
+def _announced(file: Path, addresses: Mapping[str, str | None]) -> Iterator[None]:
     write_atomically(file, json.dumps({"pid": os.getpid(), **addresses}) + "\n")
     try:
         yield
@@ -209,33 +225,20 @@ def _spare_what_stays() -> None:
 
 
 @contextlib.contextmanager
-def _only_one(home: Path) -> Iterator[None]:
-    """Holds the lock of a state folder, which ends with the process, however that ends."""
+def _only_one(announced: Path) -> Iterator[None]:
+    """Holds the lock of a replica, which ends with the process, however that ends."""
 
     def held() -> ConfigurationError:
-        found = read_addresses(home)
+        found = read_addresses(announced)
         who = f" (process {found['pid']}, {found['http']})" if found else ""
         return ConfigurationError(
-            f"another process serves from {home}{who}; end it first (python -m serving stop), or "
-            "name another state folder. Nothing was started"
+            f"another process serves from {announced.parents[1]}{who}; end it first (python -m "
+            "serving stop), start this one as another --replica, or name another state folder. "
+            "Nothing was started"
         )
 
-    with locked(home / _LOCK_FILE, wait_s=0, held=held):
+    with locked(lock_file(announced), wait_s=0, held=held):
         yield
-
-
-def read_addresses(home: Path) -> dict[str, str | int | None] | None:
-    """What the process that serves from a state folder says of itself; None where none does."""
-    try:
-        found = json.loads((home / ADDRESS_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def is_locked(home: Path) -> bool:
-    """Whether a process serves from a state folder, or is about to start or to end."""
-    return is_held(home / _LOCK_FILE)
 
 
 def _address(host: str, port: int) -> str:

@@ -8,8 +8,6 @@ Each component reads its section of `serving.yaml`. Who may ask is said in the s
 """
 
 import asyncio
-import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,17 +19,14 @@ from serving.engine.loading import RegistryCatalogue
 from serving.engine.queues import Limits
 from serving.errors import ServingError
 from serving.features.reader import FeastEntityReader
-from serving.interfaces import TRACKS, Observer, Track
+from serving.interfaces import Observer, Track
 from serving.log.prediction_log import PredictionLog
 from serving.observability.metrics import Source
 from serving.observability.status import Observability
+from serving.releases import FollowedReleases
 from serving.security.guard import secured
-from tasks.kernel.errors import FalajError
 from tasks.kernel.settings import Settings
 from tasks.registry.connection import RegistryLocation
-from tasks.release.ledger import tracks_at_start
-
-logger = logging.getLogger(__name__)
 
 
 def installed_components(settings: Settings) -> ComponentsOf:
@@ -85,13 +80,14 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
             Source("entities", entities.counters, frozenset({"waiting"}), entities.LABELS),
         ),
     )
+    releases = FollowedReleases(engine, settings, config)
     observers: tuple[Observer, ...] = (log, *observability.observers)
     engine.observers.extend(observers)
 
     async def start() -> None:
         log.start()
         await engine.start()
-        await _resume_releases(engine, settings, config)
+        await releases.start()
         await entities.start()
         log.check()
         await observability.start()
@@ -106,44 +102,13 @@ def _wired(settings: Settings, config: ServingConfig, home: Path) -> Components:
         grpc_credentials=None if security is None else security.grpc,
         start=start,
         stops=(
+            releases.stop,
             partial(engine.stop, config.stop_s),
             entities.stop,
             observability.stop,
             partial(asyncio.to_thread, log.stop),
         ),
     )
-
-
-async def _resume_releases(engine: ModelEngine, settings: Settings, config: ServingConfig) -> None:
-    """Begin with the tracks of an open release: the alias names its candidate already.
-
-    Where they cannot be known or had, the alias decides, and the release's next cycle mends it.
-    """
-    for model in config.models:
-        if model.on_move != "offer":
-            continue
-        try:
-            champion = engine.tracks(model.name).get("stable") or ""
-            tracks = await asyncio.to_thread(
-                tracks_at_start, settings.metadata_url, model.name, champion
-            )
-            if tracks is not None:
-                await _begin_with(engine, model.name, tracks)
-        except (FalajError, ServingError) as exc:
-            logger.error("the tracks of a release of %s are not set: %s", model.name, exc)
-
-
-async def _begin_with(engine: ModelEngine, model: str, tracks: Mapping[str, str | None]) -> None:
-    """Set all tracks; where the candidate cannot be had, the version before answers all the same.
-
-    Raises:
-        ServingError: that one cannot be had either.
-    """
-    try:
-        await engine.set_tracks(model, {track: tracks.get(track) for track in TRACKS})
-    except ServingError as exc:
-        logger.error("%s begins with its stable version alone: %s", model, exc)
-        await engine.set_tracks(model, {"stable": tracks.get("stable")})
 
 
 def _version_in(engine: ModelEngine, model: str, track: Track) -> str | None:

@@ -115,6 +115,7 @@ MEASUREMENTS = (
     Measurement("serving", "engine", "overhead, overload, swaps, roll back"),
     Measurement("serving", "http_request", "an answer over HTTP, ours and others'"),
     Measurement("serving", "edge", "Envoy before a server"),
+    Measurement("serving", "replicas", "several serving processes"),
     Measurement("serving", "prediction_log", "the log of predictions"),
     Measurement("serving", "entities", "requests that name entities", True),
     Measurement("serving", "release", "simulated releases"),

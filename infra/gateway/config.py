@@ -1,7 +1,7 @@
 """What the gateway is configured to do, where its files are, and the shares of traffic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from serving.security.config import Rate, SecurityConfig, read_security
+from tasks.contracts.serving import address_files, read_addresses
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.values import Contract
@@ -99,7 +100,10 @@ class GatewayConfig(Contract):
     key: Path | None = Field(default=None, description="PEM file of its private key.")
     client_ca: Path | None = None
     http: tuple[Address, ...] = Field(
-        default=("127.0.0.1:8000",), min_length=1, description="Servers over HTTP."
+        default=("127.0.0.1:8000",),
+        min_length=1,
+        description="Servers over HTTP, on any hosts; those on this machine that serve from the "
+        "state folder are found without being named.",
     )
     grpc: tuple[Address, ...] = Field(
         default=("127.0.0.1:8001",), min_length=1, description="The same over gRPC."
@@ -146,11 +150,27 @@ class Shares(Contract):
 
 @dataclass(frozen=True)
 class GatewayPlan:
-    """All that Envoy's configuration is made from, except the shares."""
+    """All that Envoy's configuration is made from, except the shares.
+
+    Attributes:
+        announced: addresses of the serving processes on this machine, by protocol.
+    """
 
     files: GatewayFiles
     config: GatewayConfig
     security: SecurityConfig
+    announced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> dict[str, tuple[str, ...]]:
+        """Addresses by protocol: those that the file names, and those of processes here."""
+        found = {}
+        for name in ("http", "grpc"):
+            named, here = getattr(self.config, name), self.announced.get(name, ())
+            # The default is for a server that is yet to start.
+            both = (*named, *here) if name in self.config.model_fields_set else here or named
+            found[name] = tuple(dict.fromkeys(both))
+        return found
 
 
 def read_plan(home: Path) -> GatewayPlan:
@@ -165,7 +185,19 @@ def read_plan(home: Path) -> GatewayPlan:
     security = read_security(file) if file.exists() else SecurityConfig()
     if security.anonymous:
         raise ConfigurationError(f"{file}: anonymous clients are for a server without a gateway")
-    return GatewayPlan(files, config, security)
+    return GatewayPlan(files, config, security, announced_servers(home))
+
+
+def announced_servers(home: Path) -> dict[str, tuple[str, ...]]:
+    """Addresses of the serving processes on this machine, by protocol.
+
+    One that was killed stays among them until it is started again: Envoy finds out by itself.
+    """
+    read = [found for file in address_files(home) if (found := read_addresses(file))]
+    return {
+        name: tuple(str(one[name]).rpartition("/")[2] for one in read if one.get(name))
+        for name in ("http", "grpc")
+    }
 
 
 def _relative_to(folder: Path, config: GatewayConfig) -> GatewayConfig:

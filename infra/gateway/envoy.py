@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ LOCK_WAIT_S = 5.0
 ANSWER_S = 8.0
 """For what is in flight; the platform kills what has not ended after ten seconds."""
 PAUSE_S = 0.05
+WATCH_S = 0.5
 ACTIVE = r"http\.edge\.downstream_rq_active"
 
 
@@ -156,8 +157,12 @@ class _Connection(http.client.HTTPConnection):
             os.close(descriptor)
 
 
-def run_envoy(plan: GatewayPlan) -> int:
+def run_envoy(plan: GatewayPlan, watch: Callable[[], object] = lambda: None) -> int:
     """Run Envoy until it ends or this process gets a signal to end; returns Envoy's exit code.
+
+    Args:
+        plan: what Envoy was prepared for.
+        watch: called each `WATCH_S` seconds while it runs.
 
     Raises:
         ConfigurationError: one runs for this state folder already, or none is installed.
@@ -179,8 +184,11 @@ def run_envoy(plan: GatewayPlan) -> int:
             preexec_fn=_die_with_parent,
         )
         try:
+            watched = time.monotonic()
             while process.poll() is None and not stopping.wait(PAUSE_S):
-                pass
+                if time.monotonic() >= watched + WATCH_S:
+                    watch()
+                    watched = time.monotonic()
             if process.poll() is None:
                 _finish_requests(Admin(plan.files.folder))
         finally:

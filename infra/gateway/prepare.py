@@ -87,7 +87,7 @@ def _make_certificates(plan: GatewayPlan) -> None:
 
 
 def _upstream_hosts(plan: GatewayPlan) -> list[str]:
-    addresses = (*plan.config.http, *plan.config.grpc)
+    addresses = (*plan.config.http, *plan.config.grpc, *plan.announced.get("http", ()))
     return sorted({address.rpartition(":")[0].strip("[]") for address in addresses})
 
 

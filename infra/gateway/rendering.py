@@ -54,6 +54,7 @@ def rendered(kind: str, plan: GatewayPlan, shares: Mapping[str, Shares] | None =
     values = {
         "config": plan.config,
         "security": plan.security,
+        "servers": plan.servers,
         "issuers": plan.security.issuers,
         "issuer_names": [f"issuer-{index}" for index in range(len(plan.security.issuers))],
         "policies": policies(plan),

@@ -8,17 +8,18 @@ import socket
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from infra.platform.files import PlatformFiles
+from infra.platform.scaling import ScalingRule
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 from tasks.kernel.values import Contract
 
-COORDINATOR = "coordinator"
+COORDINATOR, SERVING = "coordinator", "serving"
 CONFIG_VARIABLE = "FALAJ_PLATFORM_CONFIG"
 DATABASE_URL = "FALAJ_PLATFORM_DATABASE_URL"
 REDIS_URL = "FALAJ_PLATFORM_REDIS_URL"
@@ -63,6 +64,9 @@ class PlatformConfig(Contract):
     serving_port: Port = Field(default=8000, description="The inference server's; 0: any free.")
     serving_grpc_port: Port = Field(default=8001, description="Its gRPC's; 0: any free.")
     serving: bool = Field(default=True, description="Run the inference server too.")
+    scaling: dict[str, ScalingRule] = Field(
+        default={}, description="What there may be several of: `serving`, or workers by their pool."
+    )
     password: bool = Field(default=True, description="Ask for a password on all addresses.")
     drain_limit_s: float = Field(
         default=600, ge=0, description="Seconds that `down` waits for runs to end."
@@ -81,6 +85,16 @@ class PlatformConfig(Contract):
                 "password on, or listen on 127.0.0.1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _servers_start(self) -> Self:
+        if not self.rule(SERVING).least:
+            raise ValueError("scaling.serving.least is 0, and nothing would start it again: say 1")
+        return self
+
+    def rule(self, group: str) -> ScalingRule:
+        """How many there are to be of a group: always one, where nothing else is said."""
+        return self.scaling.get(group) or ScalingRule()
 
     @model_validator(mode="after")
     def _different_ports(self) -> Self:
@@ -119,7 +133,7 @@ def read_config(
         ) from exc
 
 
-def kept_options(files: PlatformFiles) -> dict[str, object]:
+def kept_options(files: PlatformFiles) -> dict[str, Any]:
     """What the platform was started with last, as far as it differs from the defaults."""
     return stored_config(files).model_dump(exclude_defaults=True)
 

@@ -15,6 +15,7 @@ from infra.orchestration.client import only_one, platform_folder, read_password
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
 
+AS_CONFIGURED = "as configured"
 LOCK_WAIT_S = 2.0
 """A command that tests whether the lock is held takes it for some microseconds."""
 
@@ -28,7 +29,7 @@ class PlatformFiles:
     """Files of the platform of one state folder.
 
     Attributes:
-        folder: `<home>/platform`, readable by its owner alone.
+        folder: `<home>/platform` where no other is named; readable by its owner alone.
         lock: held by the supervisor as long as it lives.
         start_lock: held by `up` while it starts a supervisor.
         endpoint: where the platform answers; see `infra.orchestration.client`.
@@ -40,9 +41,9 @@ class PlatformFiles:
         prefect: Prefect's own folder: database, results, leases.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, folder: Path | None = None) -> None:
         self.home = home
-        self.folder = platform_folder(home)
+        self.folder = folder or platform_folder(home)
         self.lock = self.folder / "lock"
         self.start_lock = self.folder / "start_lock"
         self.endpoint = self.folder / "endpoint.json"
@@ -89,6 +90,24 @@ class ServiceState(_Stored):
     detail: str = ""
 
 
+class GroupState(_Stored):
+    """How many there are of a service that may be there several times.
+
+    Attributes:
+        reason: of the last decision.
+    """
+
+    name: str
+    count: int
+    wanted: int
+    reason: str
+
+    @property
+    def is_usual(self) -> bool:
+        """True where there is one, because nobody has asked for anything else."""
+        return (self.count, self.wanted, self.reason) == (1, 1, AS_CONFIGURED)
+
+
 class CutRun(_Stored):
     """A run whose processes were ended before it had ended itself."""
 
@@ -105,6 +124,7 @@ class PlatformState(_Stored):
     started: AwareDatetime
     written: AwareDatetime
     services: tuple[ServiceState, ...] = ()
+    groups: tuple[GroupState, ...] = ()
     cut_off: tuple[CutRun, ...] = ()
 
     def service(self, name: str) -> ServiceState | None:

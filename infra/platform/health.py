@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.orchestration.client import is_running, read_password
 from infra.platform.api import PROBE_TIMEOUT_S, Json, PrefectApi, answers
-from infra.platform.config import PlatformConfig, kept_options, stored_config
+from infra.platform.config import SERVING, PlatformConfig, kept_options, stored_config
 from infra.platform.files import (
     Endpoint,
+    GroupState,
     PlatformFiles,
     ServiceState,
     now,
@@ -27,7 +28,7 @@ from infra.platform.files import (
     read_endpoint,
     read_state,
 )
-from infra.platform.services import MLFLOW, SERVER, STORES, WORKER, has_prefect_redis, store_url
+from infra.platform.services import MLFLOW, SERVER, STORES, has_prefect_redis, store_url
 from tasks.control.config import RecoveryConfig
 from tasks.control.leases.placement import Claim
 from tasks.control.leases.repository import LeaseRepository
@@ -83,6 +84,7 @@ class Status(BaseModel):
     options: dict[str, str] = {}
     endpoint: Endpoint | None = None
     services: tuple[ServiceState, ...] = ()
+    groups: tuple[GroupState, ...] = ()
     pools: tuple[PoolStatus, ...] = ()
     leases: tuple[Claim, ...] = ()
     wrong: tuple[str, ...] = ()
@@ -123,10 +125,10 @@ def read_status(files: PlatformFiles) -> Status:
             "resumes them"
         )
     endpoint = read_endpoint(files)
-    workers = [service.name for service in services if service.name.startswith(WORKER)]
-    pools = _pools(endpoint, files, [name.removeprefix(WORKER) for name in workers], wrong)
-    found = {"endpoint": endpoint, "services": services, "pools": pools, "wrong": tuple(wrong)}
-    return status.model_copy(update=found)
+    groups = state.groups if state else ()
+    pools = _pools(endpoint, files, [g.name for g in groups if g.name != SERVING], wrong)
+    found = {"endpoint": endpoint, "services": services, "groups": groups, "pools": pools}
+    return status.model_copy(update={**found, "wrong": tuple(wrong)})
 
 
 def _pools(
@@ -237,6 +239,8 @@ def table(status: Status) -> str:
         lines += [f"{name:<12}{url}" for name, url in urls.items() if url]
     services = [(s.name, s.condition, age(s.since), s.restarts, s.detail) for s in status.services]
     lines += _columns("Service Condition Since Restarts Detail", services)
+    groups = [(g.name, g.count, g.wanted, g.reason) for g in status.groups if not g.is_usual]
+    lines += _columns("Group Running Wanted Reason", groups)
     pools = [(p.name, p.online, "paused" if p.paused else "hands out runs") for p in status.pools]
     lines += _columns("Pool Workers State", pools)
     leases = [

@@ -1,22 +1,28 @@
 """The services of the platform: commands, environments, probes; and the process that runs them."""
 
 import importlib.util
+import json
 import logging
 import os
-import socket
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+
+import psutil
 
 from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.client import SERVER_SETTINGS as OF_EVERY_SERVER
 from infra.orchestration.client import base_environment, client_settings, server_command
+from infra.orchestration.embedded import free_port
 from infra.platform.api import PROBE_TIMEOUT_S, NotFoundError, PrefectApi, answers, end_cut_off
 from infra.platform.config import (
     CONFIG_VARIABLE,
@@ -25,12 +31,14 @@ from infra.platform.config import (
     MLFLOW_PASSWORD,
     REDIS_URL,
     REPORTS_HOME,
+    SERVING,
     PlatformConfig,
     choose_ports,
     read_config,
     stored_config,
 )
 from infra.platform.files import (
+    CutRun,
     Endpoint,
     PlatformFiles,
     ensure_password,
@@ -38,23 +46,32 @@ from infra.platform.files import (
     only_supervisor,
     paused_pools,
     read_state,
+    supervisor_pid,
 )
-from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Service, Supervisor
+from infra.platform.scaling import Load
+from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Group, Service, Supervisor
+from tasks.contracts.serving import address_file, address_files, is_live, is_served, live_addresses
 from tasks.control.leases.devices import hardware_classes
-from tasks.kernel.errors import ConfigurationError, TransientError
-from tasks.kernel.files import make_folder, private_folder, write_atomically
+from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
+from tasks.kernel.files import is_held, make_folder, private_folder, write_atomically
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import not_shared, state_identity
 from tasks.registry.connection import ADDRESS
 
 LOGGER = logging.getLogger(__name__)
 
-SERVER, MLFLOW, DEPLOYING, SERVING = "prefect", "mlflow", "deploying", "serving"
+SERVER, MLFLOW, DEPLOYING = "prefect", "mlflow", "deploying"
 RECOVERY, GATEWAY = "recovery", "gateway"
 WORKER = "worker-"
 """What the name of a worker has before that of its pool."""
 STOPPED = "the platform was stopped"
+REPLACED_POLL_S = 0.2
+SUPERVISED = Path("serving") / "replicas"
+"""Files of the supervisor of `supervise_serving`."""
+MEMBERS = r"cluster\.http-stable\.membership_(healthy|total)"
 Value = TypeVar("Value")
+DRAIN_S = 1.5
+"""The gateway sees within half a second that a serving process is not ready any more."""
 WORKER_QUERY_S = 2
 """A waiting run starts within this; each question costs the server some milliseconds."""
 HEARTBEAT_S = 30
@@ -102,7 +119,7 @@ class Plan:
 
     files: PlatformFiles
     config: PlatformConfig
-    ports: Mapping[str, int]
+    ports: dict[str, int]
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
@@ -146,7 +163,7 @@ def make_services(plan: Plan) -> list[Service]:
         prefect_service(plan),
         mlflow_service(plan),
         Service(DEPLOYING, (sys.executable, *deploy), workers, once=True),
-        *(worker_service(plan, pool) for pool in plan.pools),
+        *(worker_service(plan, pool) for pool in plan.pools if plan.config.rule(pool).least),
         # Looks for lost runs and repairs them.
         Service(
             RECOVERY, (sys.executable, "-m", "flows.recovery"), workers, needs=(SERVER, DEPLOYING)
@@ -229,12 +246,12 @@ def _access_to_state(plan: Plan) -> dict[str, str]:
     return {name: value for name, value in plan.environment.items() if name.startswith("AWS_")}
 
 
-def worker_service(plan: Plan, pool: str) -> Service:
+def worker_service(plan: Plan, pool: str, number: int = 0) -> Service:
     """A process worker on one pool; it never makes the pool, since deploying describes it."""
-    name = plan.files.worker_name(pool)
+    name = plan.files.worker_name(pool) + numbered(number)
     start = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process")
     return Service(
-        f"{WORKER}{pool}",
+        f"{WORKER}{pool}{numbered(number)}",
         (*start, "--pool", pool, "--name", name, "--no-create-pool-if-not-found"),
         worker_environment(plan),
         probe=_heard_of(plan, pool, name),
@@ -244,20 +261,32 @@ def worker_service(plan: Plan, pool: str) -> Service:
     )
 
 
-def serving_service(plan: Plan) -> Service:
+def numbered(number: int) -> str:
+    """What the name of a member of a group ends with; the first one has the group's own."""
+    return f"-{number}" * bool(number)
+
+
+def serving_service(plan: Plan, number: int = 0) -> Service:
     """The inference server; it lives before a model is registered, and takes it up then.
 
-    It inherits what says where stores are (`FALAJ_...`), but no address of Prefect.
+    It inherits what says where stores are (`FALAJ_...`), but no address of Prefect. Behind a
+    gateway it is drained before it ends.
+
+    Args:
+        number: of the process, where there are several; each keeps its ports.
     """
-    ports = plan.ports
-    listen = ("--http-port", str(ports["serving"]), "--grpc-port", str(ports["serving_grpc"]))
+    names = (SERVING + numbered(number), f"{SERVING}_grpc{numbered(number)}")
+    port, grpc_port = (str(plan.ports.setdefault(name, free_port())) for name in names)
+    listen = ["--http-port", port, "--grpc-port", grpc_port, "--replica", str(number)]
+    if GatewayFiles(plan.files.home).config_file.is_file():
+        listen += ["--drain-s", f"{DRAIN_S:g}"]
     stores = {
         name: value
         for name, value in plan.environment.items()
         if name.startswith("FALAJ_") and name not in (DATABASE_URL, REDIS_URL)
     }
     return Service(
-        SERVING,
+        names[0],
         (sys.executable, "-m", "serving", *listen, "--admin-port", "0"),
         {
             **base_environment(plan.environment),
@@ -265,7 +294,7 @@ def serving_service(plan: Plan) -> Service:
             **stores,
             "FALAJ_HOME": str(plan.files.home),
         },
-        probe=lambda _: _listens(ports["serving"]),
+        probe=lambda _: is_live(address_file(plan.files.home, number)),
         restart_when_silent=True,
     )
 
@@ -399,15 +428,6 @@ def _heard_of(plan: Plan, pool: str, name: str) -> Callable[[datetime], bool]:
     return probe
 
 
-def _listens(port: int) -> bool:
-    """True where a server accepts connections; behind a gateway it answers nobody else."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2):
-            return True
-    except OSError:
-        return False
-
-
 def _local(host: str) -> str:
     """An address of this machine on which a server with this `host` answers."""
     every = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -463,7 +483,8 @@ def make_supervisor(plan: Plan) -> Supervisor:
     api, files = plan.api, plan.files
     is_paused = files.paused.exists()  # what `down` pauses later stays paused
     state = read_state(files)
-    workers = {pool: files.worker_name(pool) for pool in plan.pools}
+    children = [Child(service, files.log(service.name)) for service in make_services(plan)]
+    groups = make_groups(plan, children)
 
     def on_up(name: str) -> None:
         nonlocal is_paused
@@ -472,11 +493,19 @@ def make_supervisor(plan: Plan) -> Supervisor:
         if is_paused and files.endpoint.exists():
             is_paused = _tried(lambda: resume_pools(api, files)) is None
 
+    def after_workers() -> list[CutRun]:
+        most = max(group.rule.most for group in groups.values())
+        names = [{p: files.worker_name(p) + numbered(n) for p in plan.pools} for n in range(most)]
+        return (
+            _tried(lambda: [run for one in names for run in end_cut_off(api, one, STOPPED)]) or []
+        )
+
     return Supervisor(
         files=files,
-        children=[Child(service, files.log(service.name)) for service in make_services(plan)],
+        children=children,
         servers=frozenset({SERVER, MLFLOW}),
-        after_workers=lambda: _tried(lambda: end_cut_off(api, workers, STOPPED)) or [],
+        after_workers=after_workers,
+        groups=groups,
         on_up=on_up,
         planner=SERVER,
         forget_plans=lambda: _tried(lambda: api.forget_planned(now().isoformat())) is not None,
@@ -484,6 +513,137 @@ def make_supervisor(plan: Plan) -> Supervisor:
         plans_are_wrong=state is not None
         and (state.written - now()).total_seconds() >= CLOCK_STEP_S,
     )
+
+
+def make_groups(plan: Plan, children: Sequence[Child]) -> dict[str, Group]:
+    """What may be there several times: serving processes, and the workers of each pool.
+
+    Raises:
+        ConfigurationError: the configuration scales something that is not here.
+    """
+    groups = {pool: worker_group(plan, pool) for pool in plan.pools}
+    if plan.config.serving:
+        groups[SERVING] = serving_group(plan)
+    if unknown := sorted(plan.config.scaling.keys() - groups.keys()):
+        raise ConfigurationError(
+            f"scaling names {', '.join(unknown)}, which this machine does not run; expected of "
+            f"{', '.join(groups)}. Nothing was started"
+        )
+    for child in children:
+        if group := groups.get(child.service.name.removeprefix(WORKER)):
+            group.members[0] = child
+    return groups
+
+
+def worker_group(plan: Plan, pool: str) -> Group:
+    """The workers of a pool."""
+
+    def measure(members: Sequence[Child]) -> Load | None:
+        """By runs due or in progress. A loop asks for none before it sees a worker: one stays."""
+        api, until = plan.api, now().isoformat()
+        try:
+            due = api.runs(["SCHEDULED"], [pool], expected_start_time={"before_": until})
+            active = api.runs(["PENDING", "RUNNING", "CANCELLING"], [pool])
+            loops = [] if pool == COORDINATOR else api.runs(["RUNNING"], [COORDINATOR])
+        except (TransientError, ConfigurationError):
+            return None
+        waiting = max(len(due) + len(active), min(len(loops), 1))
+        return Load(len(members), _num_up(members), waiting, is_held=bool(active))
+
+    rule = plan.config.rule(pool)
+    return Group(rule, lambda n: _child(plan, worker_service(plan, pool, n)), measure)
+
+
+def serving_group(plan: Plan) -> Group:
+    """The serving processes."""
+    home, known = plan.files.home, dict[int, psutil.Process]()
+    for file in address_files(home):
+        if not is_live(file):  # of a process that was killed
+            file.unlink()
+
+    def measure(members: Sequence[Child]) -> Load | None:
+        """By the pages of the processes and the CPU they use."""
+        live = live_addresses(home)
+        pids = [int(one["pid"] or 0) for one in live]
+        try:
+            pages = [_status(home, str(one["admin"])) for one in live]
+            used = [known.setdefault(pid, psutil.Process(pid)).cpu_percent() for pid in pids]
+        except (OSError, ValueError, psutil.Error):  # one ends, or does not answer
+            return None
+        times = [v["p99_ms"] or 0.0 for p in pages for m in p["models"] for v in m["versions"]]
+        waiting = sum(page["queued_requests"] for page in pages)
+        busy = sum(used) / len(used) / 100 if used else None
+        return Load(len(members), _num_up(members), waiting, busy, max(times, default=None))
+
+    def are_found() -> bool:
+        """Whether the gateway finds all servers well; True where none runs on this machine."""
+        try:
+            numbers = Admin(GatewayFiles(home).folder).stats(MEMBERS).values()
+        except TransientError:
+            return True
+        return len({*numbers}) == 1 and min(numbers) >= len(live_addresses(home))
+
+    rule = plan.config.rule(SERVING)
+    return Group(rule, lambda n: _child(plan, serving_service(plan, n)), measure, are_found)
+
+
+def _child(plan: Plan, service: Service) -> Child:
+    return Child(service, plan.files.log(service.name))
+
+
+def _num_up(members: Sequence[Child]) -> int:
+    return sum(child.condition == "up" for child in members)
+
+
+def _status(home: Path, admin: str) -> Any:
+    token = (home / "serving" / "secrets" / "admin-token").read_text().strip()
+    asked = Request(f"{admin}/status.json", headers={"Authorization": f"Bearer {token}"})
+    with urlopen(asked, timeout=PROBE_TIMEOUT_S) as answer:
+        return json.load(answer)
+
+
+def supervise_serving(home: Path, config: PlatformConfig) -> None:
+    """Keep the serving processes alive until a stop signal, without a platform.
+
+    Raises:
+        ConfigurationError: something serves from the state folder already.
+    """
+    files = PlatformFiles(home, home / SUPERVISED)
+    private_folder(files.folder)
+    with only_supervisor(files):
+        if is_served(home):
+            raise ConfigurationError(
+                f"another process serves from {home}; end it first (falaj serve stop), or let the "
+                "platform start several (falaj up --serving-replicas). Nothing was started"
+            )
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        plan = Plan(files, config, choose_ports(config, files), None, os.environ, ())
+        groups = {SERVING: serving_group(plan)}
+        Supervisor(files, [], frozenset(), list, on_up=lambda _: None, groups=groups).run()
+
+
+def replace_serving(home: Path, limit_s: float) -> int:
+    """Have the serving processes replaced one by one; how many they were.
+
+    Raises:
+        NotRunningError: no supervisor runs them.
+        TransientError: not all were replaced in time; it goes on.
+    """
+    supervisors = (PlatformFiles(home), PlatformFiles(home, home / SUPERVISED))
+    pid = next((supervisor_pid(files) for files in supervisors if is_held(files.lock)), None)
+    if pid is None:
+        reason = f"nothing supervises serving processes on {home}; end and start it by itself"
+        raise NotRunningError(f"{reason}. Nothing was changed")
+    before = live = {one["pid"] for one in live_addresses(home)}
+    os.kill(pid, signal.SIGUSR1)
+    until = time.monotonic() + limit_s
+    while before & live or len(live) < len(before):
+        if time.monotonic() > until:
+            left = f"{len(before & live)} of {len(before)} serving processes are not replaced"
+            raise TransientError(f"{left} after {limit_s:g} s; it goes on. falaj serve status")
+        time.sleep(REPLACED_POLL_S)
+        live = {one["pid"] for one in live_addresses(home)}
+    return len(before)
 
 
 def _tried(ask: Callable[[], Value]) -> Value | None:

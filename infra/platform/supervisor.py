@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,9 +22,12 @@ from pathlib import Path
 
 import psutil
 
+from infra.platform.config import SERVING
 from infra.platform.files import (
+    AS_CONFIGURED,
     Condition,
     CutRun,
+    GroupState,
     Phase,
     PlatformFiles,
     PlatformState,
@@ -31,6 +35,7 @@ from infra.platform.files import (
     now,
     write_state,
 )
+from infra.platform.scaling import Load, ScalingRule, decide
 from tasks.kernel import guard
 from tasks.kernel.errors import FalajError, StorageError
 from tasks.kernel.files import TEMPORARY, TMPDIR, make_folder, new_folder
@@ -54,7 +59,7 @@ SILENT_PROBES = 3
 5 s, so that this is within 30 s of its last answer."""
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD}
+WATCHED_SIGNALS = STOP_SIGNALS | {signal.SIGCHLD, signal.SIGUSR1}
 LONGEST_SLEEP_S = 30.0
 GRACE_S = 15.0
 """From SIGTERM to SIGKILL for each process."""
@@ -68,6 +73,11 @@ ROTATE_EVERY_S = 60.0
 LOG_LIMIT_BYTES = 10_000_000
 LOGS_KEPT = 3
 TAIL_BYTES = 64_000
+EVALUATE_S = 10.0
+FOUND_S, FOUND_LIMIT_S = 1.0, 30.0
+"""A member that is up is found by the gateway no sooner, and waited for no longer."""
+MOVING_S = 0.2
+"""Between looks while members start, end or are replaced."""
 CLOCK_STEP_S = 60.0
 """Less is what NTP mends on the way, and costs schedules no more than that."""
 
@@ -108,6 +118,7 @@ class Child:
     Attributes:
         next_check: moment (monotonic seconds) at which `check` has something to do, unless the
             process ends before.
+        is_retired: it is to end, and not to be started again.
     """
 
     service: Service
@@ -118,6 +129,7 @@ class Child:
     since: datetime = field(default_factory=now)
     process: subprocess.Popen[bytes] | None = None
     next_check: float = float("inf")
+    is_retired: bool = False
     _delay_s: float = 0.0
     _started: float = 0.0
     _started_at: datetime = field(default_factory=now)
@@ -147,6 +159,8 @@ class Child:
         Args:
             probing: False where what it needs does not answer: its own probe would only time out.
         """
+        if self.is_retired:
+            return
         if self.process and (code := self.process.poll()) is not None:
             self._has_ended(code)
         if time.monotonic() < self.next_check:
@@ -187,6 +201,11 @@ class Child:
         """Ask it, and all it started, to end; `gone` is True when they have."""
         if self.process and self.process.poll() is None:
             self.process.terminate()
+
+    def retire(self) -> None:
+        """Ask it to end for good."""
+        self.is_retired = True
+        self.stop()
 
     def kill(self) -> None:
         """End the guard at once; what it guarded dies with it, or comes to the supervisor."""
@@ -263,6 +282,76 @@ class Child:
         LOGGER.info("%s: %s %s", self.service.name, condition, detail)
 
 
+@dataclass
+class Group:
+    """Like children by their numbers, from 0; how many there are changes meanwhile.
+
+    It starts what is missing, ends what is too many, and replaces its members one by one: the next
+    one only when all are up and found again, so that somebody always answers.
+
+    Args:
+        rule: how many.
+        make: a child of a number.
+        measure: what the group does now, from its members; None where that is not known.
+        are_found: whether the gateway sends requests to all members.
+    """
+
+    rule: ScalingRule
+    make: Callable[[int], Child]
+    measure: Callable[[Sequence[Child]], Load | None]
+    are_found: Callable[[], bool] = lambda: True
+    members: dict[int, Child] = field(default_factory=dict)
+    reason: str = AS_CONFIGURED
+    to_replace: list[int] = field(default_factory=list)
+    _ending: dict[int, Child] = field(default_factory=dict)
+    _needed: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.wanted, self._evaluated = self.rule.least, time.monotonic()
+        self._needed.append((self._evaluated, self.wanted))
+
+    def adjust(self, name: str, children: list[Child]) -> float:
+        """Do what is due, by changing the supervisor's children; seconds until the next look."""
+        for number in [number for number, child in self._ending.items() if child.gone]:
+            children.remove(self._ending.pop(number))
+        is_fixed = self.rule.least == self.rule.affordable
+        if not (is_fixed or self.to_replace) and time.monotonic() > self._evaluated + EVALUATE_S:
+            self._evaluate(name, time.monotonic())
+        # Where there is one alone, another one answers while it is replaced.
+        target = max(self.wanted, 2) if self.to_replace and self.wanted else self.wanted
+        for number in set(range(target)) - self.members.keys() - self._ending.keys():
+            self.members[number] = self.make(number)
+            children.append(self.members[number])
+        for number in self.members.keys() - set(range(target)):
+            self._end(number)
+        if self.to_replace and not self._ending and self._are_settled():
+            self._end(self.to_replace.pop(0))
+        is_moving = self._ending or self.to_replace or len(self.members) != self.wanted
+        return MOVING_S if is_moving else float("inf") if is_fixed else EVALUATE_S
+
+    def _are_settled(self) -> bool:
+        if not all(child.condition == "up" for child in self.members.values()):
+            return False
+        up_s = (now() - max(child.since for child in self.members.values())).total_seconds()
+        return up_s > FOUND_LIMIT_S or (up_s > FOUND_S and self.are_found())
+
+    def _end(self, number: int) -> None:
+        self._ending[number] = self.members.pop(number)
+        self._ending[number].retire()
+
+    def _evaluate(self, name: str, moment: float) -> None:
+        self._evaluated = moment
+        if (load := self.measure([*self.members.values()])) is None:
+            return
+        while self._needed and self._needed[0][0] <= moment - self.rule.cool_down_s:
+            self._needed.popleft()
+        decision = decide(self.rule, load, [count for _, count in self._needed])
+        self._needed.append((moment, decision.needed))
+        if decision.count != self.wanted:
+            LOGGER.info("%s: %d, were %d: %s", name, decision.count, self.wanted, decision.reason)
+        self.wanted, self.reason = decision.count, decision.reason
+
+
 class Clock:
     """Notices when the machine's clock was set back, against the clock that counts from its boot.
 
@@ -324,16 +413,20 @@ class Supervisor:
         forget_plans: removes what the planner had planned before that; called again at the next
             turn where it returns False.
         plans_are_wrong: the clock was set back before this start.
+        groups: children that may be there several times, by name; those of `serving` are replaced
+            one by one on SIGUSR1.
     """
 
     files: PlatformFiles
-    children: Sequence[Child]
+    children: list[Child]
     servers: frozenset[str]
     after_workers: Callable[[], Sequence[CutRun]]
     on_up: Callable[[str], None]
     planner: str | None = None
     forget_plans: Callable[[], bool] = lambda: True
     plans_are_wrong: bool = False
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    _adjust_s: float = 0.0
     _clock: Clock = field(default_factory=Clock)
     _started: datetime = field(default_factory=now)
     _cut_off: tuple[CutRun, ...] = ()
@@ -348,6 +441,8 @@ class Supervisor:
         while True:
             self._end_orphans()
             self._check_clock()
+            pauses = [group.adjust(name, self.children) for name, group in self.groups.items()]
+            self._adjust_s = min(pauses, default=float("inf"))
             for child in self._can_start():
                 child.start()
             for child in self.children:
@@ -359,7 +454,10 @@ class Supervisor:
                 phase = "up"
             self._publish(phase)
             self._rotate_logs()
-            if asked := STOP_SIGNALS.intersection(signals.wait(self._sleep_s())):
+            seen = signals.wait(self._sleep_s())
+            if signal.SIGUSR1 in seen and (group := self.groups.get(SERVING)):
+                group.to_replace = [*group.members]
+            if asked := STOP_SIGNALS.intersection(seen):
                 LOGGER.info("stopping on signal %d", min(asked))
                 self._stop(signals)
                 return
@@ -378,7 +476,7 @@ class Supervisor:
 
     def _can_start(self) -> list[Child]:
         """Children that have not been started, though all they need is there."""
-        waiting = [child for child in self.children if child.condition == "waiting"]
+        waiting = [c for c in self.children if c.condition == "waiting" and not c.is_retired]
         return [child for child in waiting if self._has_what_it_needs(child)]
 
     def _has_what_it_needs(self, child: Child) -> bool:
@@ -389,7 +487,8 @@ class Supervisor:
         if self._can_start():
             return 0.0
         due = min((child.next_check for child in self.children), default=float("inf"))
-        return min(LONGEST_SLEEP_S, ROTATE_EVERY_S, max(0.05, due - time.monotonic()))
+        longest = min(LONGEST_SLEEP_S, ROTATE_EVERY_S, self._adjust_s)
+        return min(longest, max(0.05, due - time.monotonic()))
 
     def _stop(self, signals: Signals) -> None:
         self._publish("stopping")
@@ -434,7 +533,11 @@ class Supervisor:
 
     def _publish(self, phase: Phase) -> None:
         services = tuple(child.state for child in self.children)
-        if self._published == (shown := (phase, services, self._cut_off)):
+        groups = tuple(
+            GroupState(name=name, count=len(g.members), wanted=g.wanted, reason=g.reason)
+            for name, g in self.groups.items()
+        )
+        if self._published == (shown := (phase, services, groups, self._cut_off)):
             return
         self._published = shown
         state = PlatformState(
@@ -443,6 +546,7 @@ class Supervisor:
             started=self._started,
             written=now(),
             services=services,
+            groups=groups,
             cut_off=self._cut_off,
         )
         try:

@@ -145,6 +145,7 @@ class Observability:
                 "started_at": datetime.fromtimestamp(started_at, UTC).isoformat(timespec="seconds"),
                 "up_s": round(time.time() - started_at),
             },
+            "queued_requests": _total(window.now.sources.get("engine", {}).get("queued_requests")),
             "models": models,
             "refusals": refusals,
             "freshness": [{"view": view, "rows": rows} for view, rows in freshness.items()],

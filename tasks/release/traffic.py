@@ -1,11 +1,10 @@
-"""Moving traffic: tracks of the serving process, and shares at the gateway.
+"""Moving traffic: tracks of the serving processes, and shares at the gateway.
 
 Without a gateway before the server nothing splits requests or copies them, so a new version takes
 over all at once and is watched alone.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import httpx
 
 from tasks.contracts.rollout import Shares
+from tasks.contracts.serving import address_file, address_files, is_live, read_addresses
 from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
 from tasks.release.records import Wanted
 
@@ -41,12 +41,23 @@ class Traffic(Protocol):
     def tracks(self, model: str) -> Mapping[str, str | None]:
         """Version in each track; none where the server serves no version of the model yet.
 
+        Of several processes, what the first one has: `set_traffic` brings all to the same.
+
         Raises:
             TransientError: the server does not answer, or has none of its versions ready.
         """
 
+    def all_tracks(self, model: str) -> Sequence[Mapping[str, str | None]]:
+        """The same of each serving process, where there are several.
+
+        Raises:
+            TransientError: as `tracks`.
+        """
+
     def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
-        """Say which version each track means, all at once.
+        """Say which version each track means, all at once, in each serving process.
+
+        Tracks that are not named stay as they are.
 
         Raises:
             TransientError: the server does not answer.
@@ -78,10 +89,14 @@ class Gateway(Protocol):
 
 @dataclass(frozen=True)
 class ServerTraffic:
-    """One serving process, alone or behind a gateway that splits and copies requests.
+    """The serving processes of this machine, behind a gateway where requests are split or copied.
+
+    All of them get the same tracks. One that was killed is left out: it begins with the tracks of
+    the ledger (see `tasks.release.ledger.tracks_at_start`), and follows it, as processes on other
+    machines do.
 
     Attributes:
-        home: the state folder; the server writes there where it listens.
+        home: the state folder; each process writes there where it listens.
         gateway: None where there is none.
     """
 
@@ -95,14 +110,22 @@ class ServerTraffic:
 
     def tracks(self, model: str) -> Mapping[str, str | None]:
         """See `Traffic`."""
+        return self.all_tracks(model)[0]
+
+    def all_tracks(self, model: str) -> Sequence[Mapping[str, str | None]]:
+        """See `Traffic`."""
+        return [self._tracks(where, model) for where in _admin_addresses(self.home)]
+
+    def _tracks(self, where: str, model: str) -> Mapping[str, str | None]:
         try:
-            return _tracks(self._ask("GET", model), model)
+            return _tracks(self._ask(where, "GET", model), model)
         except NotServedError:
             return dict.fromkeys(TRACKS)
 
     def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
         """See `Traffic`."""
-        self._ask("POST", model, dict(tracks))
+        for where in _admin_addresses(self.home):
+            self._ask(where, "POST", model, dict(tracks))
 
     def shares(self, model: str) -> Shares:
         """See `Traffic`; without a gateway all requests go to the track `stable`."""
@@ -130,8 +153,7 @@ class ServerTraffic:
                 "up (infra/gateway), or release all at once. Nothing was changed"
             )
 
-    def _ask(self, method: str, model: str, body: Any = None) -> Any:
-        where = _server_address(self.home)
+    def _ask(self, where: str, method: str, model: str, body: Any = None) -> Any:
         path = f"{where}/admin/models/{model}" + ("/slots" if method == "POST" else "")
         limit = LOAD_WITHIN_S if method == "POST" else ANSWER_WITHIN_S
         try:
@@ -157,21 +179,25 @@ def set_traffic(traffic: Traffic, model: str, wanted: Wanted) -> bool:
     A track is filled before requests go to it, and emptied after the last one does. Doing it again
     changes nothing, and done by halves it is completed by the next call.
     """
-    served = traffic.tracks(model)
-    before = {track: served.get(track) for track in TRACKS}
+    served = traffic.all_tracks(model)
     final: dict[str, str | None] = {track: getattr(wanted, track) for track in TRACKS}
-    first = {track: final[track] or before[track] for track in TRACKS}
+    filled = {track: version for track, version in final.items() if version}
     changed = False
-    if first != before:
-        traffic.set_tracks(model, first)
+    if _differ(served, filled):
+        traffic.set_tracks(model, filled)
         changed = True
     if not _is_shared(traffic.shares(model), wanted.shares):
         traffic.set_shares(model, wanted.shares)
         changed = True
-    if first != final:
+    if _differ(served, {track: None for track in TRACKS if track not in filled}):
         traffic.set_tracks(model, final)
         changed = True
     return changed
+
+
+def _differ(served: Sequence[Mapping[str, str | None]], wanted: Mapping[str, str | None]) -> bool:
+    """Whether a process has another version in one of these tracks."""
+    return any(one.get(track) != version for one in served for track, version in wanted.items())
 
 
 def _is_shared(seen: Shares, wanted: Shares) -> bool:
@@ -184,28 +210,30 @@ def _is_shared(seen: Shares, wanted: Shares) -> bool:
 
 def has_server(home: Path) -> bool:
     """Whether a serving process is ready on a state folder."""
-    return (home / "serving" / "server.json").exists()
+    return bool(address_files(home))
 
 
-def _server_address(home: Path) -> str:
-    """Address of the admin listener.
+def _admin_addresses(home: Path) -> list[str]:
+    """Addresses of the admin listeners of all serving processes that live.
 
     Raises:
         TransientError: no serving process is ready.
-        ConfigurationError: its file does not say where it listens.
+        ConfigurationError: a file does not say where its process listens.
     """
-    file = home / "serving" / "server.json"
-    try:
-        address = str(json.loads(file.read_text(encoding="utf-8"))["admin"])
-    except FileNotFoundError as exc:
+    files = address_files(home)
+    read = {file: read_addresses(file) for file in [*filter(is_live, files)] or files}
+    found = {file: addresses.get("admin") for file, addresses in read.items() if addresses}
+    if not found:
         raise TransientError(
-            f"no serving process is ready: {file} is not there. Start one with `make serve`"
-        ) from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise ConfigurationError(
-            f"{file} does not say where the admin listener is; start the serving process again"
-        ) from exc
-    return (address if "//" in address else f"http://{address}").rstrip("/")
+            f"no serving process is ready: {address_file(home)} is not there. Start one with "
+            "`make serve`"
+        )
+    for file, address in found.items():
+        if not address:
+            raise ConfigurationError(
+                f"{file} does not say where the admin listener is; start the serving process again"
+            )
+    return [str(address) for address in found.values()]
 
 
 def _admin_token(home: Path) -> str:

@@ -16,8 +16,8 @@ import pyarrow.dataset as ds
 import pytest
 import yaml
 
-from serving.assembly import read_addresses
 from serving.config import SERVING_FILE
+from tasks.contracts.serving import live_addresses
 from tests.support.data.repository import days
 from tests.support.host.processes import python, wait_until
 from tests.support.platform.loops import NUM_DAYS, Loop, champion_of
@@ -65,11 +65,11 @@ def served(loop: Loop) -> Iterator[Served]:
     ):
         try:
             wait_until(
-                lambda: process.poll() is not None or bool(read_addresses(loop.home)),
+                lambda: process.poll() is not None or bool(live_addresses(loop.home)),
                 "the process serves",
                 LIMIT_S,
             )
-            addresses = read_addresses(loop.home)
+            (addresses,) = live_addresses(loop.home)
             assert addresses, log.read_text()
             yield Served(loop, dict(addresses))
         finally:

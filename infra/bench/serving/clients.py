@@ -3,14 +3,19 @@
 import asyncio
 import re
 import ssl
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import uvloop
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r", re.IGNORECASE)
+LOAD_LIMIT_S = 120
+Answers = list[tuple[float, bytes]]
 NextIn = Callable[[bytes], float | None]
 """Takes an answer's head and gives the seconds until the next request; None ends its connection."""
 
@@ -42,7 +47,7 @@ def cpu_us(
 
     Each connection asks over and over for so long, as soon as it has its answer.
     """
-    before = [_cpu_ns(process) for process in processes]
+    before = [cpu_ns(process) for process in processes]
     answered, until = 0, time.monotonic() + seconds
 
     def next_in(head: bytes) -> float | None:
@@ -51,11 +56,12 @@ def cpu_us(
         return 0.0 if time.monotonic() < until else None
 
     uvloop.run(ask([request] * connections, port, next_in, tls=tls))
-    spent = [_cpu_ns(process) - was for process, was in zip(processes, before, strict=True)]
+    spent = [cpu_ns(process) - was for process, was in zip(processes, before, strict=True)]
     return [ns / answered / 1e3 for ns in spent]
 
 
-def _cpu_ns(process: psutil.Process) -> int:
+def cpu_ns(process: psutil.Process) -> int:
+    """CPU that a process and all below it have used, every thread."""
     total = 0
     for one in (process, *process.children(recursive=True)):
         for task in Path(f"/proc/{one.pid}/task").iterdir():
@@ -63,11 +69,37 @@ def _cpu_ns(process: psutil.Process) -> int:
     return total
 
 
-async def ask(requests: Sequence[bytes], port: int, next_in: NextIn, *, tls: bool = False) -> None:
+@contextmanager
+def load(requests: Sequence[bytes], port: int, per_s: float) -> Iterator[Answers]:
+    """Clients that ask over TLS without end, each on a connection of its own, so often in all.
+
+    Yields:
+        Moment and head of each answer, in small letters, as they come.
+    """
+    answers: Answers = []
+    stopping = threading.Event()
+
+    def next_in(head: bytes) -> float | None:
+        answers.append((time.time(), head))
+        return None if stopping.is_set() else len(requests) / per_s
+
+    asking = ask(requests, port, next_in, tls=True, lost=True)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(asyncio.run, asking)
+        try:
+            yield answers
+        finally:
+            stopping.set()
+            asked.result(LOAD_LIMIT_S)  # raises what a client met
+
+
+async def ask(
+    requests: Sequence[bytes], port: int, next_in: NextIn, *, tls: bool = False, lost: bool = False
+) -> None:
     """Send each request on a connection of its own, again and again, until `next_in` ends it.
 
     Raises:
-        RuntimeError: an answer was not a 200.
+        RuntimeError: an answer was not a 200, and those lost are not taken.
         OSError, EOFError: a connection was closed.
     """
     context = None
@@ -82,7 +114,7 @@ async def ask(requests: Sequence[bytes], port: int, next_in: NextIn, *, tls: boo
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             length = _LENGTH.search(head)
-            if length is None or not head.startswith(b"HTTP/1.1 200"):
+            if length is None or not (lost or head.startswith(b"HTTP/1.1 200")):
                 raise RuntimeError(f"expected 200 and a length: {head[:200]!r}")
             await reader.readexactly(int(length[1]))
             wait_s = next_in(head.lower())

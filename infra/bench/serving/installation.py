@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,10 +26,10 @@ from infra.bench.processes import running
 from infra.gateway.config import GatewayFiles, read_plan
 from infra.gateway.envoy import Admin
 from infra.gateway.prepare import prepare
-from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
 from tasks.contracts.conversion import MOST_ROWS, ImportedProgram, PreparedRows, Signature
 from tasks.contracts.release import ModelVariant, RegisteredProgram
+from tasks.contracts.serving import live_addresses
 from tasks.conversion.config import ConversionConfig
 from tasks.conversion.targets.catalog import FORMAT
 from tasks.conversion.targets.interface import ConversionJob, Runtime
@@ -204,24 +203,32 @@ def _no_rows(folder: StagedFolder) -> PreparedRows:
 
 
 @contextmanager
-def serving(home: Path, ports: Mapping[str, int], **settings: Any) -> Iterator[psutil.Process]:
-    """A process that serves a state folder's model at the ports `http` and, if given, `grpc`.
+def serving(
+    home: Path, ports: Mapping[str, int], *, replicas: Any = 0, **settings: Any
+) -> Iterator[psutil.Process]:
+    """What serves a state folder's model, at the ports `http` and, if given, `grpc`.
 
     Its feature repository lies beside the state folder.
 
     Args:
+        replicas: kept alive by a supervisor; 0 for one process without.
         settings: sections of `serving.yaml`.
     """
     repo = Path(environment_of(home)["FALAJ_FEATURE_REPO"])
     shutil.copytree(PROJECT_ROOT / DEFAULT_FEATURE_REPO, repo)
     followed = {"name": MODEL, "on_move": "offer"}
     (repo / "serving.yaml").write_text(yaml.safe_dump({"models": [followed], **settings}))
-    command = [sys.executable, "-m", "serving", "--home", str(home), "--admin-port", "0"]
-    command += ["--http-port", str(ports["http"])]
-    command += ["--grpc-port", str(ports["grpc"])] if "grpc" in ports else ["--no-grpc"]
+    line = ["falaj", "serve", f"--replicas={replicas}"] if replicas else ["serving"]
+    command = [sys.executable, "-m", *line, f"--http-port={ports['http']}"]
+    command += ["--admin-port=0"] * (not replicas)
+    command += [f"--grpc-port={ports['grpc']}"] if "grpc" in ports else ["--no-grpc"]
     environment = environment_of(home)
     log = home.with_suffix(".log")
-    with running(command, log, partial(read_addresses, home), environment) as process:
+
+    def is_up() -> bool:
+        return len(live_addresses(home)) == (replicas or 1)
+
+    with running(command, log, is_up, environment) as process:
         yield process
 
 

@@ -31,6 +31,8 @@ LINGER_S = 2.0
 MOST_ASIDE = 65_536
 """Bytes of the body for a page; of a refused request's, thrown away to keep the connection; and of
 what a client may send while it is answered, before reading stops."""
+_LAST = b"connection: close\r\nx-envoy-immediate-health-check-fail: true\r\n"
+"""Of each answer once the process is to end: Envoy sends it nothing more from then on."""
 _ANSWERED = 100
 """Connections past the bound that get an answer saying so; further ones are closed at once."""
 
@@ -256,7 +258,7 @@ class Connection(asyncio.Protocol):
             return
         (head, body), date = response, self._listener.date
         closes = is_last or self._front.stopping or self._head.is_last
-        close = b"connection: close\r\n" if closes else b""
+        close = _LAST if self._front.stopping else b"connection: close\r\n" if closes else b""
         head = b"%s%scontent-length: %d\r\n%s\r\n" % (head, date, len(body), close)
         is_head = call is not None and self._head.method == b"HEAD"
         self.transport.write(head if is_head else head + body)

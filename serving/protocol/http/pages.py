@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
@@ -46,7 +45,7 @@ from serving.protocol.messages import (
     version_state,
 )
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import locked, private_folder, write_atomically
 
 if TYPE_CHECKING:
     from serving.engine.engine import ModelEngine
@@ -321,12 +320,9 @@ def admin_token(home: Path) -> str:
     """
     file = home / TOKEN_FILE
     private_folder(file.parent)
-    if not file.exists():
-        before = os.umask(0o077)
-        try:
-            write_atomically(file, secrets.token_urlsafe(32) + "\n")
-        finally:
-            os.umask(before)
+    with locked(file.parent / ".lock"):  # several processes may start at one time
+        if not file.exists():
+            write_atomically(file, secrets.token_urlsafe(32) + "\n", private=True)
     token = file.read_text(encoding="ascii").strip()
     if len(token) < 16 or file.stat().st_mode & 0o077:
         raise ConfigurationError(

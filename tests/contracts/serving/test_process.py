@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.contracts.serving import address_file
 from tests.support.host.processes import run_python, wait_until
 from tests.support.serving import serving_clients as clients
 
@@ -209,6 +210,26 @@ def test_a_second_process_on_the_same_state_is_refused(server: clients.Process) 
     assert "another process serves from" in told.stderr
     status = run_python("-m", clients.SERVING_PROCESS, "status", env=env, check=True)
     assert json.loads(status.stdout)["http"] == server.addresses["http"]
+
+
+def test_another_process_serves_from_the_same_state_and_ends_without_refusing_anybody(
+    server: clients.Process,
+) -> None:
+    folder = server.home.parent
+    with clients.serving(folder, "--drain-s", "30", yaml=LIMITS, number=1) as second:
+        assert second.port != server.port
+        assert second.ask_admin("GET", "/admin/models/sums")[0] == 200  # with the same token
+        env = {**os.environ, "FALAJ_HOME": str(server.home), "FALAJ_FEATURE_REPO": f"{folder}/repo"}
+        status = run_python("-m", clients.SERVING_PROCESS, "status", env=env, check=True)
+        assert all(one.addresses["http"] in status.stdout for one in (server, second))
+        second.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: second.ask("GET", "/v2/health/ready")[0] == 503, "it is not ready")
+        code, headers, _ = second.ask("POST", clients.INFER, clients.request())
+        assert code == 200
+        assert headers["x-envoy-immediate-health-check-fail"] == "true"
+        assert "x-envoy-immediate-health-check-fail" not in server.ask("GET", "/v2")[1]
+        assert not address_file(server.home, 1).exists()
+    assert server.ask("POST", clients.INFER, clients.request())[0] == 200
 
 
 def test_a_taken_port_is_a_sentence(server: clients.Process, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -170,11 +170,15 @@ class FakeTraffic:
     def tracks(self, model: str) -> Mapping[str, str | None]:
         return dict(self.at)
 
+    def all_tracks(self, model: str) -> Sequence[Mapping[str, str | None]]:
+        return [self.tracks(model)]
+
     def set_tracks(self, model: str, tracks: Mapping[str, str | None]) -> None:
-        self._count(f"tracks {tracks['stable']}/{tracks['candidate']}/{tracks['shadow']}")
+        at = self.at | dict(tracks)
+        self._count(f"tracks {at['stable']}/{at['candidate']}/{at['shadow']}")
         if self.broken and self.broken in tracks.values():
             raise TracksRefusedError(f"version {self.broken} cannot be loaded")
-        self.at = dict(tracks)
+        self.at = at
 
     def shares(self, model: str) -> Shares:
         return self.shared

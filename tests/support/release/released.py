@@ -38,8 +38,8 @@ from infra.bench.processes import running
 from infra.bench.serving.installation import HEALTHY, Signer, envoy, make_champion, write_settings
 from infra.gateway.envoy import Admin
 from infra.orchestration.embedded import free_port
-from serving.assembly import read_addresses
 from tasks.contracts.base import ModelVersionRef
+from tasks.contracts.serving import live_addresses
 from tasks.conversion.config import ConversionConfig
 from tasks.kernel.settings import DEFAULT_FEATURE_REPO, PROJECT_ROOT, Settings
 from tasks.predictions.labels import import_labels
@@ -200,8 +200,7 @@ class Whole:
         line += ["--http-port", str(self.ports["http"]), "--grpc-port", str(self.ports["grpc"])]
 
         def is_there() -> bool:
-            told = read_addresses(self.home)
-            return bool(told) and psutil.pid_exists(int(told["pid"] or 0))
+            return bool(live_addresses(self.home))
 
         log = self.home / "serving.log"
         self.server.enter_context(running(line, log, is_there, self.environment))
@@ -217,7 +216,7 @@ class Whole:
 
     def kill_server(self) -> None:
         """As a machine without memory does."""
-        os.kill(int(read_addresses(self.home)["pid"]), signal.SIGKILL)
+        os.kill(int(live_addresses(self.home)[0]["pid"]), signal.SIGKILL)
         self.server.close()
 
     def kill_edge(self) -> None:

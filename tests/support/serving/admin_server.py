@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.contracts.serving import address_file, lock_file
+from tasks.kernel.files import locked
 from tests.support.services.listeners import Answer, Asked, http_listener, json_answer
 
 TOKEN = "a-token-for-tests-alone"
@@ -52,7 +54,7 @@ class AdminServer:
 
 
 @contextmanager
-def admin_server(home: Path) -> Iterator[AdminServer]:
+def admin_server(home: Path, number: int = 0) -> Iterator[AdminServer]:
     """A running server whose address and token lie in a state folder."""
     kept = AdminServer()
 
@@ -70,9 +72,10 @@ def admin_server(home: Path) -> Iterator[AdminServer]:
         status, body = kept.change(json.loads(asked.body))
         return json_answer(body, status)
 
-    with http_listener(answer) as url:
+    lock = locked(lock_file(address_file(home, number)))
+    with http_listener(answer) as url, lock:
         secrets = home / "serving" / "secrets"
-        secrets.mkdir(parents=True)
+        secrets.mkdir(parents=True, exist_ok=True)
         (secrets / "admin-token").write_text(TOKEN + "\n")
-        (home / "serving" / "server.json").write_text(json.dumps({"pid": 1, "admin": url}))
+        address_file(home, number).write_text(json.dumps({"pid": 1, "admin": url}))
         yield kept

@@ -17,8 +17,8 @@ import grpc
 import httpx
 import pytest
 
-from serving.assembly import ADDRESS_FILE
 from serving.protocol.http.pages import TOKEN_FILE
+from tasks.contracts.serving import address_file
 from tests.support.host.processes import python
 
 START_S = 120.0
@@ -112,7 +112,9 @@ def refused_code(method: Callable[..., Any], *sent: Any, **options: Any) -> grpc
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -> Iterator[Process]:
+def serving(
+    folder: Path, *arguments: str, yaml: str = "", number: int = 0, **environment: str
+) -> Iterator[Process]:
     """A process on a state folder of its own, from when it answers; killed at the end."""
     repo, home = folder / "repo", folder / "home"
     repo.mkdir(parents=True, exist_ok=True)
@@ -128,15 +130,15 @@ def serving(folder: Path, *arguments: str, yaml: str = "", **environment: str) -
     ports = [word for name in ("http", "grpc", "admin") for word in (f"--{name}-port", "0")]
     log = folder / "log.txt"
     with log.open("wb") as stream:
-        words = ("-m", SERVING_PROCESS, *ports, *arguments)
+        words = ("-m", SERVING_PROCESS, *ports, "--replica", str(number), *arguments)
         process = python(*words, env=env, stdout=stream, stderr=stream)
     try:
         deadline = time.monotonic() + START_S
-        while not (home / ADDRESS_FILE).exists():
+        while not address_file(home, number).exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        told = json.loads((home / ADDRESS_FILE).read_text())
+        told = json.loads(address_file(home, number).read_text())
         yield Process(home, process, log, told)
     finally:
         process.kill()

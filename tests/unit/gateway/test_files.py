@@ -15,6 +15,7 @@ from infra.gateway.config import GatewayPlan, Shares, read_plan
 from infra.gateway.prepare import GatewayTraffic, prepare
 from infra.gateway.rendering import policies, rendered
 from serving.security.config import read_security
+from tasks.contracts.serving import address_file
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.services.signing import AUDIENCE, Signer
@@ -93,6 +94,28 @@ def test_weights_always_sum_to_the_same(describe: Describe) -> None:
         assert split["weighted_clusters"]["use_hash_policy"] is True
     assert "hash_policy" not in split_of(plan, Shares(candidate=0.5, sticky=False))
     assert "request_mirror_policies" not in split_of(plan, Shares())
+
+
+def test_servers_on_this_machine_are_found_beside_those_that_are_named(
+    describe: Describe, tmp_path: Path
+) -> None:
+    plan = describe()
+    assert plan.servers["http"] == ("127.0.0.1:8000",)
+    assert "previous_hosts" not in json.dumps(rendered("routes", plan))
+    for number, port in enumerate((8000, 8100)):
+        addresses = {"http": f"https://127.0.0.1:{port}", "grpc": None}
+        address_file(tmp_path, number).write_text(json.dumps(addresses))
+    plan = read_plan(tmp_path)
+    assert plan.servers == {
+        "http": ("127.0.0.1:8000", "127.0.0.1:8100"),
+        "grpc": ("127.0.0.1:8001",),
+    }
+    named = describe(http=["10.0.0.7:8000"])
+    assert named.servers["http"] == ("10.0.0.7:8000", "127.0.0.1:8000", "127.0.0.1:8100")
+    clusters = {one["name"]: one for one in rendered("clusters", named)}
+    endpoints = clusters["http-stable"]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    assert len(endpoints) == 3
+    assert "previous_hosts" in json.dumps(rendered("routes", named)), "asked again elsewhere"
 
 
 def test_a_model_belongs_to_its_tenant_for_every_issuer(describe: Describe) -> None:

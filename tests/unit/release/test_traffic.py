@@ -50,10 +50,7 @@ def test_a_version_is_loaded_before_requests_go_to_it(server: AdminServer, tmp_p
     assert not set_traffic(traffic, MODEL, step)
     assert len(server.asked) == 1
     assert set_traffic(traffic, MODEL, Wanted(stable="2"))
-    assert server.asked[1:] == [
-        {"stable": "2", "candidate": "2", "shadow": "2"},
-        {"stable": "2", "candidate": None, "shadow": None},
-    ]
+    assert server.asked[1:] == [{"stable": "2"}, {"stable": "2", "candidate": None, "shadow": None}]
     assert gateway.given[-1] == Shares()
 
 
@@ -96,3 +93,29 @@ def test_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "serving" / "server.json").write_text(json.dumps({"pid": 1}))
     with pytest.raises(ConfigurationError, match="does not say where"):
         traffic.tracks(MODEL)
+
+
+def test_one_decision_holds_for_all_serving_processes(tmp_path: Path) -> None:
+    traffic = ServerTraffic(tmp_path, FakeGateway())
+    with admin_server(tmp_path) as first, admin_server(tmp_path, 1) as second:
+        second.tracks["stable"] = "3"  # it has missed something
+        step = Wanted(stable="1", candidate="2", shadow="2", shares=Shares(candidate=5))
+        assert set_traffic(traffic, MODEL, step)
+        assert first.tracks == second.tracks == {"stable": "1", "candidate": "2", "shadow": "2"}
+        assert not set_traffic(traffic, MODEL, step)
+        second.is_down = True
+        with pytest.raises(TransientError, match="could not set"):
+            set_traffic(traffic, MODEL, Wanted(stable="2"))
+        second.is_down = False
+        assert set_traffic(traffic, MODEL, Wanted(stable="2"))
+        assert first.tracks == second.tracks == {"stable": "2", "candidate": None, "shadow": None}
+
+
+def test_a_process_that_was_killed_keeps_no_decision_from_the_others(tmp_path: Path) -> None:
+    traffic = ServerTraffic(tmp_path)
+    with admin_server(tmp_path):
+        pass
+    with admin_server(tmp_path, 1) as second:
+        assert traffic.tracks(MODEL)["stable"] == "1"
+        traffic.set_tracks(MODEL, {"stable": "2"})
+        assert second.tracks["stable"] == "2"

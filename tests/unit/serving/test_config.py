@@ -5,9 +5,10 @@ import pytest
 from pydantic import BaseModel
 
 from infra.gateway.config import GatewayConfig
-from serving.assembly import ADDRESS_FILE, Components, read_addresses, serve
+from serving.assembly import Components, serve
 from serving.config import ServingConfig, checked_config, read_serving_config, registered_model
 from serving.protocol.http.pages import TOKEN_FILE, admin_token
+from tasks.contracts.serving import address_file, read_addresses
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import Settings
 
@@ -70,7 +71,7 @@ def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
     tmp_path: Path,
 ) -> None:
     """Whoever is to end the process would end another program, whose number it is by now."""
-    file = tmp_path / ADDRESS_FILE
+    file = address_file(tmp_path)
     file.parent.mkdir()
     file.write_text('{"pid": 1, "http": "http://127.0.0.1:1"}')
     config = checked_config(
@@ -79,7 +80,7 @@ def test_what_a_killed_process_said_of_itself_is_gone_while_the_next_one_starts(
     found = []
 
     def components_of(config: ServingConfig, home: Path) -> Components:
-        found.append(read_addresses(home))
+        found.append(read_addresses(address_file(home)))
         raise ConfigurationError("a part cannot be made")
 
     with pytest.raises(ConfigurationError, match="cannot be made"):
