@@ -5,6 +5,7 @@ when the process that started it is killed.
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil
 import redis
 
 from infra.orchestration.embedded import free_port
 from tasks.kernel.errors import TransientError
+from tasks.kernel.files import scratch_folder
 from tasks.kernel.process import guarded_process, wait_until_ready
 from tasks.kernel.settings import PROJECT_ROOT
 
@@ -74,14 +77,15 @@ def running(
     is_ready: Callable[[], object],
     environment: Mapping[str, str] | None = None,
     folder: Path = PROJECT_ROOT,
+    grace_s: float = 20,
 ) -> Iterator[psutil.Process]:
-    """The guard of a server, once that is ready.
+    """The guard of a server, once that is ready; what lives `grace_s` after its end is killed.
 
     Raises:
         TransientError: it ended before, or took too long.
     """
     variables = {**os.environ, **(environment or {})}
-    with guarded_process(command, log, variables, folder=folder, grace_s=20) as process:
+    with guarded_process(command, log, variables, folder=folder, grace_s=grace_s) as process:
         wait_until_ready(process, lambda: bool(is_ready()), f"{command}", log, START_LIMIT_S)
         yield psutil.Process(process.pid)
 
@@ -92,14 +96,17 @@ def server(
     answers: Callable[[int], object],
     log: Path,
     folder: Path = PROJECT_ROOT,
+    grace_s: float = 20,
 ) -> Iterator[tuple[int, psutil.Process]]:
-    """The free port that a server was given, and its guard."""
+    """The free port that a server was given, and its guard; see `running`."""
     with ExitStack() as stack:
         for left in reversed(range(ATTEMPTS)):
             port = free_port()
             ready = partial(answers, port)
             try:
-                process = stack.enter_context(running(command(port), log, ready, folder=folder))
+                process = stack.enter_context(
+                    running(command(port), log, ready, None, folder, grace_s)
+                )
                 break
             except TransientError:
                 if not left:
@@ -162,3 +169,44 @@ def package_folder(name: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise RuntimeError(f"the package {name} is not installed; `make setup` installs it")
     return Path(spec.submodule_search_locations[0])
+
+
+S3_KEY = "test"
+
+
+@contextmanager
+def s3_server(*options: str, secret: str = S3_KEY, folder: Path | None = None) -> Iterator[str]:
+    """SeaweedFS, empty, as an S3 service for the key `test`; yields its endpoint.
+
+    Args:
+        options: further ones of `weed server`, such as `-volume.max=1`.
+        secret: of the key.
+        folder: existing folder of its data and log; one of its own by default.
+    """
+    with scratch_folder("falaj-s3") as scratch:
+        place = folder or scratch
+        identity = {"name": "all", "credentials": [{"accessKey": S3_KEY, "secretKey": secret}]}
+        access = place / "access.json"
+        access.write_text(json.dumps({"identities": [{**identity, "actions": ["Admin"]}]}))
+
+        def command(port: int) -> list[str]:
+            address = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={port}"]
+            ports = ["master.port", "volume.port", "filer.port"]
+            ports += [*(f"{name}.grpc" for name in ports), "s3.port.grpc"]
+            inner = [f"-{name}={free_port()}" for name in ports]
+            inner += [f"-{part}.localSocket={place / part}.sock" for part in ("filer", "s3")]
+            inner += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
+            inner += [f"-s3.config={access}"]
+            data = [f"-dir={place}", "-volume.max=50", "-master.volumeSizeLimitMB=256"]
+            data += ["-volume.minFreeSpace=1"]
+            program = str(Path(sys.executable).with_name("weed"))
+            services = ["-logtostderr", "server", "-filer", "-s3", "-master.telemetry=false"]
+            return [program, *services, *address, *inner, *data, *options]
+
+        def answers(port: int) -> bool:
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).is_success
+            return False
+
+        with server(command, answers, place / "s3.log", grace_s=1) as (port, _):
+            yield f"http://127.0.0.1:{port}"

@@ -13,28 +13,35 @@ import shutil
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
+from tasks.kernel.location import Location, object_name
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 """Folder of `falaj`, `flows`, `tasks` and the others: the checkout, or that of an installation."""
 URI_SCHEME = "artifact:"
+ARTIFACTS = "artifacts"
 STAGING = ".staging"
 """Beginning of the names of folders that are being built, beside those that are finished."""
 DEFAULT_PROFILE = "local"
 DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
 USE_CASE_FILE = "use_case.yaml"
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
+VALUE, SHARED = "value.json", ".shared.json"
+"""Files of a build's folder: its value, and what the location said where it came from there."""
+DEFAULT_CACHE_GB = 50
+CACHE_KEPT_S = 3600
+"""A copy is kept for so long after its last use: somebody may be about to open it."""
 NOWHERE = f"neither {{}} nor a folder above it holds {USE_CASE_FILE}; {NAME_ONE}"
 USE_CASE_NAME = r"^[a-z][a-z0-9-]*$"
 Value = TypeVar("Value", bound=BaseModel)
@@ -49,6 +56,8 @@ class Settings:
     profile: str = DEFAULT_PROFILE
     database_url: str | None = field(default=None, repr=False)  # may hold a password
     leases_folder: Path | None = None
+    location: Location | None = None
+    """Where what machines share is kept; None: in the state folder itself."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -57,8 +66,10 @@ class Settings:
         `FALAJ_HOME` is the state folder; without it, it is `.falaj` beside `use_case.yaml`. The
         projects that a checkout of Falaj has in `feature_repo` share the one at its top.
         `FALAJ_PROFILE` (default `local`) names the stores that the feature repository describes.
-        `FALAJ_DATABASE_URL` is the database of operation where several hosts share one,
-        `FALAJ_LEASES` the folder of the leases of devices where several platforms share a host.
+        `FALAJ_STATE` names the location of the state where it is not the state folder, which is
+        then this machine's copy of what it works with. `FALAJ_DATABASE_URL` is the database where
+        several hosts share one, `FALAJ_LEASES` the folder of the leases of devices where several
+        platforms share a host.
 
         Raises:
             ConfigurationError: no state folder is named and there is no project. Where one is
@@ -81,6 +92,7 @@ class Settings:
             profile=env.get("FALAJ_PROFILE") or DEFAULT_PROFILE,
             database_url=env.get("FALAJ_DATABASE_URL") or None,
             leases_folder=_named_folder(env, "FALAJ_LEASES"),
+            location=state_location(home, env),
         )
 
     @property
@@ -117,7 +129,7 @@ class Settings:
     @property
     def store(self) -> ArtifactStore:
         """The artifact store of this installation."""
-        return ArtifactStore(self.home / "artifacts")
+        return ArtifactStore(self.home / ARTIFACTS, self.location)
 
     @property
     def mlflow_uri(self) -> str:
@@ -191,15 +203,54 @@ def _named_folder(environment: Mapping[str, str], variable: str) -> Path | None:
     return Path(named).expanduser().resolve() if named else None
 
 
+def state_location(home: Path, environment: Mapping[str, str] | None = None) -> Location | None:
+    """The location of `FALAJ_STATE`; None where that is not set, or is the state folder itself.
+
+    Raises:
+        ConfigurationError: it is no location.
+    """
+    env = os.environ if environment is None else environment
+    url = env.get("FALAJ_STATE")
+    location = Location.of(url) if url else None
+    return None if location is None or location.folder == home else location
+
+
+class Build(BaseModel):
+    """What a location says of a finished build: the value, and the content of all its files."""
+
+    value: dict[str, Any]
+    files: dict[str, tuple[str, int]]
+    """SHA-256 and bytes by the name in the build's folder."""
+    finished: datetime
+
+    def below(self, name: str) -> dict[str, tuple[str, int]]:
+        """The file of this name, or those in the folder of this name."""
+        inside = f"{name}/"
+        return {n: seen for n, seen in self.files.items() if n == name or n.startswith(inside)}
+
+    def digest(self, name: str) -> str:
+        """As `files.digest_of` of the file or folder; of nothing where it is not there."""
+        found = {Path(n): seen for n, seen in self.below(name).items()}
+        if Path(name) in found:
+            return found[Path(name)][0]
+        lines = (f"{found[n][0]}  {n.relative_to(name).as_posix()}\n" for n in sorted(found))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class ArtifactStore:
     """Content-addressed folders, written aside and renamed into place: whole or absent.
 
     A folder is `<root>/<kind>/<key>/`; the key is a digest of everything that decides its content,
     so what exists under a key never changes and a finished build is never repeated.
+
+    With a location, `root` holds copies of what this machine has used. The location keeps the
+    content of files by digest, and `artifacts/<kind>/<key>.json` names them: it is written last, by
+    whoever is first, so a build is there for all machines at once, or not at all.
     """
 
     root: Path
+    location: Location | None = None
 
     def build_once(
         self, kind: str, key: str, value_type: type[Value], build: Callable[[StagedFolder], Value]
@@ -214,6 +265,7 @@ class ArtifactStore:
 
         Raises:
             StorageError: the disk is full, or refused a write; the staged folder was removed.
+            TransientError: the location does not answer.
         """
         final = self.root / kind / key
         if (finished := self.find(kind, key, value_type)) is not None:
@@ -221,23 +273,116 @@ class ArtifactStore:
         started = time.monotonic()
         with self._staging(final) as folder:
             value = build(StagedFolder(self, kind, key, folder))
-            (folder / "value.json").write_text(value.model_dump_json(indent=1, by_alias=True))
-            self._publish(folder, final)
-            self._note_build(kind, key, time.monotonic() - started)
-        return value
+            (folder / VALUE).write_text(value.model_dump_json(indent=1, by_alias=True))
+            is_first = self.location is None or self._send(self.location, kind, key, folder)
+            if is_first:
+                self._publish(folder, final)
+                self._note_build(kind, key, time.monotonic() - started)
+        if is_first:
+            return value
+        # Another machine was first; of the two, all use its files.
+        return self.build_once(kind, key, value_type, build)
 
     def find(self, kind: str, key: str, value_type: type[Value]) -> Value | None:
-        """The value built earlier under this key, if it and all it holds are whole."""
+        """The value built earlier under this key, if it and all it holds are whole.
+
+        Nothing but the value is brought here; files are when their path is asked for.
+        """
         folder = self.root / kind / key
+        shared = self._shared(kind, key)
         try:
-            value = value_type.model_validate_json((folder / "value.json").read_text())
+            if shared is not None:
+                value = value_type.model_validate(shared.value)
+            else:
+                value = value_type.model_validate_json((folder / VALUE).read_text())
         except (FileNotFoundError, NotADirectoryError, ValidationError):
             value = None
-        inside = named_artifacts(value)
-        if value is None or not all(self.holds(a) for a in inside if self._is_inside(a, folder)):
+        inside = [a for a in named_artifacts(value) if self._is_inside(a, folder)]
+        if value is None or not all(self._is_whole(a, shared) for a in inside):
             shutil.rmtree(folder, ignore_errors=True)
+            if self.location is not None:
+                self.location.remove([_build_name(kind, key)])
             return None
+        if self.location is not None and shared is None:  # built before there was a location
+            self._send(self.location, kind, key, folder)
         return value
+
+    def folders(self, kind: str) -> list[Path]:
+        """The folders of all finished builds of a kind, each with its `value.json`, by key."""
+        if self.location is not None:
+            for key in (Path(name).stem for name in self.location.entries(f"{ARTIFACTS}/{kind}")):
+                if not (self.root / kind / key / VALUE).exists():
+                    self._shared(kind, key)
+        return sorted(file.parent for file in (self.root / kind).glob(f"[!.]*/{VALUE}"))
+
+    def _shared(self, kind: str, key: str) -> Build | None:
+        """What the location says of a build, noted here; None where it says nothing."""
+        content = self.location.read(_build_name(kind, key)) if self.location else None
+        if content is None:
+            return None
+        try:
+            shared = Build.model_validate_json(content)
+        except ValidationError:  # written by hand, or by another release
+            return None
+        folder = self.root / kind / key
+        if not (folder / VALUE).exists():
+            files.write_atomically(folder / SHARED, content, durable=False)
+            text = json.dumps(shared.value, indent=1)
+            files.write_atomically(folder / VALUE, text, durable=False)
+        return shared
+
+    def _is_whole(self, artifact: Artifact, shared: Build | None) -> bool:
+        if shared is None or self.location is None:
+            return self.holds(artifact)
+        path, name = self._locate(artifact.uri), artifact.uri.split("/", 2)[2]
+        if path.exists() and files.digest_of(path) == artifact.sha256:
+            return True
+        held = shared.below(name).values()
+        sizes = ((self.location.size(object_name(sha)), size) for sha, size in held)
+        return shared.digest(name) == artifact.sha256 and all(s == size for s, size in sizes)
+
+    def _send(self, location: Location, kind: str, key: str, folder: Path) -> bool:
+        """Bring a build into the location; False where another machine was first."""
+        inside = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        content = {
+            path.relative_to(folder).as_posix(): location.send_content(path)
+            for path in inside
+            if path.name not in (VALUE, SHARED) or path.parent != folder
+        }
+        value = json.loads((folder / VALUE).read_text())
+        build = Build(value=value, files=content, finished=datetime.now(UTC))
+        return location.create(_build_name(kind, key), build.model_dump_json().encode())
+
+    def _bring(self, artifact: Artifact, *, anew: bool = False) -> None:
+        """Copy what an artifact lacks here from the location."""
+        kind, key, name = artifact.uri.removeprefix(URI_SCHEME).split("/", 2)
+        folder = self.root / kind / key
+        if not anew and not (folder / SHARED).exists() and (folder / VALUE).exists():
+            return  # it was built here
+        shared = self._shared(kind, key)
+        if shared is None or self.location is None:
+            return
+        wanted = shared.below(name).items()
+        lacking = [(n, sha) for n, (sha, _) in wanted if anew or not (folder / n).exists()]
+        if lacking:
+            self._make_room()
+        with suppress(FileNotFoundError):
+            os.utime(folder / SHARED)
+            for file, sha256 in lacking:
+                self.location.bring(object_name(sha256), folder / file, sha256=sha256)
+
+    def _make_room(self) -> None:
+        """Remove the copies that were not used for the longest time, down to the bound."""
+        limit = float(os.environ.get("FALAJ_CACHE_GB") or DEFAULT_CACHE_GB) * 1e9
+        copies = [file.parent for file in self.root.glob(f"*/*/{SHARED}")]
+        sizes = {folder: files.size_of(folder) for folder in copies}
+        used = {folder: (folder / SHARED).stat().st_mtime for folder in copies}
+        total = sum(sizes.values())
+        for folder in sorted(copies, key=used.__getitem__):
+            if total <= limit or time.time() - used[folder] < CACHE_KEPT_S:
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= sizes[folder]
 
     @property
     def num_builds(self) -> int:
@@ -268,10 +413,15 @@ class ArtifactStore:
             ArtifactError: it is absent, or its content is not what the digest says.
         """
         path = self._locate(artifact.uri)
+        if self.location is not None:
+            self._bring(artifact)
+            if verify and path.exists() and files.digest_of(path) != artifact.sha256:
+                self._bring(artifact, anew=True)
         if not path.exists():
             raise ArtifactError(
-                f"{artifact.uri} is named by a result but absent from {self.root}; "
-                "run the stage that makes it again"
+                f"{artifact.uri} is named by a result but absent from "
+                f"{self.location.url if self.location else self.root}; run the stage that makes it "
+                "again"
             )
         if verify and (seen := files.digest_of(path)) != artifact.sha256:
             raise ArtifactError(
@@ -301,9 +451,10 @@ class ArtifactStore:
     def _locate(self, uri: str) -> Path:
         relative = uri.removeprefix(URI_SCHEME)
         path = (self.root / relative).resolve()
-        if not uri.startswith(URI_SCHEME) or not path.is_relative_to(self.root.resolve()):
+        inside = path.is_relative_to(self.root.resolve()) and relative.count("/") > 1
+        if not uri.startswith(URI_SCHEME) or not inside:
             raise ArtifactError(
-                f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<path>"
+                f"{uri!r} is no artifact of this store; expected {URI_SCHEME}<kind>/<key>/<path>"
             )
         return path
 
@@ -348,6 +499,10 @@ class StagedFolder:
             sha256=files.digest_of(path),
             num_bytes=files.size_of(path),
         )
+
+
+def _build_name(kind: str, key: str) -> str:
+    return f"{ARTIFACTS}/{kind}/{key}.json"
 
 
 def named_artifacts(value: object) -> Iterator[Artifact]:

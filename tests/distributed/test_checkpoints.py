@@ -25,7 +25,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, S3FileSystem]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    with s3_server() as endpoint:
+    with s3_server(secret=SECRET) as endpoint:
         s3 = S3FileSystem(endpoint_override=endpoint, allow_bucket_creation=True)
         s3.create_dir("lake")
         yield endpoint, s3

@@ -4,12 +4,10 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
 from uuid import uuid4
 
 import psycopg
@@ -17,6 +15,7 @@ import psycopg
 from infra.bench.processes import RedisServer as RedisServer
 from infra.bench.processes import package_folder, server
 from infra.bench.processes import redis_server as redis_server
+from infra.bench.processes import s3_server as s3_server
 from infra.orchestration.embedded import free_port as free_port
 
 
@@ -89,26 +88,6 @@ def postgres_with_trigrams() -> Path | None:
         if (programs.parent / "lib" / "pg_trgm.so").exists():
             return programs
     return None
-
-
-@contextmanager
-def s3_server() -> Iterator[str]:
-    """An empty S3 service in memory; yields its endpoint. Any key and secret are accepted."""
-    with tempfile.TemporaryDirectory(prefix="falaj-s3-") as folder:
-
-        def command(port: int) -> list[str]:
-            return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-
-        def answers(port: int) -> bool:
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5) as reply:
-                    return bool(reply.status == 200)
-            except OSError:
-                return False
-
-        log = Path(folder) / "s3.log"
-        with server(command, answers, log) as (port, _):
-            yield f"http://127.0.0.1:{port}"
 
 
 def _reachable_copy(programs: Path, scratch: Path) -> Path:

@@ -1,0 +1,322 @@
+"""Where state is shared: a folder, or a prefix of an S3 bucket, that any number of machines reach.
+
+An object appears whole under its name, or never. Two of three ways to write one ask the store
+first: `create` where nothing may be there yet, `change` where nobody may have written since. S3
+decides both (`If-None-Match`, `If-Match`), in a folder a lock does. Content lies under its SHA-256,
+so the same bytes are kept once and are sent only where they are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tasks.kernel import files
+from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+    from obstore.store import ObjectStore
+
+EXPECTED = "expected file:///folder or s3://bucket/prefix"
+OBJECTS = "objects"
+REQUEST_LIMIT_S = 60
+RETRIES = 8
+RETRY_LIMIT_S = 60
+"""How long a request is tried again whose store does not answer, or answers that it is busy."""
+WHOLE_UPLOAD_BYTES = 256_000_000
+"""Larger ones go in parts; what a killed process leaves of these a lifecycle rule has to remove."""
+CHUNK_BYTES = 8_000_000
+CHANGE_ATTEMPTS = 50
+# In the text of an error, since obstore has no class for it.
+_NO_BUCKET = "NoSuchBucket"
+_FULL = (
+    "507",
+    "InsufficientStorage",
+    "No space left",
+    "os error 28",
+    "QuotaExceeded",
+    "XMinioStorageFull",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object of a listing."""
+
+    num_bytes: int
+    changed: datetime
+
+
+@dataclass(frozen=True)
+class Location:
+    """Objects below one URL. A name is relative, with slashes."""
+
+    url: str
+
+    @classmethod
+    def of(cls, url: str, variable: str = "FALAJ_STATE") -> Location:
+        """The location that a setting names.
+
+        Raises:
+            ConfigurationError: it is no address of a folder or of S3, or holds a password.
+        """
+        parts = urlsplit(url)
+        known = {"s3": bool(parts.netloc), "file": not parts.netloc}
+        if (
+            not known.get(parts.scheme)
+            or parts.username
+            or parts.query
+            or ".." in parts.path.split("/")
+        ):
+            raise ConfigurationError(
+                f"{variable} is {parts.scheme}://{parts.hostname or ''}{parts.path}; {EXPECTED}. "
+                "Keys of S3 come from the variables AWS_*. Nothing was touched"
+            )
+        return cls(url.rstrip("/"))
+
+    @property
+    def folder(self) -> Path | None:
+        """Its folder, where it is one."""
+        parts = urlsplit(self.url)
+        return Path(parts.path) if parts.scheme == "file" else None
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a small object; None where there is none."""
+        import obstore
+
+        with self._explained(name):
+            try:
+                return bytes(obstore.get(self._store, name).bytes())
+            except FileNotFoundError:
+                return None
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        import obstore
+
+        with self._explained(name):
+            try:
+                return int(obstore.head(self._store, name)["size"])
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Put an object in the place of what is there."""
+        import obstore
+
+        with self._explained(name):
+            whole = not isinstance(content, Path) or content.stat().st_size < WHOLE_UPLOAD_BYTES
+            obstore.put(self._store, name, content, use_multipart=not whole)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write an object that nobody has written; False where somebody has."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._explained(name):
+            try:
+                obstore.put(self._store, name, content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                # Of a request that was sent again, as its answer was lost, the first one may have
+                # written it.
+                return self.read(name) == content
+            return True
+
+    def change(self, name: str, make: Callable[[bytes | None], bytes]) -> bytes:
+        """Replace a small object by what `make` makes of it; it may be called several times.
+
+        Raises:
+            TransientError: others changed it each time.
+        """
+        if self.folder is not None:
+            with files.locked(self.folder / f"{name}.lock"):
+                made = make(self.read(name))
+                self.write(name, made)
+                return made
+        for _ in range(CHANGE_ATTEMPTS):
+            if (new := self._changed(name, make)) is not None:
+                return new
+        raise TransientError(
+            f"{self.url}/{name}: others changed it {CHANGE_ATTEMPTS} times; try again"
+        )
+
+    def _changed(self, name: str, make: Callable[[bytes | None], bytes]) -> bytes | None:
+        import obstore
+        from obstore.exceptions import PreconditionError
+
+        with self._explained(name):
+            try:
+                seen = obstore.get(self._store, name)
+            except FileNotFoundError:
+                new = make(None)
+                return new if self.create(name, new) else None
+            version: UpdateVersion = {"e_tag": seen.meta["e_tag"]}
+            old = bytes(seen.bytes())
+            if (new := make(old)) == old:
+                return new
+            try:
+                obstore.put(self._store, name, new, mode=version, use_multipart=False)
+            except PreconditionError:
+                return new if self.read(name) == new else None
+            return new
+
+    def bring(self, name: str, target: Path, *, sha256: str | None = None) -> None:
+        """Stream an object into a file, which appears whole.
+
+        Args:
+            sha256: digest that its content must have.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            ArtifactError: its content has another digest.
+        """
+        import obstore
+
+        seen = hashlib.sha256()
+        with self._explained(name), files.replacing(target, durable=False) as aside:
+            with aside.open("wb") as stream:
+                for chunk in obstore.get(self._store, name).stream(min_chunk_size=CHUNK_BYTES):
+                    seen.update(chunk)
+                    stream.write(chunk)
+            if sha256 and seen.hexdigest() != sha256:
+                raise ArtifactError(
+                    f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
+                    f"{sha256[:12]}: it was changed or damaged. Remove it, and run the stage that "
+                    "makes it again, or restore it from a backup"
+                )
+
+    def send_content(self, path: Path) -> tuple[str, int]:
+        """Bring a file's content into the location, unless it is there; its digest and size."""
+        digest, num_bytes = files.digest_of(path), path.stat().st_size
+        if self.size(object_name(digest)) != num_bytes:
+            self.write(object_name(digest), path)
+        return digest, num_bytes
+
+    def entries(self, prefix: str) -> dict[str, Entry]:
+        """Objects below `<prefix>/`, by their names."""
+        import obstore
+
+        with self._explained(prefix):
+            found = (meta for page in obstore.list(self._store, prefix or None) for meta in page)
+            return {m["path"]: Entry(m["size"], m["last_modified"]) for m in found}
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects; those that are gone are gone."""
+        import obstore
+
+        for name in names:
+            with self._explained(name):
+                try:
+                    obstore.delete(self._store, name)
+                except FileNotFoundError:
+                    continue
+
+    @property
+    def _store(self) -> ObjectStore:
+        access = tuple(s3_access(os.environ).items()) if self.folder is None else ()
+        if self.folder is not None:
+            files.private_folder(self.folder)
+        return _open(self.url, access)
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Any refusal as an error of ours.
+
+        Raises:
+            TransientError: the store does not answer.
+            StorageError: it refuses, or is full.
+        """
+        from obstore import exceptions
+
+        where = f"{self.url}/{name}"
+        try:
+            yield
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
+            raise StorageError(
+                f"{where}: the store refused the key ({_reason(exc)}); expected one that may list, "
+                "read, write and delete there. Mend AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
+                "the bucket's policy; nothing was changed"
+            ) from exc
+        except exceptions.BaseError as exc:
+            reason = str(exc)
+            if _NO_BUCKET in reason:
+                raise StorageError(
+                    f"{where}: there is no such bucket; make it, or correct FALAJ_STATE and "
+                    "AWS_ENDPOINT_URL. Nothing was changed"
+                ) from exc
+            if any(sign in reason for sign in _FULL):
+                raise StorageError(
+                    f"{where}: the store is full ({_reason(exc)}); free space in it (`falaj prune` "
+                    "shows what may go) and run again. What was there is unchanged"
+                ) from exc
+            raise TransientError(
+                f"{where}: the store does not answer as expected ({_reason(exc)}), tried for "
+                f"{RETRY_LIMIT_S} s. Nothing half written is visible; run again when it does"
+            ) from exc
+
+
+def object_name(sha256: str) -> str:
+    """Name of the object that holds this content."""
+    return f"{OBJECTS}/{sha256[:2]}/{sha256}"
+
+
+def s3_access(environment: Mapping[str, str]) -> dict[str, str]:
+    """Address and keys of S3 in the usual variables, by obstore's names.
+
+    Without keys the machine's own role is asked.
+
+    Raises:
+        ConfigurationError: there is a key without its secret.
+    """
+
+    def first(*names: str) -> str:
+        return next((environment[name] for name in names if environment.get(name)), "")
+
+    found = {
+        "endpoint": first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "region": first("AWS_REGION", "AWS_DEFAULT_REGION"),
+        "access_key_id": first("AWS_ACCESS_KEY_ID"),
+        "secret_access_key": first("AWS_SECRET_ACCESS_KEY"),
+        "session_token": first("AWS_SESSION_TOKEN"),
+    }
+    if bool(found["access_key_id"]) != bool(found["secret_access_key"]):
+        raise ConfigurationError(
+            "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set, the other is not; set "
+            "both, or neither to use the machine's role. Nothing was started"
+        )
+    return {name: value for name, value in found.items() if value}
+
+
+@cache
+def _open(url: str, access: tuple[tuple[str, str], ...]) -> ObjectStore:
+    from obstore.store import LocalStore, S3Store
+
+    parts, given = urlsplit(url), dict[str, Any](access)
+    if parts.scheme == "file":
+        return LocalStore(parts.path)
+    given.setdefault("region", "us-east-1")
+    return S3Store(
+        parts.netloc,
+        prefix=parts.path.strip("/") or None,
+        **given,
+        virtual_hosted_style_request="endpoint" not in given,
+        client_options={
+            "allow_http": str(given.get("endpoint", "")).startswith("http://"),
+            "timeout": timedelta(seconds=REQUEST_LIMIT_S),
+        },
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_LIMIT_S)},
+    )
+
+
+def _reason(exc: Exception) -> str:
+    """What the store said, without obstore's own account of its requests."""
+    return " ".join(str(exc).partition("Debug source")[0].split())[:300]
