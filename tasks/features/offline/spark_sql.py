@@ -27,7 +27,13 @@ EQUAL = (
     *(exp.And, exp.Or, exp.Xor, exp.Not),
 )
 """Functions that are what they are called in both; `REWRITTEN` has the others."""
-SPARKS = {"from_utc_timestamp", "to_utc_timestamp", "make_dt_interval", "unix_micros", "date_format"}
+SPARKS = {
+    "from_utc_timestamp",
+    "to_utc_timestamp",
+    "make_dt_interval",
+    "unix_micros",
+    "date_format",
+}
 SPARKS |= {"collect_set", "size", "explode", "sequence"}
 PARTS = ("hour", "minute", "day", "month", "year", "week", "quarter", "doy")
 
@@ -194,4 +200,6 @@ def _name_columns(select: exp.Select, columns_of: ColumnsOf) -> None:
             chosen = [c for c in present if c not in left_out]
         place = select.expressions.index(columns)
         names = [exp.column(c, quoted=True) for c in chosen]
-        select.set("expressions", [*select.expressions[:place], *names, *select.expressions[place + 1 :]])
+        select.set(
+            "expressions", [*select.expressions[:place], *names, *select.expressions[place + 1 :]]
+        )

@@ -18,7 +18,9 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import duckdb
 import pyarrow.parquet as pq
@@ -40,6 +42,7 @@ from tasks.features.offline.duck import (
     sql_name,
     sql_text,
 )
+from tasks.features.offline.spark_tables import SparkTables
 from tasks.kernel.errors import (
     ArtifactError,
     ConfigurationError,
@@ -197,8 +200,8 @@ def build_feature_tables(
     key = content_key(code_digest(__file__), base.version, base.sources, name, source)
 
     def build(folder: StagedFolder) -> FeatureTables:
-        with duckdb_session(folder.path.parent) as con:
-            draft = _Draft(con, config, repo, store, base, folder)
+        with duckdb_session(folder.path.parent) as con, SparkTables.chosen(repo, store) as spark:
+            draft = _Draft(con, config, repo, store, base, folder, spark)
             draft.merge_raw(validated)
             draft.compute_features(landed.window, [*base.sources, name])
             version = draft.content_digest()
@@ -250,6 +253,8 @@ def register_raw(
     repo: Path,
     since: datetime | None = None,
     until: datetime | None = None,
+    *,
+    staged: Literal["TABLE", "VIEW"] = "TABLE",
 ) -> None:
     """Make raw tables, and the staging queries over them, readable by name.
 
@@ -257,6 +262,7 @@ def register_raw(
         folders: folder of Parquet files of each raw table.
         since: rows older than this are left out; None for all.
         until: rows from this moment on are left out; None for all.
+        staged: whether the rows of staging queries are kept, or computed by each query anew.
     """
     for table in config.raw_tables:
         rows = f"SELECT * FROM {parquet(folders[table.name])}"
@@ -266,8 +272,22 @@ def register_raw(
         rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
         con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
     for query in config.staging:
-        text = read_query(repo, query.sql)
-        run_query(con, f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}", query.sql)
+        made = f"CREATE OR REPLACE TEMP {staged} {sql_name(query.name)} AS "
+        run_query(con, f"{made}{read_query(repo, query.sql)}", query.sql)
+
+
+def register_on_spark(
+    spark: SparkTables,
+    folders: Mapping[str, Path],
+    config: FeatureConfig,
+    repo: Path,
+    since: datetime | None = None,
+) -> None:
+    """Make the same readable to Spark, by the same names."""
+    for table in config.raw_tables:
+        spark.read(table.name, folders[table.name], table.time_column, since)
+    for query in config.staging:
+        spark.stage(query.name, read_query(repo, query.sql), query.sql)
 
 
 def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
@@ -293,11 +313,36 @@ def compute_table(
     repo: Path,
     window: TimeWindow,
     name: str,
+    spark: SparkTables | None = None,
 ) -> None:
-    """Compute a feature table for a window from the raw rows that are readable, into `name`."""
-    set_window(con, window)
+    """Compute a feature table for a window from the raw rows that are readable, into `name`.
+
+    Spark computes it month by month, each from the raw rows that the query reads for it.
+    """
     text = table_query(repo, table, config)
-    run_query(con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.origin)
+    if spark is None or table.static:
+        parts = [rows_of(con, text, window, table.origin, spark)]
+    else:
+        parts = [rows_of(con, text, part, table.origin, spark) for part in by_month(window)]
+    kind = "VIEW" if spark else "TABLE"
+    rows = parts[0] if len(parts) == 1 else " UNION ALL BY NAME ".join(parts)
+    run_query(con, f"CREATE OR REPLACE TEMP {kind} {name} AS {rows}", table.origin)
+
+
+def rows_of(
+    con: duckdb.DuckDBPyConnection,
+    text: str,
+    window: TimeWindow,
+    name: str,
+    spark: SparkTables | None,
+) -> str:
+    """SQL of a query's rows in a window: the query itself, or a reading of what Spark computed."""
+    set_window(con, window)
+    if spark is None:
+        return text
+    run_query(con, f"DESCRIBE {text}", name)
+    kinds = {row[0]: row[1] for row in con.fetchall()}
+    return spark.rows(text, window, name, kinds)
 
 
 def _rules_digest(config: FeatureConfig, repo: Path) -> str:
@@ -316,6 +361,13 @@ def months_of(window: TimeWindow) -> list[str]:
     return found
 
 
+def by_month(window: TimeWindow) -> list[TimeWindow]:
+    """The parts of a window that lie in one UTC month each."""
+    starts = [datetime.strptime(f"{month}+0000", "%Y%m%z") for month in months_of(window)]
+    edges = [window.start, *starts[1:], window.end]
+    return [TimeWindow(start=a, end=b) for a, b in pairwise(edges)]
+
+
 @dataclass(frozen=True)
 class _Draft:
     """The next version while it is written into a staged folder."""
@@ -326,6 +378,7 @@ class _Draft:
     store: ArtifactStore
     base: FeatureTables
     folder: StagedFolder
+    spark: SparkTables | None
 
     def _before(self, group: str, name: str) -> Path | None:
         """Folder of a table's rows in the version before."""
@@ -347,6 +400,8 @@ class _Draft:
         lookback = timedelta(hours=max(t.lookback_hours for t in self.config.feature_tables))
         since = window.start - lookback
         self._read_raw(since)
+        if self.spark:
+            register_on_spark(self.spark, self._raw_folders(), self.config, self.repo, since)
         for table in self.config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
@@ -360,8 +415,12 @@ class _Draft:
                 check_same_rows(self.con, table, rows, probe)
 
     def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
-        folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
-        register_raw(self.con, folders, self.config, self.repo, since, until)
+        staged: Literal["TABLE", "VIEW"] = "VIEW" if self.spark else "TABLE"
+        folders = self._raw_folders()
+        register_raw(self.con, folders, self.config, self.repo, since, until, staged=staged)
+
+    def _raw_folders(self) -> dict[str, Path]:
+        return {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""
@@ -387,7 +446,7 @@ class _Draft:
         return content_key(content)
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
-        compute_table(self.con, table, self.config, self.repo, felt, "computed")
+        compute_table(self.con, table, self.config, self.repo, felt, "computed", self.spark)
         check_computed(self.con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")
@@ -414,9 +473,11 @@ class _Draft:
         for file in sorted(before.glob("*.parquet")) if before else []:
             if file.stem not in touched:
                 os.link(file, target / file.name)
-        moment = sql_name(time_column)
         for month in sorted(touched):
-            part = f"SELECT * FROM {rows} WHERE strftime({moment}, '%Y%m') = '{month}'"
+            whole = datetime.strptime(f"{month}+0000", "%Y%m%z")
+            next_one = (whole + timedelta(days=32)).replace(day=1)
+            within = inside(time_column, TimeWindow(start=whole, end=next_one))
+            part = f"SELECT * FROM {rows} WHERE {within}"
             old = before / f"{month}.parquet" if before else None
             if old and old.exists():
                 kept = f"SELECT * FROM {parquet(old)} WHERE NOT {inside(time_column, window)}"

@@ -76,4 +76,3 @@ def choose_spark(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setenv("SPARK_CONF_DIR", str(folder / "spark"))
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     patch.setenv("PYSPARK_PYTHON", sys.executable)
-    patch.setenv("FALAJ_TABLES_URI", str(folder / "home" / "feature_tables" / "current"))

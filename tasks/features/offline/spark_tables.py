@@ -1,0 +1,231 @@
+"""Queries of feature tables and entity frames computed by Spark, for profiles with its store.
+
+Where state has a location, Spark reads tables there by content, a row group a task, and puts its
+results there: its machines need no disk in common, this package and the variables `AWS_*`, and no
+library of Java's for S3. Without a location, all of them see the state folder. Results come to this
+machine a file at a time, so neither reads more than a part of a table into memory at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
+
+from tasks.contracts.base import TimeWindow
+from tasks.features.access.profile import profile_file, read_profile
+from tasks.features.offline.duck import parquet, sql_moment, sql_name
+from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.files import scratch_folder
+from tasks.kernel.location import Location, object_name, s3_access
+from tasks.kernel.settings import ArtifactStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STORE = "tasks.features.offline.spark_store.GuardedSparkOfflineStore"
+COMPUTED = "computed"
+"""Folder of the location in which a result waits until it was brought from there."""
+FIXED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",  # a number that does not fit is an error, as to DuckDB
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parser.quotedRegexColumnNames": "false",  # which Feast sets
+}
+OF_A_VALUE = re.compile(r"DIVIDE_BY_ZERO|CAST_INVALID|OVERFLOW|CANNOT_PARSE|INVALID_(?!TEMP)")
+
+
+@dataclass(frozen=True)
+class SparkTables:
+    """Raw tables that Spark reads, and what queries over them give."""
+
+    session: SparkSession
+    location: Location | None
+    scratch: Path
+
+    @classmethod
+    @contextmanager
+    def chosen(cls, repo: Path, store: ArtifactStore) -> Iterator[SparkTables | None]:
+        """Spark where the profile's offline store is Spark's; None where DuckDB computes."""
+        described = yaml.safe_load(profile_file(repo).read_text())
+        if described["offline_store"].get("type") != STORE:
+            yield None
+            return
+        described = read_profile(store.root.parent, repo)
+        session = started(described["offline_store"].get("spark_conf") or {})
+        store.root.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(".spark", store.root) as scratch:
+            yield cls(session, store.location, scratch)
+
+    def read(
+        self, name: str, folder: Path, time_column: str | None = None, since: Any = None
+    ) -> None:
+        """Make the Parquet files of a folder readable by name; rows before `since` are left out."""
+        files = sorted(folder.glob("*.parquet")) if folder.is_dir() else [folder]
+        if self.location is None:
+            rows = self.session.read.parquet(*map(str, files))
+        else:
+            groups = [
+                (sent, group)
+                for file in files
+                for sent in [object_name(self.location.send_content(file)[0])]
+                for group in range(pq.read_metadata(file).num_row_groups)
+            ]
+            asked = self.session.sparkContext.parallelize(groups, max(1, len(groups)))
+            schema = self.session.read.parquet(str(files[0])).schema
+            names = self.session.createDataFrame(asked, "name string, number int")
+            rows = names.mapInArrow(partial(_read, self.location.url), schema)
+        if time_column and since:
+            rows = rows.where(f"`{time_column}` >= {sql_moment(since).partition('::')[0]}")
+        rows.createOrReplaceTempView(name)
+
+    def stage(self, name: str, text: str, origin: str) -> None:
+        """Make a staging query readable by name.
+
+        Raises:
+            ConfigurationError: Spark does not know something that it says.
+        """
+        with _explained(origin):
+            self._said(text, None, origin).createOrReplaceTempView(name)
+
+    def rows(self, text: str, window: TimeWindow, origin: str, kinds: Mapping[str, str]) -> str:
+        """Compute a query; SQL by which DuckDB reads its rows.
+
+        Args:
+            text: the query, in DuckDB's SQL.
+            window: what it is asked for.
+            origin: its name in errors.
+            kinds: DuckDB's type of each of its columns, which the rows get.
+
+        Raises:
+            ConfigurationError: Spark does not know something that it says.
+            DataContractError: it met a value that it cannot work with.
+            TransientError: Spark lost the machines that it ran on.
+        """
+        folder = self.scratch / uuid4().hex
+        with _explained(origin):
+            self.bring(self._said(text, window, origin), folder)
+        columns = ", ".join(f"{sql_name(n)}::{kind} AS {sql_name(n)}" for n, kind in kinds.items())
+        return f"SELECT {columns} FROM {parquet(folder)}"
+
+    def bring(self, rows: DataFrame, folder: Path) -> None:
+        """Write rows into Parquet files of a folder here, whose names keep their order."""
+        if self.location is None:
+            rows.write.parquet(str(folder))
+            return
+        prefix = f"{COMPUTED}/{folder.name}"
+        folder.mkdir(parents=True)
+        try:
+            send = partial(_send, self.location, prefix)
+            for sent in (found := rows.mapInArrow(send, "name string").collect()):
+                self.location.bring(sent.name, folder / Path(sent.name).name)
+            if not found:  # a file for the columns
+                pq.write_table(rows.limit(0).toArrow(), folder / "none.parquet")
+        finally:
+            self.location.remove(self.location.entries(prefix))
+
+    def _said(self, text: str, window: TimeWindow | None, origin: str) -> DataFrame:
+        from tasks.features.offline.spark_sql import to_spark
+
+        def columns_of(table: str) -> list[str]:
+            return self.session.table(table).columns
+
+        return self.session.sql(to_spark(text, window, origin, columns_of))
+
+
+def started(settings: Mapping[str, str]) -> SparkSession:
+    """The session of this process, started if there is none, in the ways that equal rows need."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.builder.config(map=dict(settings)).getOrCreate()
+    for name, value in FIXED.items():
+        session.conf.set(name, value)
+    return session
+
+
+@contextmanager
+def _explained(origin: str) -> Iterator[None]:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import AnalysisException, ParseException, PySparkException
+
+    try:
+        yield
+    except (AnalysisException, ParseException) as exc:
+        raise ConfigurationError(
+            f"query {origin} is none that Spark understands: {_first_line(exc)}. Say it in words "
+            "that both engines know, or build the tables in profile local or server. Nothing was "
+            "changed"
+        ) from exc
+    except (PySparkException, Py4JError) as exc:
+        reason = _first_line(exc)
+        if OF_A_VALUE.search(reason):
+            raise DataContractError(
+                f"query {origin} met a value it cannot work with: {reason}. Nothing was changed"
+            ) from exc
+        raise TransientError(
+            f"Spark did not finish query {origin}: {reason}. Nothing was changed; see Spark's own "
+            "log, and run again"
+        ) from exc
+
+
+def _first_line(exc: Exception) -> str:
+    return next((line for line in str(exc).splitlines() if line.strip()), type(exc).__name__)[:500]
+
+
+def _system(url: str) -> tuple[FileSystem, str]:
+    """Where a worker of Spark reads objects in parts, and the path of the location there."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return LocalFileSystem(), parts.path
+    access = s3_access(os.environ)
+    system = S3FileSystem(
+        access_key=access.get("access_key_id"),
+        secret_key=access.get("secret_access_key"),
+        session_token=access.get("session_token"),
+        endpoint_override=access.get("endpoint"),
+        region=access.get("region", "us-east-1"),
+    )
+    return system, f"{parts.netloc}{parts.path}"
+
+
+def _read(url: str, asked: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs on Spark's workers: the row groups that are asked for."""
+    system, folder = _system(url)
+    for batch in asked:
+        for group in batch.to_pylist():
+            with system.open_input_file(f"{folder}/{group['name']}") as stream:
+                yield from pq.ParquetFile(stream).iter_batches(row_groups=[group["number"]])
+
+
+def _send(
+    location: Location, prefix: str, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs on Spark's workers: one partition's rows to one object, the same if it runs again."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    name = f"{prefix}/{context.partitionId() if context else 0:06}.parquet"
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.parquet"
+        first = next(rows, None)
+        if first is None:
+            return
+        with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+            writer.write_batch(first)
+            for batch in rows:
+                writer.write_batch(batch)
+        location.write(name, file)
+    yield pa.RecordBatch.from_pydict({"name": [name]})
