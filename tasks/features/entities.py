@@ -23,7 +23,7 @@ from tasks.features.offline.duck import (
     sql_text,
 )
 from tasks.features.offline.spark_tables import SparkTables
-from tasks.features.tables.build import register_on_spark, register_raw, rows_of, run_query
+from tasks.features.tables.build import register_raw, rows_of, run_query
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -43,9 +43,7 @@ def write_entities(
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
     with duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
-        register_raw(con, folders, config, repo, staged="VIEW" if spark else "TABLE")
-        if spark:
-            register_on_spark(spark, folders, config, repo)
+        register_raw(con, folders, config, repo, spark=spark)
         query = frame_query(repo, config)
         text = rows_of(con, query, window, spec.origin, spark)
         statement = f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}"

@@ -8,7 +8,8 @@ line. Moments are `TIMESTAMP` to Spark, clock times `TIMESTAMP_NTZ`; its session
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from sqlglot import exp, parse_one
 from sqlglot.dialects.spark import Spark
@@ -18,32 +19,45 @@ from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError
 
 EQUAL = (
-    *(exp.Abs, exp.ArgMax, exp.ArgMin, exp.Avg, exp.Case, exp.Cast, exp.Ceil, exp.Coalesce),
-    *(exp.ConcatWs, exp.Count, exp.DPipe, exp.Extract, exp.Exp, exp.FirstValue, exp.Floor),
-    *(exp.Greatest, exp.If, exp.IntDiv, exp.Lag, exp.LastValue, exp.Lead, exp.Least, exp.Left),
-    *(exp.Length, exp.Ln, exp.Lower, exp.Max, exp.Min, exp.Nullif, exp.Pow, exp.Right),
-    *(exp.RowNumber, exp.Sqrt, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Struct, exp.Sum),
-    *(exp.TimestampTrunc, exp.Trim, exp.Upper, exp.Variance, exp.VariancePop),
-    *(exp.And, exp.Or, exp.Xor, exp.Not),
+    *(
+        exp.Abs,
+        exp.And,
+        exp.ArgMax,
+        exp.ArgMin,
+        exp.Avg,
+        exp.Case,
+        exp.Cast,
+        exp.Ceil,
+        exp.Coalesce,
+    ),
+    *(exp.ConcatWs, exp.Count, exp.DPipe, exp.Exp, exp.FirstValue, exp.Floor, exp.Greatest),
+    *(exp.If, exp.IntDiv, exp.Lag, exp.LastValue, exp.Lead, exp.Least, exp.Left, exp.Length),
+    *(exp.Ln, exp.Lower, exp.Max, exp.Min, exp.Nullif, exp.Or, exp.Pow, exp.Right, exp.RowNumber),
+    *(exp.Sqrt, exp.StddevPop, exp.StddevSamp, exp.Struct, exp.Sum, exp.TimestampTrunc, exp.Trim),
+    *(exp.Upper, exp.Variance, exp.VariancePop, exp.Columns),
 )
-"""Functions that are what they are called in both; `REWRITTEN` has the others."""
-SPARKS = {
-    "from_utc_timestamp",
-    "to_utc_timestamp",
-    "make_dt_interval",
-    "unix_micros",
-    "date_format",
+"""Functions that are in Spark what `sqlglot` makes of them."""
+IN_OTHER_WORDS = {
+    "getvariable": "CAST('{}' AS TIMESTAMP)",
+    "row": "struct({}, {})",
+    "timezone": "CAST(from_utc_timestamp({1}, {0}) AS TIMESTAMP_NTZ)",
+    "timezone of a clock": "to_utc_timestamp(CAST({1} AS TIMESTAMP), {0})",
+    "to_minutes": "make_dt_interval(0, 0, CAST({} AS INT))",
+    "dayname": "date_format({}, 'EEEE')",
+    "time_to_unix": "(unix_micros({}) / 1e6D)",
+    "time_to_unix of a span": "((unix_micros({}) - unix_micros({})) / 1e6D)",
+    "explode": "explode({})",
+    "generate_series": "sequence({}, {}, {})",
 }
-SPARKS |= {"collect_set", "size", "explode", "sequence"}
+"""The others that can be said, by the name that `sqlglot` gives them."""
+SPANS = ("microseconds", "seconds", "minutes", "hours", "days", "weeks")
 PARTS = ("hour", "minute", "day", "month", "year", "week", "quarter", "doy")
-
-MOMENT, CLOCK = exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.TIMESTAMPNTZ
-
-Node = exp.Expression
-ColumnsOf = Callable[[str], Sequence[str]]
+CURE = "say it otherwise, or build the tables in profile local or server. Nothing was changed"
 
 
-def to_spark(text: str, window: TimeWindow | None, origin: str, columns_of: ColumnsOf) -> str:
+def to_spark(
+    text: str, window: TimeWindow | None, origin: str, columns_of: Callable[[str], Sequence[str]]
+) -> str:
     """The query in Spark's SQL.
 
     Args:
@@ -57,149 +71,93 @@ def to_spark(text: str, window: TimeWindow | None, origin: str, columns_of: Colu
     """
     try:
         tree = parse_one(text, read="duckdb")
-        for select in tree.find_all(exp.Select):
+        for function in tree.find_all(exp.Func, exp.Extract):
+            if (what := _unknown(function)) is not None:
+                word = what.split()[-1].lower()
+                lines = [n for n, s in enumerate(text.splitlines(), 1) if word in s.lower()]
+                raise ConfigurationError(
+                    f"query {origin}, line {lines[0] if lines else '?'}: {what} has no equal in "
+                    f"Spark that a test holds equal; {CURE}"
+                )
+        for select in list(tree.find_all(exp.Select)):
             _name_columns(select, columns_of)
         for node in reversed(list(tree.walk())):  # what stands inside first
-            if (said := _rewritten(node, window)) is not node:
+            if (said := _said(node, window)) is not None:
                 node.replace(said)
-        for function in tree.find_all(exp.Func):
-            _check(function)
         return str(tree.sql(dialect=Spark, unsupported_level=ErrorLevel.RAISE, comments=False))
-    except _RefusedError as exc:
-        what, cure = exc.args
-        lines = [n for n, line in enumerate(text.splitlines(), 1) if exc.word in line.lower()]
-        raise ConfigurationError(
-            f"query {origin}{f', line {lines[0]}' if lines else ''}: {what} has no equal in Spark "
-            f"that is held equal by a test; {cure}. Nothing was changed"
-        ) from None
     except (ParseError, UnsupportedError) as exc:
-        reason = " ".join(str(exc).split())
         raise ConfigurationError(
-            f"query {origin} cannot be said in Spark's SQL: {reason}. Say it otherwise, or build "
-            "the tables in profile local or server. Nothing was changed"
+            f"query {origin} cannot be said in Spark's SQL: {' '.join(str(exc).split())}; {CURE}"
         ) from exc
 
 
-class _RefusedError(Exception):
-    """What is refused, and what to do; `word` finds its line."""
-
-    def __init__(self, word: str, cure: str, what: str = "") -> None:
-        super().__init__(what or word, cure)
-        self.word = word.lower()
+def _name(node: exp.Expr) -> str:
+    if isinstance(node, exp.Func):
+        return (node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower()
+    return ""
 
 
-def _call(name: str, *arguments: Node) -> Node:
-    return exp.Anonymous(this=name, expressions=list(arguments))
+def _unknown(node: exp.Expr) -> str | None:
+    """What of a function Spark may take for something else, its word last; None where nothing."""
+    if isinstance(node, exp.Extract):
+        return None if node.name.lower() in PARTS else f"extract of {node.name}"
+    if isinstance(node, exp.TimeToStr):
+        codes = re.findall("%-?.", node.args["format"].name)
+        known = Spark.INVERSE_TIME_MAPPING
+        return next((f"strftime with {code}" for code in codes if code not in known), None)
+    return None if isinstance(node, EQUAL) or _name(node) in IN_OTHER_WORDS else _name(node)
 
 
-def _check(node: exp.Func) -> None:
-    name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
-    if isinstance(node, exp.Anonymous) and name in SPARKS:
-        return
-    if isinstance(node, exp.Extract) and node.name.lower() not in PARTS:
-        raise _RefusedError(node.name, f"extract one of {', '.join(PARTS)}", f"extract {node.name}")
-    if not isinstance(node, EQUAL):
-        raise _RefusedError(
-            name, "write it with other functions, or build the tables in profile local or server"
+def _said(node: exp.Expr, window: TimeWindow | None) -> exp.Expr | None:
+    """What stands in the place of a part of the query; None where it stays."""
+    if (
+        isinstance(node, exp.Interval)
+        and (unit := f"{node.text('unit').lower().rstrip('s')}s") in SPANS
+    ):
+        micros = timedelta(**{unit: int(node.name)}) // timedelta(microseconds=1)
+        text = f"INTERVAL '{micros // 10**6}.{micros % 10**6:06}' SECOND"
+        return parse_one(text, read=Spark)  # of one type, as the bounds of a frame have to be
+    name, parts = _name(node), [node.args.get("this"), *node.expressions]
+    if isinstance(node, exp.TimeToStr):
+        known, pieces = Spark.INVERSE_TIME_MAPPING, re.split("(%-?.)", node.args["format"].name)
+        pattern = "".join(known.get(p) or re.sub("([A-Za-z]+)", r"'\1'", p) for p in pieces)
+        return exp.Anonymous(
+            this="date_format", expressions=[node.this, exp.Literal.string(pattern)]
         )
-
-
-def _rewritten(node: Node, window: TimeWindow | None) -> Node:
-    name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
+    if isinstance(node, exp.Window) and isinstance(node.this, exp.Count):
+        if not isinstance(node.this.this, exp.Distinct):
+            return None
+        values = node.copy()  # Spark counts distinct values over no window
+        values.set("this", exp.func("collect_set", *node.this.this.expressions))
+        return exp.func("size", values)
+    if name not in IN_OTHER_WORDS:
+        return None
+    if isinstance(node, exp.Anonymous):
+        parts = node.expressions
     if name == "getvariable" and window:
-        moment = {"window_start": window.start, "window_end": window.end}[node.expressions[0].name]
-        return exp.cast(exp.Literal.string(moment.isoformat()), MOMENT)
-    if name in REWRITTEN:
-        return REWRITTEN[name](node)
-    return next((REWRITTEN[kind](node) for kind in REWRITTEN if _is(node, kind)), node)
+        parts = [{"window_start": window.start, "window_end": window.end}[parts[0].name]]
+    elif name == "timezone" and isinstance(parts[1], exp.Cast):
+        name += " of a clock" * parts[1].is_type(exp.DataType.Type.TIMESTAMPNTZ)
+    elif isinstance(node, exp.TimeToUnix) and isinstance(node.this.unnest(), exp.Sub):
+        name, parts = f"{name} of a span", list(node.this.unnest().iter_expressions())
+    elif isinstance(node, exp.GenerateSeries):
+        parts = [node.args[part] for part in ("start", "end", "step")]
+    texts = [part.sql(Spark) if isinstance(part, exp.Expr) else str(part) for part in parts]
+    return parse_one(IN_OTHER_WORDS[name].format(*texts), read=Spark)
 
 
-def _is(node: Node, kind: object) -> bool:
-    return isinstance(kind, type) and type(node) is kind
-
-
-def _clock(node: Node) -> Node:
-    """`timezone(zone, clock::TIMESTAMP)` is a moment; of anything else, the clock at a moment."""
-    zone, time = node.expressions
-    if isinstance(time, exp.Cast) and time.is_type(CLOCK):
-        return _call("to_utc_timestamp", exp.cast(time.this, MOMENT), zone)
-    return exp.cast(_call("from_utc_timestamp", time, zone), CLOCK)
-
-
-def _text_of_time(node: Node) -> Node:
-    pieces = re.split(r"(%-?[A-Za-z])", node.args["format"].name)
-    known = Spark.INVERSE_TIME_MAPPING
-    for piece in pieces[1::2]:
-        if piece not in known:
-            raise _RefusedError(piece, "use %Y, %m, %d, %H, %M or %S", f"{piece} of strftime")
-    quoted = [
-        known[piece] if n % 2 else re.sub(r"([A-Za-z]+)", r"'\1'", piece)
-        for n, piece in enumerate(pieces)
-    ]
-    return _call("date_format", node.this, exp.Literal.string("".join(quoted)))
-
-
-def _seconds(node: Node) -> Node:
-    span = node.this.unnest()
-    sides = [span.this, span.expression] if isinstance(span, exp.Sub) else [span]
-    micros = [_call("unix_micros", side) for side in sides]
-    total = exp.paren(exp.Sub(this=micros[0], expression=micros[1])) if micros[1:] else micros[0]
-    return exp.Div(this=exp.cast(total, "double"), expression=exp.Literal.number("1e6"))
-
-
-def _minutes(node: Node) -> Node:
-    zero = exp.Literal.number(0)
-    return _call("make_dt_interval", zero, zero.copy(), exp.cast(node.expressions[0], "int"))
-
-
-def _number_of_distinct(node: Node) -> Node:
-    counted = node.this
-    if isinstance(counted, exp.Count) and isinstance(counted.this, exp.Distinct):
-        values = node.copy()
-        values.set("this", _call("collect_set", *counted.this.expressions))
-        return _call("size", values)
-    return node
-
-
-def _row(node: Node) -> Node:
-    return exp.Struct(expressions=[e.copy() for e in node.expressions])
-
-
-def _unnested(node: Node) -> Node:
-    return _call("explode", node.this)
-
-
-def _series(node: Node) -> Node:
-    return _call("sequence", *(node.args[part] for part in ("start", "end", "step")))
-
-
-REWRITTEN: Mapping[object, Callable[[Node], Node]] = {
-    "timezone": _clock,
-    "to_minutes": _minutes,
-    "row": _row,
-    exp.Dayname: lambda node: _call("date_format", node.this, exp.Literal.string("EEEE")),
-    exp.TimeToStr: _text_of_time,
-    exp.TimeToUnix: _seconds,
-    exp.Window: _number_of_distinct,
-    exp.Explode: _unnested,
-    exp.GenerateSeries: _series,
-}
-
-
-def _name_columns(select: exp.Select, columns_of: ColumnsOf) -> None:
+def _name_columns(select: exp.Select, columns_of: Callable[[str], Sequence[str]]) -> None:
     """Replace `COLUMNS(...)` by the names that it stands for."""
-    for columns in [e for e in select.expressions if isinstance(e, exp.Columns)]:
-        source = select.args["from_"].this
-        ctes = {cte.alias: cte.this.named_selects for cte in select.ctes}
-        present = ctes.get(source.name) or columns_of(source.name)
-        asked = columns.this
-        if isinstance(asked, exp.Literal):
-            chosen = [c for c in present if re.search(asked.name, c)]
-        else:
-            left_out = {text.name for text in asked.find_all(exp.Literal)}
-            chosen = [c for c in present if c not in left_out]
-        place = select.expressions.index(columns)
-        names = [exp.column(c, quoted=True) for c in chosen]
-        select.set(
-            "expressions", [*select.expressions[:place], *names, *select.expressions[place + 1 :]]
-        )
+    named: list[exp.Expr] = []
+    for each in select.expressions:
+        if not isinstance(each, exp.Columns):
+            named.append(each)
+            continue
+        source = select.args["from_"].this.name
+        inner = {cte.alias: cte.this.named_selects for cte in select.ctes}
+        texts = [text.name for text in each.find_all(exp.Literal)]
+        by_pattern = isinstance(each.this, exp.Literal)
+        for column in inner.get(source) or columns_of(source):
+            if re.search(texts[0], column) if by_pattern else column not in texts:
+                named.append(exp.column(column, quoted=True))
+    select.set("expressions", named)

@@ -17,7 +17,7 @@ import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -28,7 +28,6 @@ from feast.infra.offline_stores.contrib.spark_offline_store.spark import (
     SparkOfflineStore,
     SparkOfflineStoreConfig,
     SparkRetrievalJob,
-    get_spark_session_or_start_new_with_repoconfig,
 )
 from feast.infra.offline_stores.contrib.spark_offline_store.spark_source import SparkSource
 from feast.infra.offline_stores.file_source import FileSource
@@ -39,9 +38,6 @@ from tasks.features.offline.spark_tables import SparkTables, started
 from tasks.kernel.errors import FeatureStoreError
 from tasks.kernel.files import replacing, scratch_folder
 from tasks.kernel.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 PIN = re.compile(r"@v\d+:")
 READ_PARQUET = re.compile(r"read_parquet\('([^'`]+)'\)")
@@ -71,12 +67,12 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
         **options: Any,
     ) -> GuardedSparkJob:
         """Point-in-time join of `entity_df` (a frame, or SQL that Spark understands)."""
-        session = _session(config)
         if isinstance(entity_df, str):
+            tables = _tables(config)
             for file in READ_PARQUET.findall(entity_df):
-                _tables(config).read("entity_rows", Path(file))
+                tables.read("entity_rows", Path(file))
             entity_df = READ_PARQUET.sub("entity_rows", entity_df)
-            num_rows = session.sql(f"SELECT count(*) FROM ({entity_df})").collect()[0][0]
+            num_rows = tables.session.sql(f"SELECT count(*) FROM ({entity_df})").collect()[0][0]
         else:
             num_rows = len(entity_df)
         job = SparkOfflineStore.get_historical_features(
@@ -152,11 +148,6 @@ class GuardedSparkJob(SparkRetrievalJob):
                     for batch in part.iter_batches(row_group_rows):
                         writer.write_batch(batch)
 
-    def to_spark_df(self) -> DataFrame:
-        """The result where it is, on Spark."""
-        _session(self._config)
-        return super().to_spark_df()
-
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
         table = self.to_spark_df().toArrow()
         self._check_complete(table.num_rows)
@@ -181,18 +172,12 @@ def _pulled(
     *arguments: Any,
     **options: Any,
 ) -> GuardedSparkJob:
-    _session(config)
     job = pull(config, _source_on_spark(source, config), *arguments, **options)
     return GuardedSparkJob.of(job, None)
 
 
-def _session(config: RepoConfig) -> SparkSession:
-    """A session for Feast's own statements, which quote what they mean as patterns."""
-    started(config.offline_store.spark_conf or {})
-    return get_spark_session_or_start_new_with_repoconfig(config.offline_store)
-
-
 def _tables(config: RepoConfig) -> SparkTables:
+    """Before Feast's own call: it lets its statements quote patterns, which ours do not."""
     settings = Settings.from_environment()
     session = started(config.offline_store.spark_conf or {})
     return SparkTables(session, settings.location, settings.home)
@@ -211,7 +196,7 @@ def _source_on_spark(source: DataSource, config: RepoConfig) -> DataSource:
     if not isinstance(source, FileSource):
         return source
     view = "source_" + re.sub(r"\W", "_", source.name)
-    _tables(config).read(view, (Path(config.offline_store.tables_path) / source.path).resolve())
+    _tables(config).read(view, Path(config.offline_store.tables_path) / source.path)
     return SparkSource(
         name=source.name,
         table=view,

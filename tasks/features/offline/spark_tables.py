@@ -14,16 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
-from pyarrow.fs import FileSystem, LocalFileSystem, S3FileSystem
+from pyarrow.fs import FileSystem
 
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.profile import profile_file, read_profile
@@ -60,15 +59,14 @@ class SparkTables:
     @contextmanager
     def chosen(cls, repo: Path, store: ArtifactStore) -> Iterator[SparkTables | None]:
         """Spark where the profile's offline store is Spark's; None where DuckDB computes."""
-        described = yaml.safe_load(profile_file(repo).read_text())
-        if described["offline_store"].get("type") != STORE:
+        if STORE not in profile_file(repo).read_text():
             yield None
             return
-        described = read_profile(store.root.parent, repo)
-        session = started(described["offline_store"].get("spark_conf") or {})
-        store.root.mkdir(parents=True, exist_ok=True)
+        settings = read_profile(store.root.parent, repo)["offline_store"].get("spark_conf")
+        session = started(settings or {})
         with scratch_folder(".spark", store.root) as scratch:
             yield cls(session, store.location, scratch)
+        session.catalog.clearCache()  # of staging rows
 
     def read(
         self, name: str, folder: Path, time_column: str | None = None, since: Any = None
@@ -78,12 +76,9 @@ class SparkTables:
         if self.location is None:
             rows = self.session.read.parquet(*map(str, files))
         else:
-            groups = [
-                (sent, group)
-                for file in files
-                for sent in [object_name(self.location.send_content(file)[0])]
-                for group in range(pq.read_metadata(file).num_row_groups)
-            ]
+            sent = {file: object_name(self.location.send_content(file)[0]) for file in files}
+            numbers = {file: range(pq.read_metadata(file).num_row_groups) for file in files}
+            groups = [(sent[file], number) for file in files for number in numbers[file]]
             asked = self.session.sparkContext.parallelize(groups, max(1, len(groups)))
             schema = self.session.read.parquet(str(files[0])).schema
             names = self.session.createDataFrame(asked, "name string, number int")
@@ -99,7 +94,7 @@ class SparkTables:
             ConfigurationError: Spark does not know something that it says.
         """
         with _explained(origin):
-            self._said(text, None, origin).createOrReplaceTempView(name)
+            self._said(text, None, origin).persist().createOrReplaceTempView(name)
 
     def rows(self, text: str, window: TimeWindow, origin: str, kinds: Mapping[str, str]) -> str:
         """Compute a query; SQL by which DuckDB reads its rows.
@@ -140,9 +135,7 @@ class SparkTables:
     def _said(self, text: str, window: TimeWindow | None, origin: str) -> DataFrame:
         from tasks.features.offline.spark_sql import to_spark
 
-        def columns_of(table: str) -> list[str]:
-            return self.session.table(table).columns
-
+        columns_of = lambda table: self.session.table(table).columns  # noqa: E731
         return self.session.sql(to_spark(text, window, origin, columns_of))
 
 
@@ -158,56 +151,27 @@ def started(settings: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def _explained(origin: str) -> Iterator[None]:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import AnalysisException, ParseException, PySparkException
+    from pyspark.errors import AnalysisException, PySparkException
 
     try:
         yield
-    except (AnalysisException, ParseException) as exc:
-        raise ConfigurationError(
-            f"query {origin} is none that Spark understands: {_first_line(exc)}. Say it in words "
-            "that both engines know, or build the tables in profile local or server. Nothing was "
-            "changed"
-        ) from exc
-    except (PySparkException, Py4JError) as exc:
-        reason = _first_line(exc)
-        if OF_A_VALUE.search(reason):
-            raise DataContractError(
-                f"query {origin} met a value it cannot work with: {reason}. Nothing was changed"
-            ) from exc
-        raise TransientError(
-            f"Spark did not finish query {origin}: {reason}. Nothing was changed; see Spark's own "
-            "log, and run again"
-        ) from exc
-
-
-def _first_line(exc: Exception) -> str:
-    return next((line for line in str(exc).splitlines() if line.strip()), type(exc).__name__)[:500]
-
-
-def _system(url: str) -> tuple[FileSystem, str]:
-    """Where a worker of Spark reads objects in parts, and the path of the location there."""
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return LocalFileSystem(), parts.path
-    access = s3_access(os.environ)
-    system = S3FileSystem(
-        access_key=access.get("access_key_id"),
-        secret_key=access.get("secret_access_key"),
-        session_token=access.get("session_token"),
-        endpoint_override=access.get("endpoint"),
-        region=access.get("region", "us-east-1"),
-    )
-    return system, f"{parts.netloc}{parts.path}"
+    except PySparkException as exc:
+        reason, kind = " ".join(str(exc).split())[:500], TransientError
+        if isinstance(exc, AnalysisException):  # of which one that cannot be read is one too
+            reason, kind = f"{reason}; say it in words that both engines know", ConfigurationError
+        elif OF_A_VALUE.search(reason):
+            reason, kind = f"it met a value it cannot work with: {reason}", DataContractError
+        raise kind(f"Spark did not compute query {origin}: {reason}. Nothing was changed") from exc
 
 
 def _read(url: str, asked: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on Spark's workers: the row groups that are asked for."""
-    system, folder = _system(url)
-    for batch in asked:
-        for group in batch.to_pylist():
-            with system.open_input_file(f"{folder}/{group['name']}") as stream:
-                yield from pq.ParquetFile(stream).iter_batches(row_groups=[group["number"]])
+    """Runs on Spark's workers: the row groups that are asked for, in parts of their objects."""
+    region = s3_access(os.environ).get("region", "us-east-1")
+    is_folder = url.startswith("file:")
+    system, folder = FileSystem.from_uri(url if is_folder else f"{url}?region={region}")
+    for group in (group for batch in asked for group in batch.to_pylist()):
+        with system.open_input_file(f"{folder}/{group['name']}") as stream:
+            yield from pq.ParquetFile(stream).iter_batches(row_groups=[group["number"]])
 
 
 def _send(
@@ -216,16 +180,13 @@ def _send(
     """Runs on Spark's workers: one partition's rows to one object, the same if it runs again."""
     from pyspark import TaskContext
 
-    context = TaskContext.get()
-    name = f"{prefix}/{context.partitionId() if context else 0:06}.parquet"
+    if (first := next(rows, None)) is None:
+        return
+    name = f"{prefix}/{TaskContext.get().partitionId():06}.parquet"
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rows.parquet"
-        first = next(rows, None)
-        if first is None:
-            return
         with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
-            writer.write_batch(first)
-            for batch in rows:
+            for batch in chain([first], rows):
                 writer.write_batch(batch)
         location.write(name, file)
     yield pa.RecordBatch.from_pydict({"name": [name]})

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import duckdb
 import pyarrow.parquet as pq
@@ -253,8 +252,7 @@ def register_raw(
     repo: Path,
     since: datetime | None = None,
     until: datetime | None = None,
-    *,
-    staged: Literal["TABLE", "VIEW"] = "TABLE",
+    spark: SparkTables | None = None,
 ) -> None:
     """Make raw tables, and the staging queries over them, readable by name.
 
@@ -262,7 +260,7 @@ def register_raw(
         folders: folder of Parquet files of each raw table.
         since: rows older than this are left out; None for all.
         until: rows from this moment on are left out; None for all.
-        staged: whether the rows of staging queries are kept, or computed by each query anew.
+        spark: is to read them; DuckDB then learns the columns of staging queries alone.
     """
     for table in config.raw_tables:
         rows = f"SELECT * FROM {parquet(folders[table.name])}"
@@ -271,23 +269,14 @@ def register_raw(
         bounds += [f"{moment} < {sql_moment(until)}"] if until and moment else []
         rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
         con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
+        if spark:
+            spark.read(table.name, folders[table.name], table.time_column, since)
     for query in config.staging:
-        made = f"CREATE OR REPLACE TEMP {staged} {sql_name(query.name)} AS "
-        run_query(con, f"{made}{read_query(repo, query.sql)}", query.sql)
-
-
-def register_on_spark(
-    spark: SparkTables,
-    folders: Mapping[str, Path],
-    config: FeatureConfig,
-    repo: Path,
-    since: datetime | None = None,
-) -> None:
-    """Make the same readable to Spark, by the same names."""
-    for table in config.raw_tables:
-        spark.read(table.name, folders[table.name], table.time_column, since)
-    for query in config.staging:
-        spark.stage(query.name, read_query(repo, query.sql), query.sql)
+        text = read_query(repo, query.sql).strip().rstrip(";")
+        made = f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}"
+        run_query(con, made + "\nWITH NO DATA" * (spark is not None), query.sql)
+        if spark:
+            spark.stage(query.name, text, query.sql)
 
 
 def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
@@ -320,12 +309,9 @@ def compute_table(
     Spark computes it month by month, each from the raw rows that the query reads for it.
     """
     text = table_query(repo, table, config)
-    if spark is None or table.static:
-        parts = [rows_of(con, text, window, table.origin, spark)]
-    else:
-        parts = [rows_of(con, text, part, table.origin, spark) for part in by_month(window)]
+    parts = [window] if spark is None or table.static else by_month(window)
     kind = "VIEW" if spark else "TABLE"
-    rows = parts[0] if len(parts) == 1 else " UNION ALL BY NAME ".join(parts)
+    rows = " UNION ALL ".join(rows_of(con, text, each, table.origin, spark) for each in parts)
     run_query(con, f"CREATE OR REPLACE TEMP {kind} {name} AS {rows}", table.origin)
 
 
@@ -399,9 +385,7 @@ class _Draft:
         data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
         lookback = timedelta(hours=max(t.lookback_hours for t in self.config.feature_tables))
         since = window.start - lookback
-        self._read_raw(since)
-        if self.spark:
-            register_on_spark(self.spark, self._raw_folders(), self.config, self.repo, since)
+        self._read_raw(since, spark=self.spark)
         for table in self.config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
@@ -414,13 +398,14 @@ class _Draft:
                 compute_table(self.con, table, self.config, self.repo, asked, PROBED)
                 check_same_rows(self.con, table, rows, probe)
 
-    def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
-        staged: Literal["TABLE", "VIEW"] = "VIEW" if self.spark else "TABLE"
-        folders = self._raw_folders()
-        register_raw(self.con, folders, self.config, self.repo, since, until, staged=staged)
-
-    def _raw_folders(self) -> dict[str, Path]:
-        return {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
+    def _read_raw(
+        self,
+        since: datetime | None,
+        until: datetime | None = None,
+        spark: SparkTables | None = None,
+    ) -> None:
+        folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
+        register_raw(self.con, folders, self.config, self.repo, since, until, spark)
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""
@@ -473,11 +458,9 @@ class _Draft:
         for file in sorted(before.glob("*.parquet")) if before else []:
             if file.stem not in touched:
                 os.link(file, target / file.name)
+        moment = sql_name(time_column)
         for month in sorted(touched):
-            whole = datetime.strptime(f"{month}+0000", "%Y%m%z")
-            next_one = (whole + timedelta(days=32)).replace(day=1)
-            within = inside(time_column, TimeWindow(start=whole, end=next_one))
-            part = f"SELECT * FROM {rows} WHERE {within}"
+            part = f"SELECT * FROM {rows} WHERE strftime({moment}, '%Y%m') = '{month}'"
             old = before / f"{month}.parquet" if before else None
             if old and old.exists():
                 kept = f"SELECT * FROM {parquet(old)} WHERE NOT {inside(time_column, window)}"

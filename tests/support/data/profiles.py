@@ -62,7 +62,7 @@ def choose_server(patch: pytest.MonkeyPatch, running: Servers, registry: str) ->
 
 
 def choose_spark(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let profile `cluster` read tables by Spark in local mode; skip the test where it is missing.
+    """Let profile `cluster` run Spark in local mode; skip the test where it is missing.
 
     Call it before `choose_server`, and name the profile afterwards.
     """
