@@ -162,9 +162,8 @@ def _snapshot_with(window: TimeWindow, store: ArtifactStore) -> Path | None:
     """The newest kept training set that covers the window."""
     from tasks.contracts.data import FeatureSnapshot
 
-    found = sorted(
-        (store.root / "snapshots").glob("[!.]*/value.json"), key=lambda file: file.stat().st_mtime
-    )
+    values = [folder / "value.json" for folder in store.folders("snapshots")]
+    found = sorted(values, key=lambda file: file.stat().st_mtime)
     for file in reversed(found):
         try:
             snapshot = FeatureSnapshot.model_validate_json(file.read_text())

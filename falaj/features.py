@@ -280,7 +280,7 @@ def rebuild(*view: str, pushed: bool = False, context: Here) -> Shown:
 
     settings = context.settings
     with only_run(settings.home):
-        tables = current_tables(settings.features_home)
+        tables = current_tables(settings.features_home, settings.store)
         written = rebuild_views(tables, view, settings, pushed=pushed)
     lines = [f"{name:<20}{n:>8,} entities written from its table" for name, n in written.items()]
     return Shown({"entities_written": written}, lines)

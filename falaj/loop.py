@@ -57,7 +57,7 @@ def run(*, exit_code: bool = False, context: Here) -> Shown:
         record = pipeline_flow(config)
         overall, quality = record.evaluation.overall, record.evaluation.overall.primary
         accepted = ", ".join(v.name for v in record.variants if v.accepted) or "none"
-        latest = context.settings.reports / "latest"
+        latest = context.settings.latest_report()
         lines = [
             "",
             row("Model", promotion_outcome(record.promotion)),

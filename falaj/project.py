@@ -127,7 +127,7 @@ class Project:
         from tasks.contracts.run import RunRecord
 
         with self._environment():
-            folder = self.settings.reports / "latest"
+            folder = self.settings.latest_report()
         try:
             facts = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         except FileNotFoundError as exc:

@@ -106,7 +106,7 @@ def _operation(use_case: PipelineConfig, settings: Settings) -> dict[str, Any]:
 
 
 def _last_run(settings: Settings) -> dict[str, Any] | None:
-    folder = settings.reports / "latest"
+    folder = settings.latest_report()
     try:
         record = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -194,7 +194,7 @@ def _docs(context: Context) -> str:
 
 
 ADDRESSES: dict[str, Callable[[Context], object]] = {
-    "report": lambda c: _made(c.settings.reports / "latest" / "report.html", "run"),
+    "report": lambda c: _made(c.settings.latest_report() / "report.html", "run"),
     "ui": _ui,
     "docs": _docs,
     "data-docs": lambda c: _made(c.home / "data_docs" / "current" / "index.html", "docs"),

@@ -39,6 +39,7 @@ from starlette.types import Receive, Scope, Send
 
 from infra.platform.api import basic_auth
 from infra.platform.config import MLFLOW_PASSWORD, REPORTS_HOME
+from tasks.kernel.settings import bring
 
 LOOK_EVERY = timedelta(seconds=1)
 
@@ -250,7 +251,7 @@ def reports_index(home: Path) -> str:
 
 def _report_pages(home: Path) -> Iterator[str]:
     """Their paths below the state folder; names of runs begin with the time of their start."""
-    for folder in (home / "reports", *sorted(home.glob("use_cases/*/reports"))):
+    for folder in (bring(home / "reports"), *sorted(home.glob("use_cases/*/reports"))):
         pages = [page for page in folder.glob("*/*.html") if not page.parent.name.startswith(".")]
         pages.sort(key=lambda page: (page.parent.name == "latest", page), reverse=True)
         yield from (page.relative_to(home).as_posix() for page in pages)

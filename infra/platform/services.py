@@ -44,6 +44,7 @@ from tasks.control.leases.devices import hardware_classes
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import make_folder, private_folder, write_atomically
 from tasks.kernel.settings import Settings
+from tasks.registry.connection import ADDRESS
 
 LOGGER = logging.getLogger(__name__)
 
@@ -191,11 +192,17 @@ def prefect_service(plan: Plan) -> Service:
 
 def mlflow_service(plan: Plan) -> Service:
     """MLflow over the registry that the flows write, behind the platform's password."""
-    settings = Settings(home=plan.files.home, feature_repo=plan.files.home)
+    stores = {name: plan.environment.get(name) for name in ("FALAJ_STATE", "FALAJ_DATABASE_URL")}
+    home = {"FALAJ_HOME": str(plan.files.home), "FALAJ_FEATURE_REPO": str(plan.files.home)}
+    settings = Settings.from_environment({**home, **{n: v for n, v in stores.items() if v}})
+    where = settings.location.url if settings.location else settings.home.as_uri()
     environment = {
         **base_environment(plan.environment),
+        **_access_to_state(plan),
         "_MLFLOW_SERVER_FILE_STORE": settings.mlflow_uri,
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": str(settings.mlflow_artifacts),
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": ADDRESS,
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": f"{where}/mlflow/artifacts",
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(_names(plan)),
@@ -212,6 +219,13 @@ def mlflow_service(plan: Plan) -> Service:
         restart_when_silent=True,
         before_start=lambda: make_folder(settings.mlflow_artifacts),
     )
+
+
+def _access_to_state(plan: Plan) -> dict[str, str]:
+    """Address and keys of S3, where the state is there."""
+    if not plan.environment.get("FALAJ_STATE", "").startswith("s3:"):
+        return {}
+    return {name: value for name, value in plan.environment.items() if name.startswith("AWS_")}
 
 
 def worker_service(plan: Plan, pool: str) -> Service:
@@ -244,7 +258,12 @@ def serving_service(plan: Plan) -> Service:
     return Service(
         SERVING,
         (sys.executable, "-m", "serving", *listen, "--admin-port", "0"),
-        {**base_environment(plan.environment), **stores, "FALAJ_HOME": str(plan.files.home)},
+        {
+            **base_environment(plan.environment),
+            **_access_to_state(plan),
+            **stores,
+            "FALAJ_HOME": str(plan.files.home),
+        },
         probe=lambda _: _listens(ports["serving"]),
         restart_when_silent=True,
     )

@@ -348,7 +348,7 @@ class PredictionLog:
             rows = _rows_of(self._pending[key])
             try:
                 self._write(key, self._pending[key])
-            except OSError as exc:
+            except (OSError, FalajError) as exc:
                 self._note_failure(exc, now)
                 return False
             except UNWRITABLE as exc:
@@ -370,7 +370,7 @@ class PredictionLog:
         file = self._writer.write(iter([table]), table.schema, day_folder(self._home, model, day))
         self._written_bytes += file.stat().st_size
 
-    def _note_failure(self, exc: OSError, now: float) -> None:
+    def _note_failure(self, exc: Exception, now: float) -> None:
         is_new = not self._trouble
         # Before it is counted: who sees a failure in the counters sees that the log is failing.
         self._trouble, self._retry_at = "disk", now + RETRY_S

@@ -67,7 +67,7 @@ def build_feature_tables(validated: ValidatedRows, config: FeatureConfig) -> Fea
     from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
-    base = current_tables(settings.features_home)
+    base = current_tables(settings.features_home, settings.store)
     tables = build(validated, base, config, settings.feature_repo, settings.store)
     create_table_artifact(
         key="feature-tables",
@@ -153,7 +153,7 @@ def count_new_rows(table: str, window: TimeWindow, config: FeatureConfig) -> int
     from tasks.features.tables.build import count_rows, current_tables
 
     settings = Settings.from_environment()
-    tables = current_tables(settings.features_home)
+    tables = current_tables(settings.features_home, settings.store)
     return count_rows(tables, table, window, config, settings.store)
 
 
@@ -178,7 +178,7 @@ def build_training_set(
     from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 
     settings = Settings.from_environment()
-    tables = tables or current_tables(settings.features_home)
+    tables = tables or current_tables(settings.features_home, settings.store)
     key = training_set_key(tables, window, config, settings.feature_repo)
     snapshot = settings.store.find(SNAPSHOTS, key, FeatureSnapshot)
     if snapshot is None:
@@ -222,7 +222,7 @@ def rank_single_features(
     from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
-    read = tables or current_tables(settings.features_home)
+    read = tables or current_tables(settings.features_home, settings.store)
     ranking = rank(snapshot, read, config, splits, settings.store)
     create_table_artifact(
         key="single-features",
@@ -251,7 +251,7 @@ def compare_online_with_offline(config: FeatureConfig) -> ParityReport:
     from tasks.features.tables.build import current_tables
 
     settings = Settings.from_environment()
-    tables = current_tables(settings.features_home)
+    tables = current_tables(settings.features_home, settings.store)
     with on_behalf_of(flow_run.id):
         report = check_parity(tables, config, settings)
     create_table_artifact(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -93,21 +93,21 @@ class Location:
         """Content of a small object; None where there is none."""
         import obstore
 
-        with self._explained(name):
-            try:
+        try:
+            with self._explained(name):
                 return bytes(obstore.get(self._store, name).bytes())
-            except FileNotFoundError:
-                return None
+        except FileNotFoundError:
+            return None
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
         import obstore
 
-        with self._explained(name):
-            try:
+        try:
+            with self._explained(name):
                 return int(obstore.head(self._store, name)["size"])
-            except FileNotFoundError:
-                return None
+        except FileNotFoundError:
+            return None
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Put an object in the place of what is there."""
@@ -214,11 +214,8 @@ class Location:
         import obstore
 
         for name in names:
-            with self._explained(name):
-                try:
-                    obstore.delete(self._store, name)
-                except FileNotFoundError:
-                    continue
+            with suppress(FileNotFoundError), self._explained(name):
+                obstore.delete(self._store, name)
 
     @property
     def _store(self) -> ObjectStore:
@@ -240,6 +237,13 @@ class Location:
         where = f"{self.url}/{name}"
         try:
             yield
+        except FileNotFoundError as exc:
+            if _NO_BUCKET not in str(exc):
+                raise
+            raise StorageError(
+                f"{where}: there is no such bucket; make it, or correct FALAJ_STATE and "
+                "AWS_ENDPOINT_URL. Nothing was changed"
+            ) from exc
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
             raise StorageError(
                 f"{where}: the store refused the key ({_reason(exc)}); expected one that may list, "
@@ -248,19 +252,14 @@ class Location:
             ) from exc
         except exceptions.BaseError as exc:
             reason = str(exc)
-            if _NO_BUCKET in reason:
-                raise StorageError(
-                    f"{where}: there is no such bucket; make it, or correct FALAJ_STATE and "
-                    "AWS_ENDPOINT_URL. Nothing was changed"
-                ) from exc
             if any(sign in reason for sign in _FULL):
                 raise StorageError(
                     f"{where}: the store is full ({_reason(exc)}); free space in it (`falaj prune` "
                     "shows what may go) and run again. What was there is unchanged"
                 ) from exc
             raise TransientError(
-                f"{where}: the store does not answer as expected ({_reason(exc)}), tried for "
-                f"{RETRY_LIMIT_S} s. Nothing half written is visible; run again when it does"
+                f"{where}: the store does not answer as expected ({_reason(exc)}), "
+                f"tried {RETRIES + 1} times. Nothing half written is visible; run again then"
             ) from exc
 
 

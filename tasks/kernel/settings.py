@@ -9,10 +9,11 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 """Folder of `falaj`, `flows`, `tasks` and the others: the checkout, or that of an installation."""
 URI_SCHEME = "artifact:"
 ARTIFACTS = "artifacts"
+MLFLOW_SCHEMA = "mlflow"
 STAGING = ".staging"
 """Beginning of the names of folders that are being built, beside those that are finished."""
 DEFAULT_PROFILE = "local"
@@ -39,6 +41,10 @@ USE_CASE_FILE = "use_case.yaml"
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
 VALUE, SHARED = "value.json", ".shared.json"
 """Files of a build's folder: its value, and what the location said where it came from there."""
+NEWEST_REPORT = "newest"
+"""File that holds the name of the newest report's folder."""
+SMALL_BYTES = 1_000_000
+"""A larger file of the state is never written anew under its name."""
 DEFAULT_CACHE_GB = 50
 CACHE_KEPT_S = 3600
 """A copy is kept for so long after its last use: somebody may be about to open it."""
@@ -133,8 +139,14 @@ class Settings:
 
     @property
     def mlflow_uri(self) -> str:
-        """Tracking and registry address."""
-        return f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
+        """Tracking and registry address: a schema of the database, else an SQLite file."""
+        if self.database_url is None:
+            return f"sqlite:///{self.home / 'mlflow' / 'mlflow.db'}"
+        mark = "&" if "?" in self.database_url else "?"
+        address = re.sub(
+            r"^postgres(ql)?(\+psycopg)?://", "postgresql+psycopg://", self.database_url
+        )
+        return f"{address}{mark}options=-csearch_path%3D{MLFLOW_SCHEMA}"
 
     @property
     def mlflow_artifacts(self) -> Path:
@@ -160,6 +172,13 @@ class Settings:
     def reports(self) -> Path:
         """Folder of the use case's run reports."""
         return self.features_home / "reports"
+
+    def latest_report(self) -> Path:
+        """Folder of the newest report, on whatever machine it was written; need not exist."""
+        with suppress(FileNotFoundError):
+            name = bring(self.reports / NEWEST_REPORT).read_text(encoding="utf-8").strip()
+            return bring(self.reports / name)
+        return self.reports / "latest"  # of an earlier release
 
 
 def find_project(start: Path) -> Path | None:
@@ -213,6 +232,155 @@ def state_location(home: Path, environment: Mapping[str, str] | None = None) -> 
     url = env.get("FALAJ_STATE")
     location = Location.of(url) if url else None
     return None if location is None or location.folder == home else location
+
+
+def bring(path: Path, *, exact: bool = False) -> Path:
+    """Bring a file of the state folder, or all files of a folder of it, up to what machines share.
+
+    A file is read anew, unless it holds so much that its name says what is in it. Nothing happens
+    where the state is in this folder alone.
+
+    Args:
+        path: in the state folder.
+        exact: a name has one content for ever, and files of the folder that the location does not
+            have are removed here, if not hidden.
+
+    Raises:
+        TransientError, StorageError: the location does not answer, or refuses.
+    """
+    location, name = _place(path)
+    if location is None:
+        return path
+    listed = location.entries(name)
+    if not listed and (content := location.read(name)) is not None:
+        _put(path, content)
+    for each, seen in listed.items():
+        target = path / each.removeprefix(f"{name}/")
+        if seen.num_bytes < SMALL_BYTES and not (exact and target.exists()):
+            if (content := location.read(each)) is not None:
+                _put(target, content)
+        elif not target.is_file() or target.stat().st_size != seen.num_bytes:
+            location.bring(each, target)
+    if exact:
+        for file in path.glob("[!.]*"):
+            if file.is_file() and f"{name}/{file.name}" not in listed:
+                file.unlink(missing_ok=True)
+    return path
+
+
+def children(folder: Path) -> list[Path]:
+    """What is in a folder of the state, on whatever machine it was written; hidden names are not.
+
+    Raises:
+        TransientError, StorageError: the location does not answer, or refuses.
+    """
+    location, name = _place(folder)
+    names = {path.name for path in folder.glob("[!.]*")}
+    if location is not None:
+        names |= {e.removeprefix(f"{name}/").split("/")[0] for e in location.entries(name)}
+    return [folder / each for each in sorted(names) if not each.startswith(".")]
+
+
+def claim(path: Path, content: str, *, private: bool = False) -> bytes:
+    """Write a small file that nobody has written, of all machines; what is in it then.
+
+    Args:
+        private: its owner alone may read it.
+
+    Raises:
+        TransientError, StorageError: as `put`.
+    """
+    location, name = _place(path)
+    there = content.encode()
+    if location is not None and not location.create(name, there):
+        there = location.read(name) or there
+    if location is None or not path.exists():
+        aside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+        files.write_atomically(aside, there, private=private)
+        with suppress(FileExistsError):  # another process was first
+            os.link(aside, path)
+        aside.unlink()
+    return path.read_bytes()
+
+
+def put(path: Path, content: str | bytes) -> None:
+    """Write a small file of the state folder for all machines; it appears whole.
+
+    Raises:
+        TransientError, StorageError: the location does not answer, or refuses, or the disk does.
+    """
+    location, name = _place(path)
+    new = content.encode() if isinstance(content, str) else content
+    if location is not None:
+        location.write(name, new)
+    files.write_atomically(path, new)
+
+
+def append(path: Path, lines: Sequence[str], *, mode: int = 0o666) -> None:
+    """Append lines to a journal of the state folder, whoever else does at the same time.
+
+    Raises:
+        TransientError, StorageError: as `put`; the journal is as it was.
+    """
+    location, name = _place(path)
+    if location is None:
+        files.append_lines(path, lines, mode=mode)
+        return
+    added = "".join(f"{line}\n" for line in lines).encode()
+    _put(path, location.change(name, lambda old: (old or b"") + added))
+
+
+def _put(path: Path, content: bytes) -> None:
+    if not path.is_file() or path.read_bytes() != content:
+        files.write_atomically(path, content, durable=False)
+
+
+def send(path: Path, final: Path | None = None) -> None:
+    """Let other machines see a file of the state folder, or all files of a folder of it.
+
+    Those of a folder are sent in the order of their names, whole one by one; hidden ones and locks
+    are not. Nothing happens where the state is in this folder alone.
+
+    Args:
+        path: in the state folder.
+        final: the name under which others see the file.
+
+    Raises:
+        TransientError, StorageError: the location does not answer, or refuses.
+    """
+    location, name = _place(final or path)
+    if location is None:
+        return
+    if path.is_file():
+        location.write(name, path)
+        return
+    there = location.entries(name)
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        inside = file.relative_to(path)
+        hidden = any(part.startswith(".") for part in inside.parts) or file.name.endswith("lock")
+        seen = there.get(f"{name}/{inside.as_posix()}")
+        same = seen and file.stat().st_size == seen.num_bytes >= SMALL_BYTES
+        if not hidden and not same:
+            location.write(f"{name}/{inside.as_posix()}", file)
+
+
+def drop(path: Path) -> None:
+    """Remove a file of the state folder, or a folder of it with all files, here and there."""
+    location, name = _place(path)
+    if location is not None:
+        location.remove([name, *location.entries(name)])
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _place(path: Path) -> tuple[Location | None, str]:
+    """The location, where there is one and the path is of the state folder, and its name there."""
+    home = _named_folder(os.environ, "FALAJ_HOME")
+    if home is None or not os.environ.get("FALAJ_STATE") or not path.is_relative_to(home):
+        return None, ""
+    return state_location(home), "" if path == home else path.relative_to(home).as_posix()
 
 
 class Build(BaseModel):
@@ -353,9 +521,16 @@ class ArtifactStore:
         build = Build(value=value, files=content, finished=datetime.now(UTC))
         return location.create(_build_name(kind, key), build.model_dump_json().encode())
 
-    def _bring(self, artifact: Artifact, *, anew: bool = False) -> None:
-        """Copy what an artifact lacks here from the location."""
-        kind, key, name = artifact.uri.removeprefix(URI_SCHEME).split("/", 2)
+    def file(self, folder: Path, name: str) -> Path:
+        """A file of one of `folders`, which is brought here; it may be absent all the same."""
+        path = folder / name
+        if self.location is not None:
+            self._bring(f"{URI_SCHEME}{path.relative_to(self.root).as_posix()}")
+        return path
+
+    def _bring(self, uri: str, *, anew: bool = False) -> None:
+        """Copy what a file or folder lacks here from the location."""
+        kind, key, name = uri.removeprefix(URI_SCHEME).split("/", 2)
         folder = self.root / kind / key
         if not anew and not (folder / SHARED).exists() and (folder / VALUE).exists():
             return  # it was built here
@@ -414,9 +589,9 @@ class ArtifactStore:
         """
         path = self._locate(artifact.uri)
         if self.location is not None:
-            self._bring(artifact)
+            self._bring(artifact.uri)
             if verify and path.exists() and files.digest_of(path) != artifact.sha256:
-                self._bring(artifact, anew=True)
+                self._bring(artifact.uri, anew=True)
         if not path.exists():
             raise ArtifactError(
                 f"{artifact.uri} is named by a result but absent from "

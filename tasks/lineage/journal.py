@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from tasks.kernel.errors import ConfigurationError, refused_writes_explained
-from tasks.kernel.files import append_lines, locked, write_atomically
-from tasks.kernel.settings import Settings
+from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import Settings, append, bring
 from tasks.lineage.events import FlowRun, run_id, step_events
 from tasks.lineage.steps import Step
+from tasks.metadata.database import held_everywhere
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Journal:
             StorageError: the disk refused a write.
         """
         runs = {run_id(step): step for step in steps}
-        with refused_writes_explained(self.folder), locked(self.folder / LOCK):
+        with refused_writes_explained(self.folder), held_everywhere(self.folder / LOCK):
             known = self._known_runs()
             new = {run: step for run, step in runs.items() if run not in known}
             namespace = self.settings.namespace
@@ -117,7 +118,7 @@ class Journal:
                 for event in step_events(step, parent, started, namespace, commit)
             )
             if new:
-                append_lines(self.folder / RUNS, list(new))
+                append(self.folder / RUNS, list(new))
         logger.info("lineage: %d step(s) recorded, %d known", len(new), len(runs) - len(new))
         return len(new)
 
@@ -127,12 +128,12 @@ class Journal:
         Raises:
             StorageError: the disk refused a write.
         """
-        with refused_writes_explained(self.folder), locked(self.folder / LOCK):
+        with refused_writes_explained(self.folder), held_everywhere(self.folder / LOCK):
             self._append(events)
 
     def events(self) -> Iterator[Event]:
         """All events, oldest first. Spoilt lines are passed over; a warning counts them."""
-        for file in sorted(self.folder.glob("events-*.jsonl")):
+        for file in sorted(bring(self.folder).glob("events-*.jsonl")):
             yield from _events_in(file)
 
     @property
@@ -143,7 +144,7 @@ class Journal:
 
     def _known_runs(self) -> frozenset[str]:
         try:
-            return frozenset((self.folder / RUNS).read_text(errors="replace").split())
+            return frozenset(bring(self.folder / RUNS).read_text(errors="replace").split())
         except FileNotFoundError:
             return frozenset()
 
@@ -151,7 +152,7 @@ class Journal:
         events = list(given)
         if events:
             name = f"events-{datetime.now(UTC):%Y-%m-%d}.jsonl"
-            append_lines(self.folder / name, [json.dumps(each, sort_keys=True) for each in events])
+            append(self.folder / name, [json.dumps(each, sort_keys=True) for each in events])
         if self.settings.url:
             self._send([*self.outbox, *events])
 

@@ -4,9 +4,11 @@ One way to open it, to migrate it to the tables of this release, to begin transa
 for its clock. Every table is in `tables`.
 """
 
+import hashlib
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +20,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.pool import NullPool
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.kernel.files import private_folder
+from tasks.kernel.files import locked, private_folder
 from tasks.metadata.tables import VERSION, VERSION_TABLE
 
 ANSWER_WITHIN_S = 60.0
 """Longest wait for locks; in PostgreSQL also for a statement."""
 CONNECT_WITHIN_S = 10
+KEEP_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4}
+LOCK_POLL_S = 0.1
 SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
 READS_ONLY = "falaj_reads_only"
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -82,6 +86,52 @@ def transaction(engine: Engine, *, reads_only: bool = False) -> Iterator[Connect
         raise _explained(exc, engine) from exc
 
 
+@contextmanager
+def held_everywhere(
+    path: Path,
+    *,
+    shared: bool = False,
+    wait_s: float = float("inf"),
+    held: Callable[[], Exception] | None = None,
+) -> Iterator[None]:
+    """Hold the lock of a file of the state folder against all machines that share the state.
+
+    As `files.locked` on this machine; where `FALAJ_DATABASE_URL` names PostgreSQL, its advisory
+    lock holds against the others. PostgreSQL frees it when the connection of this process ends, or
+    answers no more for half a minute.
+
+    Raises:
+        StorageError: the file cannot be made.
+        TransientError: the database does not answer; or others held the lock, where `held` is None.
+    """
+    with locked(path, shared=shared, wait_s=wait_s, held=held):
+        url = os.environ.get("FALAJ_DATABASE_URL", "")
+        if not url.startswith("postgres"):
+            yield
+            return
+        home = Path(os.environ.get("FALAJ_HOME", "/")).resolve()
+        name = str(path.relative_to(home) if path.is_relative_to(home) else path)
+        engine, deadline = _postgresql(make_url(url)), time.monotonic() + wait_s
+        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+        ask = text(f"SELECT pg_try_advisory_lock{'_shared' if shared else ''}(:key)")
+        try:
+            connection = engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+        except DBAPIError as exc:
+            raise _explained(exc, engine) from exc
+        with connection:
+            while not connection.execute(ask, {"key": key}).scalar_one():
+                if time.monotonic() >= deadline:
+                    raise (
+                        held()
+                        if held
+                        else TransientError(
+                            f"another machine held {name} for {wait_s:g} s; try again"
+                        )
+                    )
+                time.sleep(LOCK_POLL_S)
+            yield
+
+
 def database_now(connection: Connection) -> datetime:
     """The database's clock, UTC; it goes on within a transaction."""
     if connection.dialect.name == "postgresql":
@@ -104,7 +154,7 @@ def _postgresql(address: URL) -> Engine:
     return create_engine(
         address.set(drivername="postgresql+psycopg").update_query_dict({"options": limits}),
         poolclass=NullPool,
-        connect_args={"connect_timeout": CONNECT_WITHIN_S},
+        connect_args={"connect_timeout": CONNECT_WITHIN_S, **KEEP_ALIVE},
     )
 
 

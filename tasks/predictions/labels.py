@@ -34,7 +34,8 @@ from numpy.typing import NDArray
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import bring, put
 from tasks.predictions import schema as log
 from tasks.predictions.reading import LogQuery, ReadTally, logged_columns, read_rows
 
@@ -109,7 +110,7 @@ def import_labels(
         private_folder(log.log_root(home))
         sink = pa.BufferOutputStream()
         pq.write_table(known, sink, compression="zstd")
-        write_atomically(file, sink.getvalue().to_pybytes())
+        put(file, sink.getvalue().to_pybytes())
     return LabelImport(file, kind, known.num_rows, normal.num_rows - known.num_rows)
 
 
@@ -273,7 +274,7 @@ class LabelJoin:
         shift: timedelta = timedelta(0),
     ) -> None:
         """See `labelled_rows`; nothing but the heads of files is read yet."""
-        folder = log.labels_folder(home, query.model)
+        folder = bring(log.labels_folder(home, query.model))
         self._by_request = sorted(folder.glob(f"{log.BY_REQUEST}-*.parquet"))
         self._by_entity = _by_keys(folder)
         self._keys = _logged_keys(self._by_entity, home, query)

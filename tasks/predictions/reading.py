@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.files import replacing
+from tasks.kernel.settings import children
 from tasks.predictions import schema as log
 from tasks.predictions.segments import folder_held, visible_segments
 from tasks.predictions.upkeep import damaged, fitted
@@ -136,10 +137,7 @@ def logged_columns(home: Path, model: str, window: TimeWindow | None = None) -> 
 
 def logged_segments(home: Path, model: str, window: TimeWindow | None = None) -> list[Path]:
     """Segments that have rows of these days."""
-    days = [
-        (log.day_of(folder), folder)
-        for folder in sorted(log.model_folder(home, model).glob("day=*"))
-    ]
+    days = [(log.day_of(folder), folder) for folder in children(log.model_folder(home, model))]
     return [
         segment
         for day, folder in days

@@ -14,7 +14,6 @@ Masked fields: digests under a key that only this installation has (HMAC with SH
 
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Iterable
 from datetime import date
@@ -26,7 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.kernel.errors import ConfigurationError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import children, claim
 
 MOMENT_TYPE = pa.timestamp("us", tz="UTC")
 
@@ -103,8 +103,8 @@ def day_of(folder: Path) -> date | None:
 
 def logged_models(home: Path) -> list[str]:
     """Models that have a log, in order."""
-    folders = log_root(home).glob("model=*")
-    return sorted(unquote(folder.name.removeprefix("model=")) for folder in folders)
+    names = [folder.name for folder in children(log_root(home))]
+    return sorted(unquote(n.removeprefix("model=")) for n in names if n.startswith("model="))
 
 
 def typed(name: str) -> pa.DataType | None:
@@ -175,7 +175,9 @@ def open_mask(home: Path) -> Mask:
     """
     file = mask_key_file(home)
     if not file.exists():
-        _make_key(file)
+        private_folder(file.parent.parent)
+        private_folder(file.parent)
+        claim(file, secrets.token_hex(KEY_BYTES), private=True)
     if file.stat().st_mode & 0o077:
         raise ConfigurationError(
             f"{file} may be read by others (mode {file.stat().st_mode & 0o777:o}), expected 600: "
@@ -197,17 +199,3 @@ def open_mask(home: Path) -> Mask:
 def mask_key_file(home: Path) -> Path:
     """Where the key lies: beside the log, so that a copy of the log's segments lacks it."""
     return log_root(home) / "secrets" / "mask-key"
-
-
-def _make_key(file: Path) -> None:
-    """Write a new key aside and link it into place: the first of several processes wins."""
-    private_folder(file.parent.parent)
-    private_folder(file.parent)
-    aside = file.with_name(f".{file.name}-{secrets.token_hex(4)}")
-    write_atomically(aside, secrets.token_hex(KEY_BYTES), private=True)
-    try:
-        os.link(aside, file)
-    except FileExistsError:
-        pass  # the other one holds
-    finally:
-        aside.unlink()

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 
 from tasks.kernel.errors import StorageError, TransientError, refused_writes_explained
 from tasks.kernel.files import flush_to_disk, is_held, locked, private_folder
+from tasks.kernel.settings import bring, children, drop, send
+from tasks.metadata.database import held_everywhere
 from tasks.predictions import schema as log
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class SegmentWriter:
         try:
             _write(tables, schema.with_metadata(metadata), aside)
             flush_to_disk(aside)
+            send(aside, folder / name)
             aside.rename(folder / name)
         finally:
             aside.unlink(missing_ok=True)
@@ -142,10 +145,10 @@ def folder_held(folder: Path, *, exclusive: bool, wait: bool = True) -> Iterator
         StorageError: a lock file cannot be made.
     """
     with ExitStack() as stack:
-        is_held_here = folder.is_dir()
+        is_held_here = folder.is_dir() or bool(children(folder))
         if is_held_here:
             wait_s = float("inf") if wait else 0.0
-            hold = locked(
+            hold = held_everywhere(
                 folder / LOCK, shared=not exclusive, wait_s=wait_s, held=_HeldByOthersError
             )
             try:
@@ -166,11 +169,12 @@ def remove_replaced(folder: Path) -> None:
     files, gone = _listed(folder)
     for file in files:
         if file.name in gone:
-            file.unlink(missing_ok=True)
+            drop(file)
 
 
 def _listed(folder: Path) -> tuple[list[Path], set[str]]:
     """Segments of a day, and the names that others of them stand for."""
+    bring(folder, exact=True)
     files = sorted(file for file in folder.glob("*.parquet") if not file.name.startswith("."))
     gone: set[str] = set()
     for file in files:
@@ -205,5 +209,5 @@ def replace_segments(
             "replace are unchanged. Free space and run again"
         ) from exc
     for file in old:
-        file.unlink()
+        drop(file)
     flush_to_disk(folder)

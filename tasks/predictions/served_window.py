@@ -24,7 +24,7 @@ from tasks.contracts.data import DatasetSchema, ValidatedDataset, ValidationResu
 from tasks.contracts.drift import ServedWindow, TooFewPredictions
 from tasks.contracts.release import RegisteredProgram
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, children, code_digest, content_key
 from tasks.predictions.labels import LABEL, JoinTally, labelled_rows
 from tasks.predictions.reading import (
     LogQuery,
@@ -96,7 +96,7 @@ def take_served_window(
             ),
         )
     segments = [segment.name for segment in logged_segments(home, name, logged)]
-    labels = sorted(f.name for f in labels_folder(home, name).glob("*.parquet"))
+    labels = sorted(f.name for f in children(labels_folder(home, name)))
     key = content_key(
         *("served", code_digest(__file__), model, reference.snapshot.data.sha256, window),
         *(offset.total_seconds(), segments, labels, now if labels else None),

@@ -17,7 +17,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from tasks.kernel.errors import StorageError
-from tasks.kernel.files import private_folder, write_atomically
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import bring, children, drop, put
 from tasks.predictions import schema as log
 from tasks.predictions.config import PredictionLogConfig
 from tasks.predictions.segments import (
@@ -61,9 +62,10 @@ def keep_up(
     """
     kept_from = now - timedelta(days=config.retention_days)
     finished_before = (now - timedelta(hours=SETTLED_H)).date()
-    for folder in sorted(log.log_root(home).glob("model=*")):
+    for name in log.logged_models(home):
+        folder = log.model_folder(home, name)
         with folder_held(folder, exclusive=True, wait=False) as held:
-            for day_folder in sorted(folder.glob("day=*")) if held else ():
+            for day_folder in children(folder) if held else ():
                 day = log.day_of(day_folder)
                 if stopping():
                     return
@@ -112,6 +114,7 @@ def _is_whole(home: Path, segment: Path) -> bool:
         aside = private_folder(log.log_root(home) / "damaged")
         day = segment.parent
         segment.rename(aside / f"{day.parent.name}.{day.name}.{segment.name}")
+        drop(segment)
         return False
     return True
 
@@ -126,8 +129,10 @@ def _remove(folder: Path) -> None:
     """Remove a day; renamed first, so that a kill never leaves a part of it in the log."""
     gone = folder.with_name(f".old-{folder.name}")
     shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone)
+    if folder.is_dir():
+        folder.rename(gone)
+    drop(folder)
+    shutil.rmtree(gone, ignore_errors=True)
     logger.info("%s is older than the retention; removed", folder)
 
 
@@ -140,7 +145,7 @@ def _remove_files(home: Path, before: datetime) -> None:
     for file in (*root.glob("damaged/*.parquet"), *root.glob("labels/model=*/*.parquet")):
         try:
             if file.stat().st_mtime < before.timestamp():
-                file.unlink()
+                drop(file)
         except FileNotFoundError:
             continue  # another process was first
 
@@ -211,7 +216,7 @@ def erase_subject(
             folder = log.model_folder(home, name)
             requests: set[str] = set()
             with folder_held(folder, exclusive=not only_count):
-                for day_folder in sorted(folder.glob("day=*")):
+                for day_folder in children(folder):
                     if not only_count:
                         remove_replaced(day_folder)
                     for segment in visible_segments(day_folder):
@@ -238,7 +243,7 @@ def _erase_from(
     if not theirs.num_rows:
         return set()
     if writer and theirs.num_rows == total:
-        segment.unlink()
+        drop(segment)
     elif writer:
         schema = pq.read_schema(segment).remove_metadata()
         others = _others(segment, names)
@@ -260,7 +265,7 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure, *, only_co
     if not requests:
         return
     ids = pa.array(sorted(requests))
-    for file in sorted(folder.glob(f"{log.BY_REQUEST}-*.parquet")):
+    for file in sorted(bring(folder).glob(f"{log.BY_REQUEST}-*.parquet")):
         try:
             table = pq.read_table(file)
         except (OSError, pa.ArrowException) as exc:
@@ -273,4 +278,4 @@ def _erase_labels(folder: Path, requests: set[str], erasure: Erasure, *, only_co
         if left.num_rows < table.num_rows and not only_count:
             sink = pa.BufferOutputStream()
             pq.write_table(left, sink, compression="zstd")
-            write_atomically(file, sink.getvalue().to_pybytes())
+            put(file, sink.getvalue().to_pybytes())

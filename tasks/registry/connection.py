@@ -15,7 +15,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.kernel.errors import (
@@ -25,14 +28,18 @@ from tasks.kernel.errors import (
     TransientError,
     refused_writes_explained,
 )
-from tasks.kernel.files import flush_to_disk, locked, make_folder
-from tasks.kernel.settings import Settings
+from tasks.kernel.files import flush_to_disk, make_folder
+from tasks.kernel.settings import MLFLOW_SCHEMA, Settings
+from tasks.metadata.database import held_everywhere
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 LOCK_WAIT_S = 120.0
 SQLITE_SCHEME = "sqlite:///"
+ADDRESS = "mlflow-artifacts:/"
+"""MLflow's own: its server resolves it against the artifacts that it was started with."""
+OF_ARTIFACTS = "/mlflow/artifacts/"
 SQLITE_MAGIC = b"SQLite format 3\0"
 _LOCKED = re.compile("database (table |schema )?is locked")
 _REFUSED = re.compile(
@@ -54,6 +61,32 @@ class RegistryLocation:
     def of(cls, settings: Settings) -> RegistryLocation:
         """The registry of one installation."""
         return cls(uri=settings.mlflow_uri, artifacts=settings.mlflow_artifacts)
+
+    def local_path(self, address: str) -> Path:
+        """Where the files of an address of the database are on this machine.
+
+        Addresses are relative to the artifacts. Those that earlier releases wrote name a folder of
+        the disk; what follows the artifacts' own name in them counts, wherever that folder was.
+
+        Raises:
+            RegistryError: the address is of another place.
+        """
+        parts = urlsplit(address)
+        path = url2pathname(parts.path)
+        if parts.scheme == "mlflow-artifacts" and ".." not in path.split("/"):
+            return self.artifacts / path.lstrip("/")
+        beginning, mark, inside = path.rpartition(OF_ARTIFACTS)
+        if parts.scheme not in ("", "file") or not (mark and beginning):
+            raise RegistryError(
+                f"files of this registry are at {parts.scheme}://{parts.hostname or ''}{path}, "
+                f"expected {ADDRESS}<experiment>/<run>; register the model again with this "
+                "installation"
+            )
+        return self.artifacts / inside
+
+    def address(self, path: Path) -> str:
+        """Address by which the database names a folder of the artifacts."""
+        return f"{ADDRESS}{path.relative_to(self.artifacts).as_posix()}"
 
     @property
     def database_path(self) -> Path | None:
@@ -85,8 +118,8 @@ def prepare_database(location: RegistryLocation) -> None:
     """Create the database on first use, aside and renamed into place: whole or absent.
 
     Creating runs all of MLflow's schema migrations, which are not one transaction: a process
-    killed among them would leave a database that can be neither used nor migrated. A database
-    server is left to MLflow.
+    killed among them would leave a database that can be neither used nor migrated. PostgreSQL makes
+    a schema, and rolls back what was cut off.
 
     Raises:
         RegistryError: the file is no SQLite database.
@@ -94,6 +127,7 @@ def prepare_database(location: RegistryLocation) -> None:
     """
     path = location.database_path
     if path is None:
+        _prepare_schema(location)
         return
     with refused_writes_explained(path):
         if _is_database(path):
@@ -108,13 +142,29 @@ def prepare_database(location: RegistryLocation) -> None:
         load_mlflow()
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        store = SqlAlchemyStore(  # type: ignore[no-untyped-call]
-            f"{SQLITE_SCHEME}{aside}", location.artifacts.resolve().as_uri()
-        )
+        store = SqlAlchemyStore(f"{SQLITE_SCHEME}{aside}", ADDRESS)  # type: ignore[no-untyped-call]
         store.engine.dispose()
         flush_to_disk(aside)
         aside.replace(path)
         flush_to_disk(path.parent)
+
+
+_PREPARED: set[str] = set()
+
+
+def _prepare_schema(location: RegistryLocation) -> None:
+    if location.uri in _PREPARED:
+        return
+    with exclusive(location), explained(location):
+        engine = create_engine(location.uri, poolclass=NullPool)
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {MLFLOW_SCHEMA}"))
+        load_mlflow()
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        store = SqlAlchemyStore(location.uri, ADDRESS)  # type: ignore[no-untyped-call]
+        store.engine.dispose()
+    _PREPARED.add(location.uri)
 
 
 def _is_database(path: Path) -> bool:
@@ -137,7 +187,7 @@ def _is_database(path: Path) -> bool:
 
 def exclusive(
     location: RegistryLocation, wait_s: float = LOCK_WAIT_S
-) -> AbstractContextManager[int]:
+) -> AbstractContextManager[None]:
     """Be the only process (and thread) that changes this registry. Not re-entrant.
 
     Raises:
@@ -149,7 +199,7 @@ def exclusive(
         f"another process held {path} for {wait_s:g} s while changing the model registry; nothing "
         "was changed; try again"
     )
-    return locked(path, wait_s=wait_s, held=lambda: busy)
+    return held_everywhere(path, wait_s=wait_s, held=lambda: busy)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Every method raises only `TransientError`, `StorageError` or `RegistryError`.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from tasks.contracts.base import Contract, ModelVersionRef
 from tasks.kernel.errors import RegistryError
-from tasks.kernel.files import write_atomically
+from tasks.kernel.settings import drop, put, send
 from tasks.registry.connection import (
+    ADDRESS,
     RegistryLocation,
     exclusive,
     explained,
@@ -63,18 +61,13 @@ class RegisteredVersion:
     name: str
     number: int
     run_id: str
-    source: str
-    """Address of the model's folder."""
+    folder: Path
+    """The model's folder on this machine; nothing says yet that it is whole."""
     tags: Mapping[str, str]
     created: datetime | None = None
 
     def __str__(self) -> str:
         return f"{self.name} version {self.number}"
-
-    @property
-    def folder(self) -> Path:
-        """The model's folder; nothing says yet that it is whole."""
-        return _local_path(self.source)
 
     @property
     def ref(self) -> ModelVersionRef:
@@ -173,7 +166,7 @@ class Registry:
         wanted = [f"name = '{name}'", *(f"tags.{k} = '{v}'" for k, v in (tags or {}).items())]
         with explained(self.location):
             found = self._client.search_model_versions(" and ".join(wanted))
-            return sorted(map(_known, found), key=lambda version: version.number)
+            return sorted(map(self._known, found), key=lambda version: version.number)
 
     def names(self) -> list[str]:
         """Registered models, by name."""
@@ -244,11 +237,12 @@ class Registry:
         with explained(self.location):
             if not is_known:
                 self._client.create_registered_model(name)
-            source = (run.folder / MODEL_FOLDER).as_uri()
+            send(run.folder)
+            source = self.location.address(run.folder / MODEL_FOLDER)
             made = self._client.create_model_version(
                 name, source, run.run_id, tags=dict(tags), description=description
             )
-            return _known(made)
+            return self._known(made)
 
     def start_run(self, experiment: str, name: str, tags: Mapping[str, str]) -> StartedRun:
         """Begin a run; the experiment is created where there is none."""
@@ -258,11 +252,11 @@ class Registry:
                 known.experiment_id
                 if known
                 else self._client.create_experiment(
-                    experiment, artifact_location=(self.location.artifacts / experiment).as_uri()
+                    experiment, artifact_location=f"{ADDRESS}{experiment}"
                 )
             )
             run = self._client.create_run(number, tags=dict(tags), run_name=name)
-            return StartedRun(run.info.run_id, _local_path(run.info.artifact_uri))
+            return StartedRun(run.info.run_id, self.location.local_path(run.info.artifact_uri))
 
     def keep(self, version: RegisteredVersion, path: str, value: Contract) -> str:
         """Keep a value as a file among those of a version's run; returns its SHA-256.
@@ -277,13 +271,13 @@ class Registry:
         """
         text = value.model_dump_json(indent=1) + "\n"
         digest = hashlib.sha256(text.encode()).hexdigest()
-        write_atomically(self.run_folder(version.run_id) / path.format(digest[:12]), text)
+        put(self.run_folder(version.run_id) / path.format(digest[:12]), text)
         return digest
 
     def run_folder(self, run_id: str) -> Path:
         """Local folder of a run's files."""
         with explained(self.location):
-            return _local_path(self._client.get_run(run_id).info.artifact_uri)
+            return self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
 
     def log(
         self, run_id: str, parameters: Mapping[str, str], metrics: Sequence[MetricPoint]
@@ -331,9 +325,9 @@ class Registry:
     def discard_run(self, run_id: str, reason: str) -> None:
         """Mark a run failed and deleted, and remove its files."""
         with explained(self.location):
-            folder = _local_path(self._client.get_run(run_id).info.artifact_uri)
+            folder = self.location.local_path(self._client.get_run(run_id).info.artifact_uri)
             if folder.parent.name == run_id:  # MLflow's own layout: <experiment>/<run>/artifacts
-                shutil.rmtree(folder.parent, ignore_errors=True)
+                drop(folder.parent)
             self._client.set_tag(run_id, "discarded_because", reason)
             self._client.set_terminated(run_id, "FAILED")
             self._client.delete_run(run_id)
@@ -348,6 +342,16 @@ class Registry:
             models = self._client.search_registered_models(f"name = '{name}'")
         return models[0] if models else None
 
+    def _known(self, version: ModelVersion) -> RegisteredVersion:
+        return RegisteredVersion(
+            name=version.name,
+            number=int(version.version),
+            run_id=version.run_id or "",
+            folder=self.location.local_path(version.source or ""),
+            tags=dict(version.tags),
+            created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
+        )
+
 
 @contextmanager
 def held_registry(location: RegistryLocation) -> Iterator[Registry]:
@@ -355,24 +359,3 @@ def held_registry(location: RegistryLocation) -> Iterator[Registry]:
     registry = Registry(location)
     with exclusive(location):
         yield registry
-
-
-def _known(version: ModelVersion) -> RegisteredVersion:
-    return RegisteredVersion(
-        name=version.name,
-        number=int(version.version),
-        run_id=version.run_id or "",
-        source=version.source or "",
-        tags=dict(version.tags),
-        created=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC),
-    )
-
-
-def _local_path(uri: str) -> Path:
-    parts = urlsplit(uri)
-    if parts.scheme not in ("", "file"):
-        raise RegistryError(
-            f"files of this registry are at {parts.scheme}://, expected a local folder; set the "
-            "artifact folder of this installation and register again"
-        )
-    return Path(url2pathname(parts.path))

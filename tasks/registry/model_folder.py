@@ -34,7 +34,7 @@ from tasks.contracts.training import (
 )
 from tasks.kernel.errors import RegistryError, refused_writes_explained
 from tasks.kernel.files import digest_of, flush_to_disk, size_of, write_atomically
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, bring, drop, send
 from tasks.registry.connection import RegistryLocation
 from tasks.registry.mlflow_registry import (
     KEPT_TAG,
@@ -169,7 +169,9 @@ def write_variants(
             if entry.folder is not None and entry.variant.files is not None:
                 files = entry.variant.files
                 _copy_folder(store.path(files), folder / entry.folder, files.sha256)
-    return _write_value(folder / VARIANTS_FILE, listed)
+    digest = _write_value(folder / VARIANTS_FILE, listed)
+    send(folder)
+    return digest
 
 
 def list_variants(source_sha256: str, variants: tuple[ModelVariant, ...]) -> VariantList:
@@ -190,12 +192,12 @@ def remove_unlisted(folder: Path, listed: VariantList) -> None:
     keep = {entry.folder for entry in listed.variants}
     for path in (folder / "variants").glob("*"):
         if path.relative_to(folder).as_posix() not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+            drop(path)
 
 
 def read_version(version: RegisteredVersion) -> VersionRecord:
     """Read a version back and check every file against the digests in the registry's database."""
-    ref, folder, damage = version.ref, version.folder, list[str]()
+    ref, folder, damage = version.ref, bring(version.folder), list[str]()
     manifest, imported = None, None
     if ORIGIN_TAG in version.tags:
         imported = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, ImportedManifest, damage)
@@ -220,7 +222,7 @@ def read_version(version: RegisteredVersion) -> VersionRecord:
 def read_evaluation(version: RegisteredVersion) -> EvaluationReport | None:
     """How a version was judged; None where its file is gone or damaged, or it has none."""
     try:
-        text = (version.folder / EVALUATION_FILE).read_text(encoding="utf-8")
+        text = bring(version.folder / EVALUATION_FILE).read_text(encoding="utf-8")
         return EvaluationReport.model_validate_json(text)
     except (OSError, ValidationError):
         return None
@@ -290,6 +292,7 @@ def verified_manifest(version: RegisteredVersion, kind: type[Value]) -> Value:
         RegistryError: it is missing or damaged.
     """
     damage: list[str] = []
+    bring(version.folder)
     value = _read_value(version, MANIFEST_FILE, MANIFEST_TAG, kind, damage)
     if value is None:
         raise _unusable(version, "; ".join(damage) or "it has no manifest")

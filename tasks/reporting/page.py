@@ -32,7 +32,16 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import scratch_folder, write_atomically
-from tasks.kernel.settings import DEFAULT_FEATURE_REPO, URI_SCHEME, ArtifactStore, named_artifacts
+from tasks.kernel.settings import (
+    DEFAULT_FEATURE_REPO,
+    NEWEST_REPORT,
+    URI_SCHEME,
+    ArtifactStore,
+    bring,
+    named_artifacts,
+    put,
+    send,
+)
 from tasks.kernel.values import flattened, plain
 from tasks.reporting import facts, quantities
 from tasks.reporting.drawing import STYLE_SHEET
@@ -252,6 +261,7 @@ def write_report(
     write_atomically(target / FACTS, facts_as_json(record, stored))
     docs = os.path.relpath(store.root.parent / DATA_DOCS, target)
     write_atomically(target / PAGE, render_page(record, stored, docs, pictures))
+    send(target)
     _lead_to(target, folder / LATEST, record.started)
     return ReportFiles(target / PAGE, target / FACTS, folder / LATEST / PAGE)
 
@@ -288,12 +298,23 @@ def _lead_to(target: Path, latest: Path, started: datetime) -> None:
             f"{latest} is a file or folder, expected a link to the newest report; the report "
             f"itself is whole in {target}. Move {latest} away and run again"
         )
-    if _started(latest / FACTS) > _in_utc(started):
+    if _started(_newest(latest) / FACTS) > _in_utc(started):
         return
     with refused_writes_explained(latest), scratch_folder(".latest", latest.parent) as aside:
         link = aside / LATEST
         os.symlink(target.name, link, target_is_directory=True)
         link.replace(latest)
+    put(latest.with_name(NEWEST_REPORT), target.name)
+
+
+def _newest(latest: Path) -> Path:
+    """The newest report's folder, which another machine may have written."""
+    try:
+        name = bring(latest.with_name(NEWEST_REPORT)).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return latest
+    bring(latest.with_name(name) / FACTS)
+    return latest.with_name(name)
 
 
 def _started(facts_path: Path) -> datetime:

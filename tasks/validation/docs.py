@@ -154,7 +154,8 @@ def _outcomes(store: ArtifactStore) -> dict[str, SuiteOutcome]:
     """Page to result. Equal results have one page; those of another release have none."""
     found = {}
     for kind in ("validations", "failed_validations"):
-        for file in sorted((store.root / kind).glob("[!.]*/validation.json")):
-            with suppress(ArtifactError):
+        for folder in store.folders(kind):
+            with suppress(ArtifactError, FileNotFoundError):
+                file = store.file(folder, "validation.json")
                 found[f"{digest_of(file)[:24]}.html"] = read_outcome(file)
     return found

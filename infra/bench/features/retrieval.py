@@ -108,7 +108,7 @@ def _differing(one: Path, other: Path) -> int:
 
 
 def _write_frame(config: PipelineConfig, settings: Settings, target: Path) -> None:
-    features, tables = config.features, current_tables(settings.home)
+    features, tables = config.features, current_tables(settings.home, settings.store)
     folders = {t.name: settings.store.path(t.artifact) for t in tables.raw}
     with duck.duckdb_session(target.parent, memory_limit_mb=4000, threads=2) as con:
         register_raw(con, folders, features, settings.feature_repo)
@@ -135,7 +135,7 @@ class _Run:
         settings = Settings.from_environment()
         self.spec = read_pipeline_config(settings.feature_repo).features.training_set
         self.frame, self.target = frame, target
-        self.folder = features_folder(current_tables(settings.home), settings.store)
+        self.folder = features_folder(current_tables(settings.home, settings.store), settings.store)
         self.feast = open_store(settings.home, settings.feature_repo, self.folder)
         self.service = self.feast.get_feature_service(self.spec.feature_service)
         if memory_limit_mb:

@@ -8,7 +8,6 @@ is compared with the rest of it, and the largest such PSI over all features and 
 times a factor, is the least that counts. The largest over all features corrects for their number.
 """
 
-import fcntl
 import hashlib
 import math
 from collections import defaultdict
@@ -25,7 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from tasks.contracts.base import TimeWindow
 from tasks.evaluation.monitoring.statistics import DAY, Binned, Floats
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.files import append_lines, make_folder
+from tasks.kernel.files import make_folder
+from tasks.kernel.settings import append, bring
+from tasks.metadata.database import held_everywhere
 from tasks.stats.shift import distance, psi, shares
 
 FILE = Path("monitoring") / "alerts.jsonl"
@@ -276,19 +277,19 @@ def append_alerts(home: Path, events: Sequence[AlertEvent]) -> int:
     path = home / FILE
     with refused_writes_explained(path):
         make_folder(path.parent)
-        with path.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with held_everywhere(path.with_suffix(".lock")):
             known = {event.id for event in read_alerts(home)}
             fresh = {e.id: e for e in events if e.id not in known}
             if fresh:
-                append_lines(path, [event.model_dump_json() for event in fresh.values()])
+                append(path, [event.model_dump_json() for event in fresh.values()])
     return len(fresh)
 
 
 def read_alerts(home: Path) -> tuple[AlertEvent, ...]:
     """All events; a line that is no event, such as one of a killed writer, is passed over."""
     found = []
-    for line in (home / FILE).read_bytes().split(b"\n"):
+    file = bring(home / FILE)
+    for line in file.read_bytes().split(b"\n") if file.exists() else ():
         try:
             found.append(AlertEvent.model_validate_json(line))
         except ValueError:

@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.kernel.errors import refused_writes_explained
-from tasks.kernel.files import append_lines, locked, private_folder, write_atomically
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import append, bring, children, put
+from tasks.metadata.database import held_everywhere
 
 BEGINNING = "0" * 64
 """What the first line names as the one before it."""
@@ -111,7 +113,7 @@ class AuditTrail:
                 "previous": previous,
             }
             text = json.dumps(line, default=str, separators=(",", ":"))
-            append_lines(self.folder / f"features-{now:%Y-%m}.jsonl", [text], mode=FILE_MODE)
+            append(self.folder / f"features-{now:%Y-%m}.jsonl", [text], mode=FILE_MODE)
             self._move_head(hashlib.sha256(text.encode()).hexdigest())
 
     def lines(self) -> Iterator[AuditLine]:
@@ -154,21 +156,23 @@ class AuditTrail:
         """Hold the trail; also finds out that it cannot be written, before anything is done."""
         with refused_writes_explained(self.folder):
             private_folder(self.folder)
-        with locked(self.folder / "lock"):
+        with held_everywhere(self.folder / "lock"):
+            bring(self.folder)
             yield
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Keep writers out, where there was one: lines and head belong together."""
-        if not (self.folder / "lock").exists():
+        if not children(self.folder) and not (self.folder / "lock").exists():
             yield
             return
-        with locked(self.folder / "lock", shared=True):
+        with held_everywhere(self.folder / "lock", shared=True):
+            bring(self.folder)
             yield
 
     def _move_head(self, digest: str) -> None:
         head = {"digest": digest, "time": datetime.now(UTC).isoformat(timespec="microseconds")}
-        write_atomically(self.folder / "head.json", json.dumps(head))
+        put(self.folder / "head.json", json.dumps(head))
 
     def _previous(self) -> str:
         """What the next line names: the newest line, where the head vouches for it.

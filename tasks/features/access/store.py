@@ -35,7 +35,9 @@ from tasks.features.declared.definitions import Definition, derived_definitions,
 from tasks.features.offline.source import source_name
 from tasks.features.tables.ledger import definitions_digest, read_json
 from tasks.kernel.errors import ConfigurationError, FeatureStoreError, TransientError
-from tasks.kernel.files import locked, private_folder, write_atomically
+from tasks.kernel.files import private_folder
+from tasks.kernel.settings import bring, put
+from tasks.metadata.database import held_everywhere
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ def file_lock(file: Path) -> Iterator[None]:
             "materializing. Run again when it is done. Nothing was changed"
         )
 
-    with locked(file, wait_s=WRITER_WAIT_S, held=held):
+    with held_everywhere(file, wait_s=WRITER_WAIT_S, held=held):
         yield
 
 
@@ -272,7 +274,11 @@ def apply_definitions(
     """
     applied = store.home / "feast" / "applied.json"
     digest = definitions_digest(store.repo)
-    if read_json(applied).get("definitions") == digest and store.list_feature_views() and not again:
+    if (
+        read_json(bring(applied)).get("definitions") == digest
+        and store.list_feature_views()
+        and not again
+    ):
         return
     objects = definitions if definitions is not None else load_definitions(store.repo)
     _check_sources(objects, store)
@@ -286,7 +292,7 @@ def apply_definitions(
         apply_service_versions(store, services)
     if removed != undefined:
         return  # unmarked: the next materialization applies them again and removes the rest
-    write_atomically(applied, json.dumps({"definitions": digest, "project": store.project}))
+    put(applied, json.dumps({"definitions": digest, "project": store.project}))
     logger.info("applied %d feature definitions", len(objects))
 
 

@@ -50,7 +50,8 @@ def find_snapshot(name: str, store: ArtifactStore) -> FeatureSnapshot:
         ArtifactError: there is none, or more than one.
     """
     found: dict[str, FeatureSnapshot] = {}
-    for file in sorted((store.root / SNAPSHOTS).glob("*/value.json")):
+    for folder in store.folders(SNAPSHOTS):
+        file = folder / "value.json"
         try:
             snapshot = FeatureSnapshot.model_validate_json(file.read_text(encoding="utf-8"))
         except ValidationError:
@@ -120,9 +121,10 @@ def _find_tables(snapshot: FeatureSnapshot, store: ArtifactStore) -> FeatureTabl
     """The tables that were read; else others with the same rows, written in another way."""
     pinned = {t.sha256 for t in snapshot.pins.tables} if snapshot.pins else set()
     alike = []
-    for file in sorted((store.root / TABLES).glob("*/value.json")):
+    for folder in store.folders(TABLES):
         with suppress(ValidationError):
-            tables = FeatureTables.model_validate_json(file.read_text(encoding="utf-8"))
+            value = (folder / "value.json").read_text(encoding="utf-8")
+            tables = FeatureTables.model_validate_json(value)
             if tables.version == snapshot.tables_version:
                 alike.append(tables)
 

@@ -49,7 +49,7 @@ from tasks.kernel.errors import (
     refused_writes_explained,
 )
 from tasks.kernel.files import flush_to_disk
-from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.kernel.settings import ArtifactStore, StagedFolder, bring, code_digest, content_key, put
 
 logger = logging.getLogger(__name__)
 
@@ -135,17 +135,20 @@ def _check_times(con: duckdb.DuckDBPyConnection, table: FeatureTable, window: Ti
 EMPTY = FeatureTables(version="0" * 32, raw=(), tables=(), sources={})
 STATIC_FILE = "static.parquet"
 LINK = Path("feature_tables") / "current"
+PUBLISHED = Path("feature_tables") / "published"
+"""File with the key of the published version."""
 TABLES = "tables"
 RAW = "raw"
 FEATURES = "features"
 
 
-def current_tables(home: Path) -> FeatureTables:
+def current_tables(home: Path, store: ArtifactStore) -> FeatureTables:
     """The published version, or `EMPTY` where none is published yet.
 
     Raises:
         ArtifactError: a version is published, but what describes it is gone or damaged.
     """
+    _follow(home, store)
     if not (home / LINK).is_symlink():
         return EMPTY
     file = published_path(home).parent / "value.json"
@@ -157,6 +160,31 @@ def current_tables(home: Path) -> FeatureTables:
             "description of the published feature tables. Restore it from a backup, or remove "
             f"{home / LINK} and refresh all windows again. Nothing was changed"
         ) from exc
+
+
+def _follow(home: Path, store: ArtifactStore) -> None:
+    """Let readers on this machine see the version that another one published."""
+    pointer = bring(home / PUBLISHED)
+    if store.location is None or not pointer.exists():
+        return
+    key = pointer.read_text(encoding="utf-8").strip()
+    folder = store.root / TABLES / key / FEATURES
+    if published_path(home) == folder.resolve() and folder.is_dir():
+        return
+    tables = store.find(TABLES, key, FeatureTables)
+    if tables is None:
+        raise ArtifactError(
+            f"{pointer} names the feature tables {key}, which {store.location.url} lacks; expected "
+            "the published ones. Restore them from a backup, or remove the file there and refresh "
+            "all windows again. Nothing was changed"
+        )
+    _lead_to(_brought(tables, store), home)
+
+
+def _brought(tables: FeatureTables, store: ArtifactStore) -> Path:
+    for table in tables.tables:
+        store.path(table.artifact, verify=False)
+    return features_folder(tables, store)
 
 
 def published_path(home: Path) -> Path:
@@ -234,7 +262,12 @@ def publish_tables(
             f"feature table(s) {', '.join(unproven)} of version {tables.version[:12]} have no "
             "validation result; validate them first. Nothing was published"
         )
-    folder = features_folder(tables, store)
+    folder = _brought(tables, store)
+    put(home / PUBLISHED, folder.parent.name + "\n")
+    _lead_to(folder, home)
+
+
+def _lead_to(folder: Path, home: Path) -> None:
     link = home / LINK
     with refused_writes_explained(link):
         link.parent.mkdir(parents=True, exist_ok=True)

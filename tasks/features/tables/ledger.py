@@ -31,8 +31,9 @@ from tasks.features.declared.columns import (
 )
 from tasks.features.declared.queries import frame_query, read_query
 from tasks.kernel.errors import TransientError
-from tasks.kernel.files import digest_of, locked, write_atomically
-from tasks.kernel.settings import code_digest, content_key
+from tasks.kernel.files import digest_of
+from tasks.kernel.settings import bring, code_digest, content_key, put
+from tasks.metadata.database import held_everywhere
 
 DERIVATION = Path(__file__).parents[1] / "declared" / "definitions.py"
 SNAPSHOTS = "snapshots"
@@ -97,7 +98,7 @@ def training_set_key(
 def load_ledger(home: Path) -> Ledger | None:
     """The ledger; None where it is absent, was cut off, or does not say all that it must."""
     try:
-        return Ledger.model_validate(read_json(home / "feast" / "materialized.json"))
+        return Ledger.model_validate(read_json(bring(home / "feast" / "materialized.json")))
     except ValidationError:
         return None
 
@@ -117,11 +118,11 @@ def write_ledger(
         views=views,
     )
     file = home / "feast" / "materialized.json"
-    with locked(file.with_suffix(".lock")):
+    with held_everywhere(file.with_suffix(".lock")):
         known = load_ledger(home)
         if known and known.model_copy(update={"views": views}) == new:
             new = new.model_copy(update={"views": _not_behind(views, known.views)})
-        write_atomically(file, new.model_dump_json(indent=1))
+        put(file, new.model_dump_json(indent=1))
 
 
 def _not_behind(

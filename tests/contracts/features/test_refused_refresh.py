@@ -14,7 +14,7 @@ from tasks.features.access.store import open_store
 from tasks.features.access.versions import published_version
 from tasks.features.tables.build import current_tables
 from tasks.kernel.errors import DataContractError
-from tasks.kernel.settings import Settings
+from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.repository import SmallRepository
 from tests.support.platform.loops import loop_repository
 
@@ -51,7 +51,7 @@ def seen_by_readers(repository: SmallRepository) -> tuple[object, ...]:
                 online[name] = sorted(rows, key=repr)
     service = published_version(open_store(home, repository.path), SERVICE)
     ledger = (home / "feast" / "materialized.json").read_text()
-    return current_tables(home).version, online, ledger, service
+    return current_tables(home, ArtifactStore(home / "artifacts")).version, online, ledger, service
 
 
 def change(file: Path, pattern: str, replacement: str) -> str:

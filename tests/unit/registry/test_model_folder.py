@@ -57,7 +57,7 @@ def filed(tmp_path: Path) -> Filed:
         MANIFEST_TAG: manifest,
         VARIANTS_TAG: listed,
     }
-    return Filed(store, trained, RegisteredVersion("m", 1, "r", folder.as_uri(), tags))
+    return Filed(store, trained, RegisteredVersion("m", 1, "r", folder, tags))
 
 
 def test_a_model_folder_holds_all_that_using_and_tracing_it_takes(filed: Filed) -> None:
@@ -123,7 +123,7 @@ def test_an_encoder_is_kept_with_its_version_and_handed_out_whole_alone(tmp_path
     report = builders.evaluation(store, trained)
     manifest = write_model(folder, trained, report, snapshot, "m", "abc1234", store)
     tags = {PROGRAM_TAG: trained.program.sha256, SNAPSHOT_TAG: "0" * 64, MANIFEST_TAG: manifest}
-    version = RegisteredVersion("m", 1, "r", folder.as_uri(), tags)
+    version = RegisteredVersion("m", 1, "r", folder, tags)
     assert verified_encoders(version) == {"review": folder / "encoder-review"}
     assert read_version(version).manifest.files["encoder-review"].sha256 == files.sha256
     (folder / "encoder-review" / "model.onnx").unlink()

@@ -103,7 +103,7 @@ def test_writing_twice_changes_nothing(store: ArtifactStore, reports: Path) -> N
     before = {path: path.read_bytes() for path in reports.rglob("*") if path.is_file()}
     assert write_report(record, store, reports) == first
     assert {p: p.read_bytes() for p in reports.rglob("*") if p.is_file()} == before
-    assert sorted(p.name for p in reports.iterdir()) == [record.run_id, "latest"]
+    assert sorted(p.name for p in reports.iterdir()) == [record.run_id, "latest", "newest"]
 
 
 def test_latest_leads_to_the_run_that_started_last(store: ArtifactStore, reports: Path) -> None:

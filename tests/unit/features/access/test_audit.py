@@ -77,7 +77,7 @@ def test_a_removed_head_is_noticed_after_later_acts_too(trail: AuditTrail, count
 def test_the_first_act_that_is_killed_before_the_head_leaves_no_fault(
     trail: AuditTrail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = audit.write_atomically
+    written = audit.put
 
     def killed(path: Path, text: str) -> None:
         if list(trail.folder.glob("*.jsonl")):
@@ -85,7 +85,7 @@ def test_the_first_act_that_is_killed_before_the_head_leaves_no_fault(
         written(path, text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(audit, "write_atomically", killed)
+        patch.setattr(audit, "put", killed)
         with pytest.raises(KeyboardInterrupt):
             trail.append("push", outcome="ok")
     assert trail.verify().faults == ()

@@ -63,7 +63,7 @@ def test_a_corrected_row_is_felt_in_later_windows_as_far_as_the_lookback(
 
 @pytest.mark.parametrize("content", ["{", "", '{"version": 1}', None])
 def test_a_damaged_description_of_the_published_version_gets_a_sentence(
-    tmp_path: Path, content: str | None
+    tmp_path: Path, store: ArtifactStore, content: str | None
 ) -> None:
     folder = tmp_path / "artifacts" / "tables" / "k"
     (folder / "features").mkdir(parents=True)
@@ -72,19 +72,19 @@ def test_a_damaged_description_of_the_published_version_gets_a_sentence(
     (tmp_path / "feature_tables").mkdir()
     (tmp_path / "feature_tables" / "current").symlink_to(folder / "features")
     with pytest.raises(ArtifactError, match=r"value.json is (gone|damaged).*refresh all windows"):
-        current_tables(tmp_path)
+        current_tables(tmp_path, store)
 
 
 def test_readers_see_a_version_only_once_it_is_published_and_vouched_for(
     repository: SmallRepository, store: ArtifactStore, tmp_path: Path
 ) -> None:
     tables = built(repository, store, days(0, 2))
-    assert current_tables(tmp_path) == EMPTY
+    assert current_tables(tmp_path, store) == EMPTY
     with pytest.raises(DataContractError, match=r"carrier_stats.* have no validation result"):
         publish_tables(tables, (), tmp_path, store)
-    assert current_tables(tmp_path) == EMPTY
+    assert current_tables(tmp_path, store) == EMPTY
     publish_tables(tables, vouchers(tables.tables), tmp_path, store)
-    assert current_tables(tmp_path) == tables
+    assert current_tables(tmp_path, store) == tables
     assert (published_path(tmp_path) / "carrier_stats").is_dir()
 
 

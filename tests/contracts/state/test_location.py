@@ -1,0 +1,225 @@
+"""Locations: a folder and S3 keep the same promises."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
+from tasks.kernel.files import digest_of
+from tasks.kernel.location import Location, object_name
+from tasks.kernel.settings import ArtifactStore, append, bring, children, claim, drop, put, send
+from tests.support.services.servers import s3_server
+from tests.support.state import become, build_notes, make_bucket
+
+
+def build_many(store: ArtifactStore) -> None:
+    for number in range(40):
+        build_notes(store, str(number) * 1_000_000, f"k{number}")
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return (tmp_path / "location").as_uri()
+    return str(request.getfixturevalue("bucket"))
+
+
+@pytest.fixture
+def location(url: str) -> Location:
+    return Location.of(url)
+
+
+def test_of_many_that_create_an_object_one_does(location: Location) -> None:
+    made: list[bool] = []
+
+    def create(number: int) -> None:
+        made.append(location.create("a/b", str(number).encode()))
+
+    threads = [threading.Thread(target=create, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [False] * 7 + [True]
+    assert not location.create("a/b", b"another")
+
+
+def test_no_change_of_many_is_lost(location: Location) -> None:
+    def add(number: int) -> None:
+        for _ in range(5):
+            location.change("log", lambda old: (old or b"") + f"{number}\n".encode())
+
+    threads = [threading.Thread(target=add, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (location.read("log") or b"").decode().split()
+    assert sorted(lines) == sorted("0123" * 5)
+
+
+def test_content_is_kept_once_and_checked_when_it_is_read(
+    location: Location, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"x" * 300_000)
+    digest, num_bytes = location.send_content(source)
+    assert (digest, num_bytes) == (digest_of(source), 300_000)
+    first = location.entries("objects")
+    location.send_content(source)
+    assert location.entries("objects") == first
+    location.bring(object_name(digest), target, sha256=digest)
+    assert target.read_bytes() == source.read_bytes()
+    location.write(object_name(digest), b"y" * 300_000)
+    with pytest.raises(ArtifactError, match=f"{digest[:12]}: it was changed or damaged"):
+        location.bring(object_name(digest), target, sha256=digest)
+    assert target.read_bytes() == source.read_bytes()
+
+
+def test_what_one_machine_built_another_uses_and_brings_only_what_it_reads(
+    url: str, tmp_path: Path
+) -> None:
+    here, there = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
+    made = build_notes(here)
+    assert build_notes(there, "would be another") == made
+    assert not (there.root / "notes" / "k" / "note.txt").exists()
+    assert there.path(made.text).read_text() == "hello"
+    assert not (there.root / "notes" / "k" / "pages").exists()
+    assert (there.path(made.pages) / "b" / "2").read_text() == "two"
+    assert [folder.name for folder in there.folders("notes")] == ["k"]
+
+
+def test_of_two_that_build_at_once_both_use_what_the_first_wrote(url: str, tmp_path: Path) -> None:
+    late, early = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
+    first = build_notes(early, "early")
+    found = late.find
+
+    def not_there_yet(*_: object) -> None:
+        late.__dict__.pop("find")
+
+    late.__dict__["find"] = not_there_yet  # as it is for who looked a moment before
+    assert build_notes(late, "late") == first
+    assert late.path(first.text).read_text() == "early"
+    assert found.__self__ is late
+
+
+def test_a_copy_that_was_damaged_is_brought_again(url: str, tmp_path: Path) -> None:
+    here, there = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
+    made = build_notes(here)
+    there.path(made.text).write_text("tampered")
+    assert there.path(made.text).read_text() == "hello"
+    (there.path(made.pages) / "1").unlink()
+    assert (there.path(made.pages) / "1").read_text() == "one hello"
+
+
+def test_a_build_whose_content_is_gone_or_damaged_is_built_again(url: str, tmp_path: Path) -> None:
+    here, there = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
+    made = build_notes(here)
+    assert here.location is not None
+    here.location.remove([object_name(made.text.sha256)])
+    with pytest.raises(ArtifactError, match="run the stage that makes it again"):
+        there.path(made.text)
+    assert there.path(build_notes(there).text).read_text() == "hello"
+    here.location.write("artifacts/notes/k.json", b"{ half of it")
+    assert there.path(build_notes(there).text).read_text() == "hello"
+
+
+def test_what_was_built_before_there_was_a_location_goes_there_when_it_is_used(
+    url: str, tmp_path: Path
+) -> None:
+    made = build_notes(ArtifactStore(tmp_path / "a"))
+    assert build_notes(ArtifactStore(tmp_path / "a", Location.of(url))) == made
+    other = ArtifactStore(tmp_path / "b", Location.of(url))
+    assert other.path(build_notes(other, "not built").text).read_text() == "hello"
+
+
+def test_copies_that_were_not_used_for_long_make_room(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (ArtifactStore(tmp_path / name, Location.of(url)) for name in ("a", "b"))
+    made = [build_notes(here, "x" * 1000, key) for key in ("k1", "k2", "k3")]
+    monkeypatch.setattr("tasks.kernel.settings.CACHE_KEPT_S", -1)
+    monkeypatch.setenv("FALAJ_CACHE_GB", "0.000003")
+    for notes in made:
+        there.path(notes.text)
+    assert not (there.root / "notes" / "k1").exists()
+    assert there.path(made[0].text).read_text() == "x" * 1000
+
+
+def test_files_of_the_state_are_the_same_on_all_machines(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    become(monkeypatch, a, url)
+    put(a / "audit" / "head.json", "1")
+    append(a / "audit" / "lines", ["one", "two"])
+    (a / "run" / "deep").mkdir(parents=True)
+    (a / "run" / "model").write_bytes(b"m" * 2_000_000)
+    (a / "run" / "deep" / "x.json").write_text("{}")
+    (a / "run" / ".hidden").touch()
+    send(a / "run")
+    assert claim(a / "secrets" / "key", "of a", private=True) == b"of a"
+
+    become(monkeypatch, b, url)
+    assert bring(b / "audit" / "head.json").read_text() == "1"
+    append(b / "audit" / "lines", ["three"])
+    assert [path.name for path in children(b)] == ["audit", "run", "secrets"]
+    assert (bring(b / "run") / "model").stat().st_size == 2_000_000
+    assert sorted(p.name for p in (b / "run").rglob("*")) == ["deep", "model", "x.json"]
+    assert claim(b / "secrets" / "key", "of b", private=True) == b"of a"
+    assert (b / "secrets" / "key").stat().st_mode & 0o077 == 0
+    drop(b / "run" / "model")
+
+    become(monkeypatch, a, url)
+    assert bring(a / "audit" / "lines").read_text() == "one\ntwo\nthree\n"
+    bring(a / "run", exact=True)
+    assert sorted(path.name for path in (a / "run").iterdir()) == [".hidden", "deep"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["lake/x", "http://host/x", "s3:///x", "file://host/x", "s3://k:hunter2@lake/x"]
+)
+def test_what_is_no_location_is_refused_without_showing_a_password(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected file:///folder or s3://") as refused:
+        Location.of(wrong)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_wrong_keys_and_a_bucket_that_is_not_there_are_told(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StorageError, match="no such bucket"):
+        Location.of("s3://nowhere/x").write("a", b"")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StorageError, match="refused the key") as refused:
+        Location.of(bucket).read("a")
+    assert "wrong" not in str(refused.value)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigurationError, match="is set, the other is not"):
+        Location.of(bucket).read("a")
+
+
+def test_a_store_that_is_away_is_waited_for_and_then_named(
+    monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    monkeypatch.setattr("tasks.kernel.location.RETRIES", 1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(TransientError, match=r"lake/.*/a: the store does not answer"):
+        Location.of(bucket).read("a")
+
+
+@pytest.mark.slow
+def test_a_full_store_refuses_and_keeps_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: str
+) -> None:
+    with s3_server("-volume.max=1", "-master.volumeSizeLimitMB=1") as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setattr("tasks.kernel.location.RETRIES", 1)
+        make_bucket(endpoint, "lake")
+        store = ArtifactStore(tmp_path / "a", Location.of("s3://lake/small"))
+        notes = build_notes(store, "whole")
+        with pytest.raises((StorageError, TransientError), match="s3://lake/small/"):
+            build_many(store)
+        other = ArtifactStore(tmp_path / "b", Location.of("s3://lake/small"))
+        assert other.path(notes.text).read_text() == "whole"

@@ -1,0 +1,47 @@
+"""State in a location: buckets, and machines that share one."""
+
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import S3FileSystem
+
+from infra.bench.processes import S3_KEY
+from tasks.contracts.base import Artifact, Contract
+from tasks.kernel.settings import ArtifactStore, StagedFolder
+
+
+def make_bucket(endpoint: str, name: str) -> None:
+    """Make a bucket of the tests' S3 service."""
+    S3FileSystem(
+        endpoint_override=endpoint,
+        access_key=S3_KEY,
+        secret_key=S3_KEY,
+        region="us-east-1",
+        allow_bucket_creation=True,
+    ).create_dir(name)
+
+
+class Notes(Contract):
+    """A value that names a file and a folder."""
+
+    text: Artifact
+    pages: Artifact
+
+
+def build_notes(store: ArtifactStore, text: str = "hello", key: str = "k") -> Notes:
+    """Build, or find, notes under a key."""
+
+    def write(folder: StagedFolder) -> Notes:
+        (folder.path / "note.txt").write_text(text)
+        (folder.path / "pages" / "b").mkdir(parents=True)
+        (folder.path / "pages" / "1").write_text(f"one {text}")
+        (folder.path / "pages" / "b" / "2").write_text("two")
+        return Notes(text=folder.artifact("note.txt"), pages=folder.artifact("pages"))
+
+    return store.build_once("notes", key, Notes, write)
+
+
+def become(patch: pytest.MonkeyPatch, home: Path, url: str) -> None:
+    """Let this process be a machine with a disk of its own."""
+    patch.setenv("FALAJ_HOME", str(home))
+    patch.setenv("FALAJ_STATE", url)
