@@ -51,6 +51,7 @@ IN_OTHER_WORDS = {
 }
 """The others that can be said, by the name that `sqlglot` gives them."""
 SPANS = ("microseconds", "seconds", "minutes", "hours", "days", "weeks")
+CODES = {"%Y", "%m", "%d", "%H", "%M", "%S"}
 PARTS = ("hour", "minute", "day", "month", "year", "week", "quarter", "doy")
 CURE = "say it otherwise, or build the tables in profile local or server. Nothing was changed"
 
@@ -72,12 +73,11 @@ def to_spark(
     try:
         tree = parse_one(text, read="duckdb")
         for function in tree.find_all(exp.Func, exp.Extract):
-            if (what := _unknown(function)) is not None:
-                word = what.split()[-1].lower()
-                lines = [n for n, s in enumerate(text.splitlines(), 1) if word in s.lower()]
+            if (what := _unknown(function, text)) is not None:
+                line = next((part.meta["line"] for part in function.walk() if part.meta), "?")
                 raise ConfigurationError(
-                    f"query {origin}, line {lines[0] if lines else '?'}: {what} has no equal in "
-                    f"Spark that a test holds equal; {CURE}"
+                    f"query {origin}, line {line}: {what} has no equal in Spark that a test holds "
+                    f"equal; {CURE}"
                 )
         for select in list(tree.find_all(exp.Select)):
             _name_columns(select, columns_of)
@@ -97,15 +97,16 @@ def _name(node: exp.Expr) -> str:
     return ""
 
 
-def _unknown(node: exp.Expr) -> str | None:
-    """What of a function Spark may take for something else, its word last; None where nothing."""
+def _unknown(node: exp.Expr, text: str) -> str | None:
+    """What of a function Spark may take for something else; None where nothing."""
     if isinstance(node, exp.Extract):
-        return None if node.name.lower() in PARTS else f"extract of {node.name}"
+        return None if node.name.lower() in PARTS else f"extract({node.name.lower()} ...)"
     if isinstance(node, exp.TimeToStr):
-        codes = re.findall("%-?.", node.args["format"].name)
-        known = Spark.INVERSE_TIME_MAPPING
-        return next((f"strftime with {code}" for code in codes if code not in known), None)
-    return None if isinstance(node, EQUAL) or _name(node) in IN_OTHER_WORDS else _name(node)
+        others = set(re.findall("%-?.", node.args["format"].name)) - CODES
+        return f"strftime with {', '.join(sorted(others))}" if others else None
+    if isinstance(node, EQUAL) or _name(node) in IN_OTHER_WORDS:
+        return None
+    return text[node.meta["start"] : node.meta["end"] + 1] if node.meta else _name(node)
 
 
 def _said(node: exp.Expr, window: TimeWindow | None) -> exp.Expr | None:

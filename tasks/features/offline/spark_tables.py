@@ -27,7 +27,7 @@ from pyarrow.fs import FileSystem
 from tasks.contracts.base import TimeWindow
 from tasks.features.access.profile import profile_file, read_profile
 from tasks.features.offline.duck import parquet, sql_moment, sql_name
-from tasks.kernel.errors import ConfigurationError, DataContractError, TransientError
+from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.files import scratch_folder
 from tasks.kernel.location import Location, object_name, s3_access
 from tasks.kernel.settings import ArtifactStore
@@ -156,7 +156,8 @@ def _explained(origin: str) -> Iterator[None]:
     try:
         yield
     except PySparkException as exc:
-        reason, kind = " ".join(str(exc).split())[:500], TransientError
+        reason = " ".join(str(exc).split())[:500]
+        kind: type[FalajError] = TransientError
         if isinstance(exc, AnalysisException):  # of which one that cannot be read is one too
             reason, kind = f"{reason}; say it in words that both engines know", ConfigurationError
         elif OF_A_VALUE.search(reason):

@@ -28,6 +28,7 @@ from tests.support.data.profiles import choose_spark
 from tests.support.data.shop import Shop
 from tests.support.data.use_cases import third_use_case
 
+pytest.importorskip("pyspark", reason="it is not in the lock: make test-cluster")
 HABITS_OF_ALL_KINDS = {
     **HABITS,
     "aggregates": [

@@ -21,6 +21,7 @@ from tests.support.data.repository import built, days
 from tests.support.services.servers import s3_server
 from tests.support.state import become, make_bucket
 
+pytest.importorskip("pyspark", reason="it is not in the lock: make test-cluster")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"),
     pytest.mark.filterwarnings("ignore:The spark:RuntimeWarning"),  # Feast calls it experimental
