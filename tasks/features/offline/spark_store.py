@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,24 +130,33 @@ class GuardedSparkJob(SparkRetrievalJob):
         """The statements, parted by Feast's own mark; they read views of their session."""
         return str(self.query)
 
-    def write_parquet(self, target: Path, order: list[str], row_group_rows: int) -> None:
-        """Write the result to one local Parquet file, sorted by `order`.
-
-        Spark sorts, and this process holds some row groups at a time.
+    @contextmanager
+    def open_batches(
+        self, batch_rows: int, order: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatchReader]:
+        """Read the result in batches, one partition of Spark's after the other; sorted by `order`.
 
         Raises:
-            FeatureStoreError: rows were lost or doubled. Nothing was written.
+            FeatureStoreError: rows were lost or doubled. Nothing was handed out.
         """
-        with scratch_folder(".spark", target.parent) as scratch, replacing(target) as file:
-            rows = self.to_spark_df().sort(*order)
-            _tables(self._config).bring(rows, scratch / "rows")
+        rows = self.to_spark_df()
+        rows = rows.sort(*order) if order else rows
+        tables = _tables(self._config)
+        with scratch_folder(".spark", tables.scratch) as scratch:
+            tables.bring(rows, scratch / "rows")
             parts = [pq.ParquetFile(part) for part in sorted((scratch / "rows").glob("*.parquet"))]
             self._check_complete(sum(part.metadata.num_rows for part in parts))
-            schema = parts[0].schema_arrow.remove_metadata()
-            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-                for part in parts:
-                    for batch in part.iter_batches(row_group_rows):
-                        writer.write_batch(batch)
+            batches = (batch for part in parts for batch in part.iter_batches(batch_rows))
+            yield pa.RecordBatchReader.from_batches(parts[0].schema_arrow, batches)
+
+    def write_parquet(self, target: Path, order: list[str], row_group_rows: int) -> None:
+        """Write the result to one local Parquet file, sorted by `order`; whole or not at all."""
+        with self.open_batches(row_group_rows, order) as rows, replacing(target) as file:
+            with pq.ParquetWriter(
+                file, rows.schema.remove_metadata(), compression="zstd"
+            ) as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
 
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
         table = self.to_spark_df().toArrow()
