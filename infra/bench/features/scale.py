@@ -1,8 +1,8 @@
 """Feature tables of 1, 10 and 100 times the rows, on DuckDB and on Spark in local mode.
 
 January's flights, with keys of their own for each copy: so many times as many airports, planes and
-carriers, each with the flights that it has. A process for each, as a table's query warms nothing
-up; the CPU of it and its children counts from when Spark is up, so that slopes are those of rows.
+carriers, each with the flights that it has. A process for each; its CPU and that of its children
+counts from when Spark is up.
 """
 
 import json
@@ -27,22 +27,19 @@ from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
 SPARK = PROJECT_ROOT / ".venv-cluster" / "bin" / "python"
 ENGINES = {"DuckDB": Path(sys.executable), "Spark": SPARK}
 REPO = PROJECT_ROOT / "feature_repo" / "flights"
-JANUARY, FEATURES = (
+RAW, COMPUTED = (
     TimeWindow(start=datetime.fromisoformat(a), end=datetime.fromisoformat("2013-02-01T00:00Z"))
     for a in ("2013-01-01T05:00Z", "2013-01-08T00:00Z")
 )
-KEYS = {"flights": "carrier tailnum origin dest", "weather": "origin", "planes": "tailnum"}
-KEYS["airports"] = "faa"
-LOCAL = {"spark.master": "local[2]", "spark.driver.memory": "3g", "spark.ui.enabled": "false"}
-LOCAL |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
-MANY = 1e9
+KEYS = {"carrier", "tailnum", "origin", "dest", "faa"}
+LOCAL = {"spark.master": "local[2]", "spark.driver.memory": "4g", "spark.ui.enabled": "false"}
+LOCAL |= {"spark.sql.shuffle.partitions": "8", "spark.driver.host": "127.0.0.1"}
 
 
 def figures(bench: Bench) -> Measured:
     """What each engine costs, and how it grows."""
-    sizes = bench.size((1, 10, 100), (1, 2, 3))
+    sizes, measured = bench.size((1, 10, 100), (1, 2, 3)), Measured()
     rows = {copies: _write_rows(bench.folder, copies) for copies in sizes}
-    measured: Measured = []
     for engine, python in ENGINES.items():
         if not python.exists():
             measured.append(LeftOut(engine, "there is no environment .venv-cluster"))
@@ -51,7 +48,9 @@ def figures(bench: Bench) -> Measured:
         for copies in sizes:
             folder = str(bench.folder / str(copies))
             call = f"from {__name__} import compute; compute({engine!r}, {folder!r})"
-            ran = subprocess.run([python, "-c", call], capture_output=True, text=True, check=True)
+            ran = subprocess.run(
+                [python, "-c", call], stdout=subprocess.PIPE, text=True, check=True
+            )
             cpu_s[copies], peak_gb[copies] = json.loads(ran.stdout.splitlines()[-1])
         one, ten, most = sizes
         for copies in (ten, most):
@@ -62,8 +61,8 @@ def figures(bench: Bench) -> Measured:
         slope = (cpu_s[most] - cpu_s[ten]) / (rows[most] - rows[ten])
         memory = f"peak of all its processes {peak_gb[most]:.1f} GB at {rows[most]:,}"
         measured.append(reported(f"{engine}: CPU a flight, microseconds", slope * 1e6, memory))
-        hours = slope * MANY / 3600
-        measured.append(reported(f"{engine}: CPU of 10^9 flights, hours", hours, "extrapolated"))
+        name = f"{engine}: CPU of 10^9 flights, hours"
+        measured.append(reported(name, slope * 1e9 / 3600, "extrapolated by the slope above"))
     return measured
 
 
@@ -72,42 +71,37 @@ def _write_rows(folder: Path, copies: int) -> int:
     config, store = read_pipeline_config(REPO).features, ArtifactStore(folder / "store")
     (folder / str(copies)).mkdir()
     with duckdb.connect() as con:
-        for table in land_raw_rows(JANUARY, config, REPO, store).tables:
-            file, columns = store.path(table.artifact), KEYS[table.name].split()
-            tagged = ", ".join(f"{c} || '.' || copy AS {c}" for c in columns)
+        for ref in land_raw_rows(RAW, config, REPO, store).tables:
+            file = f"{folder}/{copies}/{ref.name}.parquet"
+            keys = KEYS & (config.columns_of(ref.name) or {}).keys()
+            tagged = ", ".join(f"{key} || '.' || copy AS {key}" for key in keys)
             con.execute(
-                f"COPY (SELECT * EXCLUDE (copy) REPLACE ({tagged}) FROM '{file}', "
-                f"range({copies}) AS copies(copy)) TO '{folder}/{copies}/{table.name}.parquet'"
+                f"COPY (SELECT * EXCLUDE (copy) REPLACE ({tagged}) "
+                f"FROM '{store.path(ref.artifact)}', range({copies}) AS copies(copy)) TO '{file}'"
             )
         counted = con.execute(f"SELECT count(*) FROM '{folder}/{copies}/flights.parquet'")
         return int(counted.fetchall()[0][0])
 
 
 def compute(engine: str, folder: str) -> None:
-    """Compute all feature tables; print the CPU seconds, and the memory of all processes."""
+    """Compute all feature tables; print the CPU seconds, and the memory of all processes in GB."""
     config, scratch = read_pipeline_config(REPO).features, Path(folder)
     spark = SparkTables(started(LOCAL), None, scratch) if engine == "Spark" else None
     with duckdb_session(scratch) as con:
-        before = sum(map(_cpu_s, _processes()))
+        before = _cpu_s()
         raw = {table.name: scratch / f"{table.name}.parquet" for table in config.raw_tables}
         register_raw(con, raw, config, REPO, spark=spark)
         for table in config.feature_tables:
-            compute_table(con, table, config, REPO, FEATURES, "computed", spark)
+            compute_table(con, table, config, REPO, COMPUTED, "computed", spark)
             con.execute("SELECT count(*) FROM computed")
-        after = sum(map(_cpu_s, _processes()))
-        sys.stdout.write(f"\n{json.dumps([after - before, sum(map(_peak_gb, _processes()))])}\n")
+        status = (Path(f"/proc/{process.pid}/status").read_text() for process in _processes())
+        peaks = [text.partition("VmHWM:")[2].split()[0] for text in status if "VmHWM:" in text]
+        sys.stdout.write(f"\n{json.dumps([_cpu_s() - before, sum(map(int, peaks)) / 1e6])}\n")
+
+
+def _cpu_s() -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in _processes()))
 
 
 def _processes() -> list[psutil.Process]:
-    own = psutil.Process()
-    return [own, *own.children(recursive=True)]
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _peak_gb(process: psutil.Process) -> float:
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1e6
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
