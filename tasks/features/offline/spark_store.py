@@ -139,9 +139,8 @@ class GuardedSparkJob(SparkRetrievalJob):
         Raises:
             FeatureStoreError: rows were lost or doubled. Nothing was handed out.
         """
-        rows = self.to_spark_df()
+        rows, tables = self.to_spark_df(), _tables(self._config)
         rows = rows.sort(*order) if order else rows
-        tables = _tables(self._config)
         with scratch_folder(".spark", tables.scratch) as scratch:
             tables.bring(rows, scratch / "rows")
             parts = [pq.ParquetFile(part) for part in sorted((scratch / "rows").glob("*.parquet"))]
@@ -187,7 +186,6 @@ def _pulled(
 
 
 def _tables(config: RepoConfig) -> SparkTables:
-    """Before Feast's own call: it lets its statements quote patterns, which ours do not."""
     settings = Settings.from_environment()
     session = started(config.offline_store.spark_conf or {})
     return SparkTables(session, settings.location, settings.home)

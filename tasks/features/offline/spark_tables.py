@@ -22,10 +22,11 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from pyarrow.fs import FileSystem
 
 from tasks.contracts.base import TimeWindow
-from tasks.features.access.profile import profile_file, read_profile
+from tasks.features.access.profile import profile_file
 from tasks.features.offline.duck import parquet, sql_moment, sql_name
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, TransientError
 from tasks.kernel.files import scratch_folder
@@ -42,7 +43,6 @@ FIXED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",  # a number that does not fit is an error, as to DuckDB
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parser.quotedRegexColumnNames": "false",  # which Feast sets
 }
 OF_A_VALUE = re.compile(r"DIVIDE_BY_ZERO|CAST_INVALID|OVERFLOW|CANNOT_PARSE|INVALID_(?!TEMP)")
 
@@ -59,13 +59,13 @@ class SparkTables:
     @contextmanager
     def chosen(cls, repo: Path, store: ArtifactStore) -> Iterator[SparkTables | None]:
         """Spark where the profile's offline store is Spark's; None where DuckDB computes."""
-        if STORE not in profile_file(repo).read_text():
+        if STORE not in (text := profile_file(repo).read_text()):
             yield None
             return
-        settings = read_profile(store.root.parent, repo)["offline_store"].get("spark_conf")
-        session = started(settings or {})
+        settings = yaml.safe_load(text)["offline_store"].get("spark_conf") or {}
+        session = started(settings).newSession()  # with views of its own
         with scratch_folder(".spark", store.root) as scratch:
-            yield cls(session, store.location, scratch)
+            yield cls(configured(session), store.location, scratch)
         session.catalog.clearCache()  # of staging rows
 
     def read(
@@ -140,10 +140,14 @@ class SparkTables:
 
 
 def started(settings: Mapping[str, str]) -> SparkSession:
-    """The session of this process, started if there is none, in the ways that equal rows need."""
+    """The session of this process, started if there is none."""
     from pyspark.sql import SparkSession
 
-    session = SparkSession.builder.config(map=dict(settings)).getOrCreate()
+    return configured(SparkSession.builder.config(map=dict(settings)).getOrCreate())
+
+
+def configured(session: SparkSession) -> SparkSession:
+    """The session, computing in the ways that equal rows need."""
     for name, value in FIXED.items():
         session.conf.set(name, value)
     return session
