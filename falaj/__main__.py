@@ -82,6 +82,7 @@ COMMANDS = {
         "doctor": ("platform:doctor", "Find what is wrong with the platform, and what to do."),
         "logs": ("platform:logs", "Show the last lines of a service's log."),
         "ui": ("loop:ui", "Serve the Prefect UI of the state folder until interrupted."),
+        "worker": ("platform:worker", "Take work of a platform on another machine."),
         "supervise": ("platform:supervise", "Be the supervisor, in the foreground."),
         "deploy": ("platform:deploy", "Write pools, deployments and automations to Prefect."),
         "serve": ("platform:serve", "Serve models over HTTP and gRPC."),

@@ -151,6 +151,22 @@ def logs(service: str = "supervisor", /, *, lines: int = 50, context: Here) -> S
     return Shown({"service": service, "lines": found}, found)
 
 
+def worker(pool: str, /, *, context: Here) -> None:
+    """Take work of a platform on another machine, whose state this one shares.
+
+    PREFECT_API_URL names the platform, FALAJ_STATE and FALAJ_DATABASE_URL its state.
+
+    Args:
+        pool: Work pool, such as cpu.
+
+    Examples:
+        falaj worker cpu
+    """
+    from infra.platform.services import become_worker
+
+    become_worker(pool, context.settings, os.environ)
+
+
 def supervise(*, context: Here) -> None:
     """Be the supervisor, in the foreground (for an init system).
 

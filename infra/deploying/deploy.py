@@ -24,10 +24,12 @@ from infra.deploying.automations import (
 )
 from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
-from infra.deploying.items import Item, Outcome, use_case_block
+from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
 from tasks.kernel.errors import TransientError
+from tasks.kernel.settings import Settings
+from tasks.metadata.identity import state_identity
 
 AnyItem = TypeVar("AnyItem", bound=Item)
 NUM_ATTEMPTS = 3
@@ -63,7 +65,7 @@ def make_plan(
     pool_type: PoolType = "process",
     resume: bool = False,
 ) -> Plan:
-    """Read what is to be deployed; asks no server.
+    """Read what is to be deployed; asks no server but that of the state.
 
     Raises:
         ConfigurationError: a file or use case is wrong, or a variable is not set.
@@ -76,10 +78,10 @@ def make_plan(
     def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
         return tuple(replace(item, resume=resume) for item in items)
 
-    pools = pool_items(pool_type, image)
+    pools, state = pool_items(pool_type, image), state_identity(Settings.from_environment())
     return Plan(
-        places=resuming([*pools, use_case_block(use_cases), *channel_blocks()]),
-        deployments=resuming(deployment_items(read_prefect_file(file), use_cases)),
+        places=resuming([*pools, use_case_block(use_cases), RESULTS, *channel_blocks()]),
+        deployments=resuming(deployment_items(read_prefect_file(file), use_cases, state)),
         automations=resuming([decide_on_drift(), *map(notify, notifications())]),
     )
 

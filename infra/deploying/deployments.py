@@ -29,6 +29,7 @@ from infra.deploying.file import (
 )
 from infra.deploying.items import Found, Item
 from tasks.kernel.errors import ConfigurationError
+from tasks.metadata.identity import EXPECTED
 
 OWN_TAG = "falaj"
 """On all that this project deploys, so that what it no longer deploys can be told."""
@@ -41,6 +42,8 @@ class DeploymentItem(Item):
     flow: Flow[..., Any]
     entry: Deployment
     use_case: UseCase | None
+    state: str = ""
+    """Identity of the state that all workers have to share."""
 
     @property
     def name(self) -> str:
@@ -66,12 +69,12 @@ class DeploymentItem(Item):
 
     @property
     def job_variables(self) -> dict[str, Any]:
-        """Job variables, with the use case's repository where workers do not know it."""
+        """Job variables, with the state, and the use case's repository, as workers need them."""
         variables = self.entry.work_pool.job_variables
-        if self.use_case is None or self.use_case.repo_on_workers is None:
-            return variables
-        told = {"FALAJ_FEATURE_REPO": self.use_case.repo_on_workers}
-        return {**variables, "env": {**variables.get("env", {}), **told}}
+        told = {EXPECTED: self.state} if self.state else {}
+        if self.use_case is not None and self.use_case.repo_on_workers is not None:
+            told["FALAJ_FEATURE_REPO"] = self.use_case.repo_on_workers
+        return {**variables, "env": {**variables.get("env", {}), **told}} if told else variables
 
     @property
     def tags(self) -> list[str]:
@@ -178,15 +181,19 @@ class DeploymentItem(Item):
             yield given if active is None else {**given, "active": active}
 
 
-def deployment_items(file: PrefectFile, use_cases: Sequence[UseCase]) -> tuple[DeploymentItem, ...]:
-    """All deployments of a file, for all use cases.
+def deployment_items(
+    file: PrefectFile, use_cases: Sequence[UseCase], state: str = ""
+) -> tuple[DeploymentItem, ...]:
+    """All deployments of a file, for all use cases; `state` is the identity that workers share.
 
     Raises:
         ConfigurationError: an entry point is no flow, parameters do not fit it, or two deployments
             have one name.
     """
     items = tuple(
-        DeploymentItem(flow=load_flow(entry.entrypoint), entry=entry, use_case=use_case)
+        DeploymentItem(
+            flow=load_flow(entry.entrypoint), entry=entry, use_case=use_case, state=state
+        )
         for entry in file.deployments
         for use_case in (use_cases if entry.is_per_use_case else [None])
     )

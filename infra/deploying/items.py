@@ -13,6 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from pydantic import Field, SecretStr
 
 from infra.deploying.file import UseCase
+from tasks.control.routing.task import SharedResults
 
 MISSING = "is missing"
 LONGEST_VALUE = 60
@@ -160,12 +161,17 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
         key: value.get_secret_value() if isinstance(value, SecretStr) else value
         for key, value in data.items()
     }
-    return {key: value for key, value in shown.items() if value is not None}
+    # Of a block without fields, Prefect keeps a mark of its own.
+    return {key: value for key, value in shown.items() if value is not None and key[0] != "_"}
 
 
 def use_case_block(use_cases: tuple[UseCase, ...]) -> BlockItem:
     """The block that `prefect.yaml` refers to."""
     return BlockItem(name="first", block=UseCaseBlock(value=dict(use_cases[0].config)))
+
+
+RESULTS = BlockItem(name="state", block=SharedResults())
+"""Of no use where the state is in one folder, and harmless."""
 
 
 async def find_block(client: PrefectClient, slug: str, name: str) -> BlockDocument | None:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from infra.platform.files import CutRun
 from tasks.kernel.errors import ConfigurationError, TransientError
+from tasks.metadata.identity import EXPECTED
 
 LOGGER = logging.getLogger(__name__)
 
@@ -88,6 +89,13 @@ class PrefectApi:
         """Workers of a pool that the server has heard of, with `name` and `status`."""
         path = f"/work_pools/{quote(pool, safe='')}/workers/filter"
         return list(self._call("POST", path, {"limit": PAGE}))
+
+    def expected_state(self, pool: str) -> str | None:
+        """Identity of the state that runs of a pool work on; None where none is deployed to it."""
+        query = {"work_pools": {"name": {"any_": [pool]}}, "limit": 1}
+        for deployment in self._call("POST", "/deployments/filter", query):
+            return str(deployment["job_variables"].get("env", {}).get(EXPECTED) or "") or None
+        return None
 
     def planned_runs(self, after: str) -> list[Json]:
         """Runs that the scheduler has made for later than `after` (ISO, zone), the next first."""

@@ -44,6 +44,7 @@ from tasks.control.leases.devices import hardware_classes
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import make_folder, private_folder, write_atomically
 from tasks.kernel.settings import Settings
+from tasks.metadata.identity import not_shared, state_identity
 from tasks.registry.connection import ADDRESS
 
 LOGGER = logging.getLogger(__name__)
@@ -277,14 +278,59 @@ def worker_environment(plan: Plan) -> dict[str, str]:
         if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
     }
     client = client_settings(plan.files.home, plan.api.url, plan.password, plan.endpoint.ui_url)
+    return _of_worker(inherited, client)
+
+
+def _of_worker(inherited: Mapping[str, str], client: dict[str, str]) -> dict[str, str]:
+    """Environment of a worker, from its machine's and the settings of all clients."""
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
+    results = {"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK": "falaj-results/state"}
     return {
         **inherited,
         **client,
+        **(results if inherited.get("FALAJ_STATE") else {}),
         "PATH": path_to_python(inherited),
         "PREFECT_WORKER_QUERY_SECONDS": str(WORKER_QUERY_S),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
     }
+
+
+def become_worker(pool: str, settings: Settings, environment: Mapping[str, str]) -> None:
+    """Be a worker of a platform on another machine; returns only where that must not be.
+
+    Args:
+        pool: of the platform.
+        settings: of this machine.
+        environment: `PREFECT_API_URL`, and `PREFECT_API_AUTH_STRING` where the platform has a
+            password.
+
+    Raises:
+        ConfigurationError: this machine works on another state than the platform, or the platform
+            has deployed nothing to the pool.
+        TransientError: the platform does not answer.
+    """
+    api, password = environment.get("PREFECT_API_URL"), environment.get("PREFECT_API_AUTH_STRING")
+    if not api:
+        raise ConfigurationError(
+            "PREFECT_API_URL is not set; expected the address of the platform's Prefect server, "
+            "such as https://falaj.example.org/api. Nothing was started"
+        )
+    seen, expected = state_identity(settings), PrefectApi(api, password).expected_state(pool)
+    if expected is None:
+        raise ConfigurationError(
+            f"the platform at {api} has deployed nothing to the pool {pool!r}, so nothing says "
+            "which state it works on; run `falaj deploy` there, or name another pool. Nothing was "
+            "started"
+        )
+    if seen != expected:
+        raise ConfigurationError(not_shared(seen, expected, settings))
+    inherited = {n: v for n, v in environment.items() if not n.startswith("PREFECT_")}
+    command = (sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--pool")
+    name = f"{pool}-{socket.gethostname()}"
+    words = [*command, pool, "--name", name, "--no-create-pool-if-not-found"]
+    client = client_settings(settings.home, api, password)
+    make_folder(Path(client["PREFECT_HOME"]))
+    os.execve(words[0], words, _of_worker(inherited, client))
 
 
 def path_to_python(environment: Mapping[str, str]) -> str:

@@ -25,6 +25,9 @@ class StageRoute(Contract):
         default=(), description="Places that were asked before and why each was not taken."
     )
     flow_run: str | None = Field(default=None, description="Id of the run on the work pool.")
+    price_per_hour: float | None = Field(
+        default=None, description="Of the pool of `burst`; times the stage's hours it is the bill."
+    )
 
 
 class StageTime(Contract):

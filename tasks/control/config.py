@@ -67,6 +67,30 @@ class StageLease(Contract):
     )
 
 
+class BurstRule(Contract):
+    """Another pool, mostly one that costs money by the hour, for when the own one is behind."""
+
+    hardware_class: HardwareClass = Field(description="Class of its deployment and pool.")
+    queue_longer_than: int = Field(
+        ge=0,
+        le=100_000,
+        description="Runs that wait in the own pool's queues, from one more of which on the stage "
+        "goes to the other pool. As soon as fewer wait, stages stay again.",
+    )
+    price_per_hour: float = Field(
+        ge=0, le=1e6, description="What an hour of one run there costs; recorded with each run."
+    )
+    most_per_day: float = Field(
+        gt=0,
+        le=1e9,
+        description="What its runs of the newest 24 hours may have cost, in the same money; from "
+        "there on the stage waits.",
+    )
+    zone: str = Field(
+        default="", max_length=40, description="Where it is; compared with `routing.zones`."
+    )
+
+
 class StageRouting(Contract):
     """Which hardware one stage wants, and what happens while no worker there is online."""
 
@@ -87,6 +111,11 @@ class StageRouting(Contract):
         "Training that falls back to `cpu` computes on the CPU.",
     )
 
+    burst: BurstRule | None = Field(
+        default=None,
+        description="Where the stage goes while the own pool is behind; none: nowhere.",
+    )
+
     @model_validator(mode="after")
     def _each_class_once(self) -> Self:
         classes = (self.hardware_class, *self.fall_back)
@@ -105,6 +134,12 @@ class RoutingConfig(Contract):
         default="auto",
         description="`auto` sends stages to work pools where the loop itself was started by a "
         "deployment, and runs them in its own process otherwise.",
+    )
+    zones: tuple[str, ...] = Field(
+        default=(),
+        max_length=40,
+        description="Zones that the data may be worked on in; a `burst` to any other is not taken. "
+        "Empty: everywhere.",
     )
     feature_refresh: StageRouting = StageRouting()
     training: StageRouting = StageRouting()

@@ -54,6 +54,8 @@ class Entry:
 
     num_bytes: int
     changed: datetime
+    tag: str
+    """Of S3, the MD5 of what was uploaded in one piece; otherwise says nothing."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,10 @@ class Location:
 
         with self._explained(prefix):
             found = (meta for page in obstore.list(self._store, prefix or None) for meta in page)
-            return {m["path"]: Entry(m["size"], m["last_modified"]) for m in found}
+            return {
+                m["path"]: Entry(m["size"], m["last_modified"], (m["e_tag"] or "").strip('"'))
+                for m in found
+            }
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that are gone are gone."""

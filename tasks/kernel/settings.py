@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
-from tasks.kernel.location import Location, object_name
+from tasks.kernel.location import Entry, Location, object_name
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -359,9 +359,18 @@ def send(path: Path, final: Path | None = None) -> None:
         inside = file.relative_to(path)
         hidden = any(part.startswith(".") for part in inside.parts) or file.name.endswith("lock")
         seen = there.get(f"{name}/{inside.as_posix()}")
-        same = seen and file.stat().st_size == seen.num_bytes >= SMALL_BYTES
-        if not hidden and not same:
+        if not hidden and not (seen and _is_same(file, seen)):
             location.write(f"{name}/{inside.as_posix()}", file)
+
+
+def _is_same(file: Path, seen: Entry) -> bool:
+    if file.stat().st_size != seen.num_bytes:
+        return False
+    with file.open("rb") as stream:
+        return (
+            seen.num_bytes >= SMALL_BYTES
+            or hashlib.file_digest(stream, "md5").hexdigest() == seen.tag
+        )
 
 
 def drop(path: Path) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
-VERSION = "0003"
+VERSION = "0004"
 """Of the newest migration."""
 VERSION_TABLE = "falaj_schema"
 
@@ -141,6 +141,14 @@ decisions = Table(
     Column("actor", Text, nullable=False),
     Index("falaj_decisions_of", "model", "use_case", "number"),
     sqlite_autoincrement=True,
+)
+
+# One row: a random name that was given to this database.
+identities = Table(
+    "falaj_identity",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("identity", String(64), nullable=False),
 )
 
 # Releases: `periods` are stretches of time in which the shares of one step held. `entries` are all

@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.kernel.errors import ArtifactError
 from tasks.kernel.files import digest_of, locked, write_atomically
-from tasks.kernel.settings import ArtifactStore
+from tasks.kernel.settings import ArtifactStore, send
 from tasks.validation.outcome import SuiteOutcome, read_outcome
 
 FOLDER = "data_docs"
@@ -68,6 +68,7 @@ def build_site(store: ArtifactStore, home: Path) -> Site:
         for page in root.glob("*.html"):
             if page.name not in (INDEX, *outcomes):
                 page.unlink()
+        send(root)
     return Site(root / INDEX, len(outcomes))
 
 

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -19,16 +19,18 @@ from typing import Any, Literal, get_type_hints
 from uuid import UUID
 
 import httpx
+from anyio import to_thread
 from prefect import Flow, runtime, task
+from prefect._internal.compatibility.async_dispatch import async_dispatch
 from prefect._internal.result_records import ResultRecordMetadata
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, State, TaskRun, Worker
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError, TerminationSignal
-from prefect.filesystems import LocalFileSystem
+from prefect.filesystems import LocalFileSystem, WritableFileSystem
 from prefect.logging import get_run_logger
 from prefect.results import get_default_result_storage, resolve_result_storage
 from prefect.states import Cancelled, Cancelling
@@ -38,10 +40,11 @@ from pydantic import TypeAdapter, ValidationError
 
 import tasks.kernel.errors
 from tasks.contracts.run import StageRoute
-from tasks.control.config import RoutingConfig, StageName, StageRouting
-from tasks.kernel.errors import FalajError, StageError, StageLostError
+from tasks.control.config import BurstRule, RoutingConfig, StageName, StageRouting
+from tasks.kernel.errors import ConfigurationError, FalajError, StageError, StageLostError
+from tasks.kernel.location import Location
 from tasks.kernel.retry_policy import NUM_RETRIES, RETRY_DELAYS_S, RETRY_JITTER, is_api_away
-from tasks.kernel.settings import PROJECT_ROOT, content_key
+from tasks.kernel.settings import PROJECT_ROOT, Settings, content_key
 
 QUICK_POLL_S, POLL_S = 0.5, 2.0
 QUICK_FOR_S = 60.0
@@ -49,7 +52,7 @@ LOG_EVERY_S = 60.0
 REPORTED_ERROR = re.compile(r"(?:^|: )(?P<kind>\w+Error): (?P<sentence>.*)\Z", re.DOTALL)
 
 
-Rule = Literal["wanted class", "fall back"]
+Rule = Literal["wanted class", "fall back", "burst"]
 MISSED_HEARTBEATS = 3
 """A worker that missed so many is gone; the server itself takes longer to say so."""
 DEFAULT_HEARTBEAT_S = 30
@@ -73,6 +76,10 @@ class Place:
     num_workers_online: int = 0
     fault: str | None = None
     """Why it cannot take runs whatever its workers do, such as a pause."""
+    num_waiting: int = 0
+    """Runs of its pool that are due and that no worker has taken."""
+    cost_today: float = 0.0
+    """What its pool's runs of the newest 24 hours have cost, where `burst` gives a price."""
 
     @property
     def refusal(self) -> str | None:
@@ -104,22 +111,38 @@ class Choice:
 
 
 def choose(
-    routing: StageRouting, wanted: Place, others: Sequence[Place], waited_s: float
+    routing: StageRouting,
+    wanted: Place,
+    others: Sequence[Place],
+    waited_s: float,
+    burst: Place | None = None,
+    zones: Sequence[str] = (),
 ) -> Choice:
     """Where a stage goes now.
 
-    The wanted class is taken while it has a worker. Without one the stage waits as long as it may,
-    then takes the first other class that has one.
+    The pool of `routing.burst` is taken while more runs wait in the wanted one than that says,
+    where its price and its zone allow it. Else the wanted class is taken while it has a worker.
+    Without one the stage waits as long as it may, then takes the first other class that has one.
 
     Args:
         routing: the stage's rule.
         wanted: the place of the class that it wants.
         others: the places of `routing.fall_back`, in that order.
         waited_s: seconds for which the wanted place has had no worker.
+        burst: the place of `routing.burst`.
+        zones: where the data may be worked on; empty for everywhere.
     """
-    refusal = wanted.refusal
+    refusal, refused_burst = wanted.refusal, ""
+    if burst is not None and routing.burst is not None:
+        behind = f"{wanted.num_waiting} runs wait in work pool {wanted.pool!r}"
+        if wanted.num_waiting > routing.burst.queue_longer_than:
+            refused_burst = _refused_burst(burst, routing.burst, zones) or ""
+            if not refused_burst:
+                reason = f"{behind}, more than {routing.burst.queue_longer_than}"
+                return Choice(burst, False, "burst", reason, (refusal,) if refusal else ())
     if refusal is None:
-        return Choice(wanted, False, "wanted class", "it has a worker online")
+        not_there = (refused_burst,) if refused_burst else ()
+        return Choice(wanted, False, "wanted class", "it has a worker online", not_there)
     if waited_s < routing.wait_s:
         reason = f"{refusal}; waited {waited_s:.0f} s of at most {routing.wait_s:.0f} s"
         return Choice(None, True, "wanted class", reason)
@@ -135,6 +158,18 @@ def choose(
         "finished stages are kept"
     )
     return Choice(None, False, "fall back", reason, tuple(refused))
+
+
+def _refused_burst(place: Place, rule: BurstRule, zones: Sequence[str]) -> str | None:
+    if zones and rule.zone not in zones:
+        where = f"zone {rule.zone!r}" if rule.zone else "no named zone"
+        return f"{place.deployment}: it is in {where}, and routing.zones allows {', '.join(zones)}"
+    if place.cost_today >= rule.most_per_day:
+        return (
+            f"{place.deployment}: its runs of 24 hours cost {place.cost_today:.2f}, at most "
+            f"{rule.most_per_day:g} a day"
+        )
+    return place.refusal
 
 
 @dataclass(frozen=True)
@@ -296,7 +331,8 @@ class _Stage:
             waited_s = offline_s + time.monotonic() - began
             wanted = self._place(rule.hardware_class)
             others = [self._place(name) for name in rule.fall_back]
-            choice = choose(rule, wanted, others, waited_s)
+            burst = self._burst_place(rule.burst, wanted) if rule.burst else None
+            choice = choose(rule, wanted, others, waited_s, burst, order.routing.zones)
             if choice.place is not None:
                 return choice
             if not choice.wait:
@@ -310,6 +346,7 @@ class _Stage:
         """Start the deployment of the chosen place."""
         place, order = choice.place, self._order
         assert place is not None
+        rule = order.routing.of(order.stage).burst
         parameters = on_class(order.parameters, place.hardware_class)
         run: FlowRun = run_deployment(  # type: ignore[assignment]  # not awaited: no event loop
             place.deployment,
@@ -327,6 +364,7 @@ class _Stage:
             reason=choice.reason,
             refused=choice.refused,
             flow_run=str(run.id),
+            price_per_hour=rule.price_per_hour if rule and choice.rule == "burst" else None,
         )
         level = self._log.info if choice.rule == "wanted class" else self._log.warning
         level("stage %s goes to %s (%s): %s", order.stage, route.taken, route.rule, route.reason)
@@ -401,9 +439,33 @@ class _Stage:
         pool = found.work_pool_name
         if pool is None:
             return Place(deployment, hardware_class, fault="it has no work pool")
-        return Place(
-            deployment, hardware_class, pool, self._num_online(pool), self._fault(found, pool)
+        fault, waiting = self._fault(found, pool), self._num_waiting(pool)
+        return Place(deployment, hardware_class, pool, self._num_online(pool), fault, waiting)
+
+    def _burst_place(self, rule: BurstRule, wanted: Place) -> Place | None:
+        """The other pool with its costs; None while the own one is not behind, which is cheaper."""
+        if wanted.num_waiting <= rule.queue_longer_than:
+            return None
+        place = self._place(rule.hardware_class)
+        if place.pool is None:
+            return place
+        since = datetime.now(UTC) - timedelta(days=1)
+        runs = self._runs_of(place.pool, {"start_time": {"after_": since.isoformat()}})
+        hours = sum(run.estimated_run_time.total_seconds() for run in runs) / 3600
+        return replace(place, cost_today=hours * rule.price_per_hour)
+
+    def _num_waiting(self, pool: str) -> int:
+        due = {"before_": datetime.now(UTC).isoformat()}
+        waiting = {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": due}
+        return len(self._runs_of(pool, waiting))
+
+    def _runs_of(self, pool: str, filters: dict[str, Any]) -> list[FlowRun]:
+        found: list[FlowRun] = self._client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(filters),
+            work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [pool]}}),
+            limit=200,
         )
+        return found
 
     def _num_online(self, pool: str) -> int:
         """Workers of a pool that sent a heartbeat lately; none where there is no such pool."""
@@ -554,10 +616,56 @@ def _stored_text(run: FlowRun) -> str:
     except (ValueError, FileNotFoundError, OSError) as exc:
         raise StageError(
             f"the result of run {run.name} cannot be read here ({exc}); let all workers share one "
-            "result storage (PREFECT_LOCAL_STORAGE_PATH on one host, else "
-            "PREFECT_DEFAULT_RESULT_STORAGE_BLOCK), then retry. The stage itself is finished"
+            "state (FALAJ_STATE, or one state folder on one host), then retry. The stage itself is "
+            "finished"
         ) from exc
     return str(content, "utf-8")
+
+
+class SharedResults(WritableFileSystem):
+    """Results of flows and tasks, in the location of the state, for runs on any machine."""
+
+    _block_type_name = "Results in the state of Falaj"
+    _block_type_slug = "falaj-results"
+    _description = "Where runs on several machines keep their results; written by each deploy."
+
+    async def aread_path(self, path: str) -> bytes:
+        """See `read_path`."""
+        return await to_thread.run_sync(self._read, path)
+
+    @async_dispatch(aread_path)
+    def read_path(self, path: str) -> bytes:  # type: ignore[override]  # as Prefect's own
+        """Content of a result.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return self._read(path)
+
+    async def awrite_path(self, path: str, content: bytes) -> None:
+        """See `write_path`."""
+        await to_thread.run_sync(self._location().write, f"results/{path}", content)
+
+    @async_dispatch(awrite_path)
+    def write_path(self, path: str, content: bytes) -> None:  # type: ignore[override]  # the same
+        """Keep a result."""
+        self._location().write(f"results/{path}", content)
+
+    def _read(self, path: str) -> bytes:
+        content = self._location().read(f"results/{path}")
+        if content is None:
+            raise ValueError(f"no result {path} in {self._location().url}")
+        return content
+
+    @staticmethod
+    def _location() -> Location:
+        location = Settings.from_environment().location
+        if location is None:
+            raise ConfigurationError(
+                "results are kept in the location of the state, and FALAJ_STATE names none; set it "
+                "as the platform has it. Nothing was read or written"
+            )
+        return location
 
 
 def _storage(metadata: ResultRecordMetadata) -> Any:

@@ -12,9 +12,10 @@ from tasks.kernel.errors import TransientError, refused_writes_explained
 from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
+from tasks.metadata.database import held_everywhere
 from tasks.training.checkpoints.location import access_handed_over
 from tasks.training.checkpoints.store import open_store
-from tasks.training.config import ONLY_MEASURES, TrainingConfig
+from tasks.training.config import ONLY_MEASURES, CheckpointConfig, TrainingConfig
 from tasks.training.core.run_directory import (
     RunDirectory,
     RunResult,
@@ -75,12 +76,13 @@ def launch_training(
         result = run_job(run, job, lock, on_epoch or (lambda _: None))
         return _published(run, result, request, job, folder)
 
-    with exclusive(run.path, LOCK_WAIT_S) as lock:
+    elsewhere = held_everywhere(run.path.with_suffix(".shared"), wait_s=LOCK_WAIT_S)
+    with elsewhere, exclusive(run.path, LOCK_WAIT_S) as lock:
         run.make()
         # What is measured, and at which prices, makes no other model.
         key = content_key(*inputs, config.model_dump(mode="json", exclude={"telemetry"}))
         model = store.build_once("models", key, TrainedModel, build)
-        open_store(config.checkpoints, run.path, os.environ).clear()
+        open_store(_checkpoints(config, store), run.path, os.environ).clear()
         with refused_writes_explained(run.path):
             shutil.rmtree(run.path, ignore_errors=True)
     return model
@@ -107,7 +109,7 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
         snapshot_path=path,
         columns=request.columns,
         splits=request.splits,
-        config=config,
+        config=config.model_copy(update={"checkpoints": _checkpoints(config, store)}),
         model=snapshot.feature_service,
         initial_path=store.path(initial.checkpoint) if initial else None,
         initial_columns=initial.columns if initial else None,
@@ -116,6 +118,14 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
         num_ranks=num_ranks,
         threads_per_rank=threads,
     )
+
+
+def _checkpoints(config: TrainingConfig, store: ArtifactStore) -> CheckpointConfig:
+    """Where checkpoints are; those of a state in a location are there, for any machine to go on."""
+    asked = config.checkpoints
+    if asked.uri or store.location is None:
+        return asked
+    return asked.model_copy(update={"uri": f"{store.location.url}/checkpoints"})
 
 
 def plan_ranks(config: TrainingConfig, num_cores: int) -> tuple[int, int]:
@@ -231,7 +241,7 @@ def _published(
     kept = (*profile_files(run.path), *run.path.glob(run.elastic.name))
     for file in (run.program, run.best_checkpoint, run.log, *kept):
         shutil.copyfile(file, folder.path / file.name)
-    config, telemetry = job.config, result.telemetry
+    config, telemetry = request.config, result.telemetry
     measured = telemetry is not None and not telemetry.energy.estimated
     return TrainedModel(
         program=folder.artifact(run.program.name),

@@ -8,11 +8,11 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 
-from tasks.control.config import RoutingConfig, StageRouting
+from tasks.control.config import BurstRule, RoutingConfig, StageRouting
 from tasks.control.routing.task import read_plain
 from tests.support.host.processes import pids_whose_command_holds, wait_until
 from tests.support.platform import routed_flows
-from tests.support.platform.deployed import is_final, wait_for_run
+from tests.support.platform.deployed import deploy, is_final, wait_for_run
 from tests.support.services.prefect_platform import PrefectApi
 from tests.support.suite.promises import Promise, proves
 
@@ -101,3 +101,42 @@ def test_a_stage_that_nobody_can_take_fails_the_loop_with_what_to_do(
     with pytest.raises(Exception, match="routed-first/gpu: there is no such deployment") as caught:
         routed_flows.loop_flow(config)
     assert "routing.<stage>.fall_back" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_stages_go_to_another_pool_while_the_own_is_behind_and_stay_again_afterwards(
+    client: SyncPrefectClient, prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    far = "routed-far"
+    deploy(client, routed_flows.first_flow, "gpu", far)
+    burst = BurstRule(
+        hardware_class="gpu", queue_longer_than=1, price_per_hour=3.6, most_per_day=100
+    )
+    rule = StageRouting(burst=burst)
+    config = routed_flows.LoopConfig(folder=str(tmp_path), routing=RoutingConfig(training=rule))
+    (tmp_path / "allowed").touch()
+    (tmp_path / "journal").touch()
+    (queue,) = client.read_work_queues(work_pool_name=STAGE_POOL)
+    client.update_work_queue(queue.id, concurrency_limit=0)
+    own = client.read_deployment_by_name("routed-second/cpu").id
+    arguments = {"first": {"value": 1, "digits": ["1"]}, "config": config.model_dump(mode="json")}
+    waiting = [client.create_flow_run_from_deployment(own, parameters=arguments) for _ in range(3)]
+    try:
+        with prefect_api.worker(far):
+            run = routed_flows.start(client, config)
+            wait_until(lambda: "first" in routed_flows.journal(tmp_path), "it ran there", 240)
+    finally:
+        for each in waiting:
+            client.delete_flow_run(each.id)
+        client.update_work_queue(queue.id, concurrency_limit=None)
+    behind = ended(client, run)
+    assert behind.state.name == "Completed", behind.state.message
+    route = routed_flows.LoopResult.model_validate(read_plain(behind)).stages[0].route
+    assert route
+    assert (route.taken, route.rule, route.price_per_hour) == ("routed-first/gpu", "burst", 3.6)
+    assert "3 runs wait in work pool 'routed-stages', more than 1" in route.reason
+
+    again = ended(client, routed_flows.start(client, config))
+    route = routed_flows.LoopResult.model_validate(read_plain(again)).stages[0].route
+    assert route
+    assert (route.taken, route.rule) == ("routed-first/cpu", "wanted class")

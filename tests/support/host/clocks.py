@@ -33,11 +33,12 @@ class Clock:
             stream.write(struct.pack("q", int(hours * 3600)))
 
 
-def make_clock(folder: Path) -> Clock:
+def make_clock(folder: Path, seen: Path | None = None) -> Clock:
     """A clock that is right at first; skips where it cannot be made.
 
     Args:
         folder: existing, for the library and the file that says how wrong the clock is.
+        seen: where the processes see that folder.
     """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -45,6 +46,6 @@ def make_clock(folder: Path) -> Clock:
     clock = Clock(folder / "clock_shift.so", folder / "clock")
     clock.file.write_bytes(struct.pack("q", 0))
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(clock.library)]
-    command.append(f'-DCLOCK_FILE="{clock.file}"')
+    command.append(f'-DCLOCK_FILE="{(seen or folder) / clock.file.name}"')
     subprocess.run([*command, str(SOURCE), "-ldl"], check=True)
-    return clock
+    return Clock((seen or folder) / clock.library.name, clock.file)

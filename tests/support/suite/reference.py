@@ -23,6 +23,8 @@ VARIABLES = {
     "FALAJ_FEATURE_REPOS": "Several projects to deploy, separated by colons.",
     "FALAJ_PROFILE": "Stores of the feature repository: `local`, `server`, `cluster`, or your own.",
     "FALAJ_DATABASE_URL": "Metadata database that several hosts share; else SQLite.",
+    "FALAJ_CACHE_GB": "Bound of the copies of artifacts from `FALAJ_STATE`; else 50.",
+    "FALAJ_EXPECTED_STATE": "Identity of the state that a run has to work on; set by Falaj.",
     "FALAJ_LEASES": "Folder of the leases of devices that several platforms of a host share.",
     "FALAJ_LEASE": "Lease that a process runs under; set by Falaj.",
     "FALAJ_IMAGE": "Container image that Kubernetes pools run.",
@@ -41,6 +43,7 @@ VARIABLES = {
     "FALAJ_OIDC_DISCOVERY_URL": "Discovery document of Feast's servers.",
     "FALAJ_REDIS": "Feast's connection string of Redis, profiles `server` and `cluster`.",
     "FALAJ_REGISTRY_URL": "Feast's registry in PostgreSQL, profiles `server` and `cluster`.",
+    "FALAJ_STATE": "Location of the state that machines share; else the state folder.",
     "FALAJ_TRITON_PYTHON": "Python of the environment that holds Triton.",
     "FALAJ_REPORTS_HOME": "Folder whose reports Prefect's server shows; set by Falaj.",
 }

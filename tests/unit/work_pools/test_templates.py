@@ -137,7 +137,10 @@ def test_a_pod_is_shut_in_and_prefect_alone_repeats_it(name: str) -> None:
     }
     assert {"/var/lib/falaj", "/tmp"} <= written
     # A command of the flow's own still ends in the container's arguments.
-    assert container["args"] == ["prefect", "flow-run", "execute"]
+    assert container["args"] == [
+        *("python", "-m", "flows.checked"),
+        *("prefect", "flow-run", "execute"),
+    ]
 
 
 @pytest.mark.parametrize("name", KUBERNETES)
@@ -206,7 +209,7 @@ def environment_of(name: str, **values: Any) -> dict[str, Any]:
     async def make() -> dict[str, Any]:
         job = await ProcessJobConfiguration.from_template_and_values(template(name), values)
         assert (
-            job.command == "setsid python -m prefect.engine"
+            job.command == "setsid python -m flows.checked"
         )  # no two processes before the run's own
         return dict(job.env)
 

@@ -1,6 +1,7 @@
 """Where a stage goes, what it waits for, and what its run returned."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -15,7 +16,7 @@ from prefect.serializers import JSONSerializer, PickleSerializer
 from prefect.states import Completed, Scheduled, State
 from pydantic import ValidationError
 
-from tasks.control.config import RoutingConfig, StageRouting
+from tasks.control.config import BurstRule, RoutingConfig, StageRouting
 from tasks.control.routing import task
 from tasks.control.routing import task as routing
 from tasks.kernel.errors import DataContractError, StageError, StageLostError
@@ -39,6 +40,32 @@ def test_a_stage_waits_as_long_as_it_may_and_then_takes_the_next_class() -> None
     assert "no worker of work pool 'gpu' is online; waited 59 s of at most 60 s" in first.reason
     assert (then.place, then.rule) == (place("cpu"), "fall back")
     assert "training/gpu: no worker" in then.refused[0]
+
+
+BURST = BurstRule(
+    hardware_class="gpu", queue_longer_than=3, price_per_hour=2.0, most_per_day=10.0, zone="ae"
+)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "there", "zones", "rule", "why"),
+    [
+        (3, place("gpu"), (), "wanted class", ""),
+        (4, place("gpu"), (), "burst", ""),
+        (4, place("gpu"), ("ae", "om"), "burst", ""),
+        (4, place("gpu"), ("eu",), "wanted class", "in zone 'ae', and routing.zones allows eu"),
+        (4, replace(place("gpu"), cost_today=10.0), (), "wanted class", "cost 10.00, at most 10"),
+        (4, place("gpu", workers=0), (), "wanted class", "no worker of work pool 'gpu'"),
+    ],
+)
+def test_a_stage_goes_to_the_other_pool_while_the_own_is_behind_and_cost_and_zone_allow(
+    waiting: int, there: routing.Place, zones: tuple[str, ...], rule: str, why: str
+) -> None:
+    own = replace(place("cpu"), num_waiting=waiting)
+    choice = routing.choose(StageRouting(burst=BURST), own, [], 0, there, zones)
+    assert choice.place == (there if rule == "burst" else own)
+    assert choice.rule == rule
+    assert why in " ".join(choice.refused)
 
 
 def test_with_no_class_left_the_sentence_says_what_to_do() -> None:
@@ -137,7 +164,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
 
 
 def test_a_result_that_is_out_of_reach_says_what_to_share(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="PREFECT_DEFAULT_RESULT_STORAGE_BLOCK"):
+    with pytest.raises(StageError, match="FALAJ_STATE"):
         routing.read_plain(completed(tmp_path / "absent", JSONSerializer()))
 
 

@@ -1,0 +1,103 @@
+"""Machines of their own on one host: a network with an address, disks that nobody else sees.
+
+What all share is the software: the interpreter, its packages, and the project's code.
+"""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+HOST = "10.91.77.1"
+"""Address of the host in the network of its machines."""
+_BRIDGE = "falaj-br0"
+DISK = Path("/mnt")
+"""Where each machine has its own disk."""
+
+
+@dataclass
+class Machine:
+    """One machine.
+
+    Attributes:
+        disk: what it has under `DISK`; the test alone looks at it from outside.
+    """
+
+    name: str
+    disk: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Start a program on it; the process id as the host sees it."""
+        # Its disk first; then what the tests and the host keep under /tmp is out of its sight.
+        mounts = f"mount --bind {self.disk} {DISK} && mount -t tmpfs tmpfs /tmp && "
+        mounts += "mount -t tmpfs tmpfs /var/tmp && "
+        mounts += f'hostname {self.name} && cd {DISK} && exec "$@"'
+        inner = ["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", mounts]
+        command = ["ip", "netns", "exec", self.name, *inner, "sh", *words]
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, env={**environment}, stdout=output, stderr=output, start_new_session=True
+            )
+        self.started.append(process)
+        return process.pid
+
+    def kill(self) -> None:
+        """Power it off: all its processes end at once."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True
+        )
+        found = [psutil.Process(int(p)) for p in pids.stdout.split() if psutil.pid_exists(int(p))]
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, 30)
+        for started in self.started:
+            started.wait(30)
+        self.started.clear()
+
+
+@contextmanager
+def machines(*names: str) -> Iterator[list[Machine]]:
+    """Machines that reach the host at `HOST`, and each other not; skips where none can be made."""
+    if os.geteuid() != 0 or _ip("link", "add", _BRIDGE, "type", "bridge"):
+        pytest.skip("machines of their own need root and network namespaces")
+    made: list[Machine] = []
+    try:
+        _must("addr", "add", f"{HOST}/24", "dev", _BRIDGE)
+        _must("link", "set", _BRIDGE, "up")
+        for number, name in enumerate(names, start=2):
+            machine = Machine(name, Path(tempfile.mkdtemp(prefix=f"falaj-{name}-", dir="/var/tmp")))
+            made.append(machine)
+            outside = f"falaj-v{number}"
+            _must("netns", "add", name)
+            _must("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _must("link", "set", outside, "master", _BRIDGE, "up")
+            for words in (
+                ("addr", "add", f"10.91.77.{number}/24", "dev", "eth0"),
+                ("link", "set", "eth0", "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                _must("-n", name, *words)
+        yield made
+    finally:
+        for machine in made:
+            machine.kill()
+            _ip("netns", "delete", machine.name)
+            subprocess.run(["rm", "-rf", str(machine.disk)], check=False)
+        _ip("link", "delete", _BRIDGE)
+
+
+def _ip(*words: str) -> int:
+    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode
+
+
+def _must(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
