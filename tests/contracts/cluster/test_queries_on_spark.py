@@ -23,13 +23,14 @@ from tasks.features.tables.build import register_raw, rows_of
 from tasks.features.tables.landing import land_raw_rows
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import PROJECT_ROOT, ArtifactStore
-from tests.support.data.declared import HABITS, write_rows, write_use_case
+from tests.support.data.declared import HABITS, features, write_rows, write_use_case
 from tests.support.data.profiles import choose_spark
+from tests.support.data.repository import days
 from tests.support.data.shop import Shop
 from tests.support.data.use_cases import third_use_case
 
 pytest.importorskip("pyspark", reason="it is not in the lock: make test-cluster")
-HABITS_OF_ALL_KINDS = {
+ALL_KINDS = {
     **HABITS,
     "aggregates": [
         *("count() over 7d, 4w", "sum(amount) over 7d", "mean(amount) over 7d, 4w"),
@@ -39,6 +40,11 @@ HABITS_OF_ALL_KINDS = {
         "share(returned) over 4w as sent_back",
     ],
 }
+DECLARED = [
+    ALL_KINDS,
+    {"name": "people", "from": "customers", "entity_keys": ["customer"]},
+    {"name": "events", "from": "orders", "entity_keys": ["customer"], "known_after": "1h"},
+]
 FEW_DAYS = {
     # The clocks go back on the third of November.
     "flights": ("2013-11-02T00:00Z", "2013-11-05T00:00Z"),
@@ -119,11 +125,7 @@ def repository(name: str, folder: Path) -> tuple[Path, FeatureConfig]:
     if name == "mail-order":
         repo = write_use_case(folder / name)
         write_rows(repo)
-        described = read_pipeline_config(repo).features.model_dump(by_alias=True)
-        habits = FeatureConfig.model_validate(
-            {**described, "feature_tables": [HABITS_OF_ALL_KINDS]}
-        )
-        return repo, habits
+        return repo, features(feature_tables=DECLARED)
     if name == "shop":
         return (shop := Shop(folder)).repo, shop.config.features
     repo = third_use_case(folder) if name == "energy" else PROJECT_ROOT / "feature_repo" / name
@@ -160,8 +162,7 @@ def values(spark: SparkTables, tmp_path_factory: pytest.TempPathFactory) -> Iter
         con.execute(f"CREATE TABLE samples AS {VALUES}")
         con.execute(f"COPY samples TO '{folder}/samples.parquet'")
         spark.read("samples", folder / "samples.parquet")
-        day = datetime.fromisoformat("2013-03-10T00:00Z")
-        yield Engines(con, spark, TimeWindow(start=day, end=day + timedelta(days=1)))
+        yield Engines(con, spark, days(68, 1))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

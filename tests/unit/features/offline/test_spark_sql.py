@@ -1,21 +1,14 @@
 """What a query may not say, if Spark is to run it: named with its line, before anything runs."""
 
-from datetime import datetime
-
 import pytest
 
-from tasks.contracts.base import TimeWindow
 from tasks.features.offline.spark_sql import to_spark
 from tasks.kernel.errors import ConfigurationError
-
-WINDOW = TimeWindow(
-    start=datetime.fromisoformat("2013-01-01T00:00Z"),
-    end=datetime.fromisoformat("2013-02-01T00:00Z"),
-)
+from tests.support.data.repository import days
 
 
 def said(text: str) -> str:
-    return to_spark(text, WINDOW, "sql/mine.sql", {"raw": ["a", "b_1h", "c_1h"]}.__getitem__)
+    return to_spark(text, days(0, 31), "sql/mine.sql", {"raw": ["a", "b_1h", "c_1h"]}.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -53,4 +46,4 @@ def test_columns_by_a_pattern_or_a_list_are_named() -> None:
 
 def test_the_window_stands_in_the_query_as_two_moments() -> None:
     text = said("SELECT a FROM raw WHERE a >= getvariable('window_start')")
-    assert text.endswith("WHERE a >= CAST('2013-01-01 00:00:00+00:00' AS TIMESTAMP)")
+    assert text.endswith("WHERE a >= CAST('2013-01-01 05:00:00+00:00' AS TIMESTAMP)")
