@@ -237,6 +237,7 @@ def _settings_values(settings: Settings, named: dict[str, str]) -> Iterator[Valu
         "home": (settings.home, "FALAJ_HOME"),
         "project": (settings.feature_repo, "FALAJ_FEATURE_REPO"),
         "profile": (settings.profile, "FALAJ_PROFILE"),
+        "state": (settings.location.url if settings.location else settings.home, "FALAJ_STATE"),
         "database_url": (settings.metadata_url, "FALAJ_DATABASE_URL"),
         "leases": (settings.leases_path, "FALAJ_LEASES"),
     }

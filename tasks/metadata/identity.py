@@ -10,6 +10,8 @@ from secrets import token_hex
 from sqlalchemy import select
 
 from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import write_atomically
+from tasks.kernel.location import Location
 from tasks.kernel.settings import Settings, claim
 from tasks.metadata.database import insert_if_absent, open_database, transaction
 from tasks.metadata.tables import identities
@@ -28,23 +30,49 @@ def state_identity(settings: Settings) -> str:
         TransientError, StorageError: the location or the database does not answer, or refuses.
     """
     file = settings.home / FILE
-    known = file.read_text(encoding="utf-8") if file.exists() else ""
+    known, _, of = (file.read_text(encoding="utf-8") if file.exists() else "").partition(" of ")
     if settings.location is not None:
+        url = settings.location.url
         new = (known or token_hex(8)).encode()
-        created = settings.location.create(FILE, new)
-        shared = new if created else settings.location.read(FILE) or new
-        if known and known != shared.decode():
+        shared = settings.location.read(FILE)
+        if known and (shared != new if shared else of not in ("", url)):
+            there = f"is the state {shared.decode()}" if shared else "holds none"
             raise ConfigurationError(
-                f"{settings.home} holds copies of the state {known}, and "
-                f"{settings.location.url} is the state {shared.decode()}. Set FALAJ_STATE to the "
-                "location of the first, or FALAJ_HOME to another folder. Nothing was changed"
+                f"{settings.home} holds copies of the state {known}, and {url} {there}. Set "
+                "FALAJ_STATE to the location of the first, or FALAJ_HOME to another folder. "
+                "Nothing was changed"
             )
+        if shared is None:
+            _check_conditions(settings.location)
+            created = settings.location.create(FILE, new)
+            shared = new if created else settings.location.read(FILE) or new
         known = shared.decode()
-    name = claim(file, known or token_hex(8)).decode()
+        if of != url:
+            write_atomically(file, f"{known} of {url}")
+    name = known or claim(file, token_hex(8)).decode()
     with transaction(open_database(settings.metadata_url)) as connection:
         insert_if_absent(connection, identities, number=1, identity=token_hex(8))
         found = connection.execute(select(identities.c.identity)).scalar_one()
     return f"{name}.{found}"
+
+
+def _check_conditions(location: Location) -> None:
+    """See that the store refuses to write what is there, before anything relies on it.
+
+    Raises:
+        ConfigurationError: it writes all the same.
+    """
+    name = f"probe-{token_hex(8)}"
+    try:
+        location.create(name, b"1")
+        if location.create(name, b"2"):
+            raise ConfigurationError(
+                f"{location.url}: the store wrote an object that was there, expected it to refuse "
+                "(`If-None-Match: *`). Two machines would overwrite each other; use a store that "
+                "knows conditional writes, such as Amazon's, MinIO or SeaweedFS. Nothing was begun"
+            )
+    finally:
+        location.remove([name])
 
 
 def check_state(settings: Settings) -> None:

@@ -1,6 +1,8 @@
 """Locations: a folder and S3 keep the same promises."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,19 @@ import pytest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
-from tasks.kernel.settings import ArtifactStore, append, bring, children, claim, drop, put, send
+from tasks.kernel.settings import (
+    ArtifactStore,
+    Settings,
+    append,
+    bring,
+    children,
+    claim,
+    drop,
+    put,
+    send,
+)
+from tasks.metadata.identity import check_state, state_identity
+from tests.support.host.wrong_store import WrongStore, wrong_store
 from tests.support.services.servers import s3_server
 from tests.support.state import become, build_notes, make_bucket
 
@@ -223,3 +237,82 @@ def test_a_full_store_refuses_and_keeps_what_it_had(
             build_many(store)
         other = ArtifactStore(tmp_path / "b", Location.of("s3://lake/small"))
         assert other.path(notes.text).read_text() == "whole"
+
+
+@pytest.fixture
+def wrong(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrongStore]:
+    with wrong_store(s3) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
+        yield store
+
+
+def test_a_store_that_is_slow_busy_and_breaks_off_is_asked_again_and_loses_nothing(
+    wrong: WrongStore, bucket: str, tmp_path: Path
+) -> None:
+    here, there = (ArtifactStore(tmp_path / name, Location.of(bucket)) for name in ("a", "b"))
+    wrong.delay_s, wrong.busy, wrong.cuts = 0.05, 2, 2
+    made = build_notes(here)
+    assert (wrong.busy, wrong.cuts) == (0, 0)
+    wrong.busy = 1
+    assert there.path(build_notes(there, "another").text).read_text() == "hello"
+    assert made == build_notes(there)
+    assert here.num_builds == 1
+
+
+def test_an_upload_that_is_never_finished_shows_nothing(
+    wrong: WrongStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.kernel.location.RETRIES", 0)
+    here, there = (ArtifactStore(tmp_path / name, Location.of(bucket)) for name in ("a", "b"))
+    for number in range(4):  # the uploads of three files, and of the record that names them
+        wrong.cuts = 1 if number == 0 else 0
+        wrong.busy = 0
+        with suppress(TransientError):
+            build_notes(here, f"text {number}")
+        if number == 0:
+            assert there.folders("notes") == []
+            assert not (here.root / "notes" / "k").exists()
+    assert there.path(build_notes(there, "later").text).read_text() == "text 1"
+
+
+def test_old_listings_hide_nothing_that_is_asked_for_by_name(
+    wrong: WrongStore, bucket: str, tmp_path: Path
+) -> None:
+    here, there = (ArtifactStore(tmp_path / name, Location.of(bucket)) for name in ("a", "b"))
+    build_notes(here, "first", "k1")
+    assert [folder.name for folder in there.folders("notes")] == ["k1"]
+    wrong.old_listings = True
+    made = build_notes(here, "second", "k2")
+    assert build_notes(there, "not built", "k2") == made
+    assert there.path(made.text).read_text() == "second"
+    wrong.old_listings = False
+    assert [folder.name for folder in there.folders("notes")] == ["k1", "k2"]
+
+
+def test_a_store_that_knows_no_conditions_is_refused_before_anything_relies_on_them(
+    wrong: WrongStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, tmp_path / "home", bucket)
+    wrong.unconditional = True
+    with pytest.raises(ConfigurationError, match="conditional writes"):
+        state_identity(Settings.from_environment())
+    wrong.unconditional = False
+    assert state_identity(Settings.from_environment())
+
+
+def test_copies_of_another_state_are_noticed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, tmp_path / "a", url)
+    first = state_identity(Settings.from_environment())
+    assert state_identity(Settings.from_environment()) == first
+    become(monkeypatch, tmp_path / "b", url)
+    other = state_identity(Settings.from_environment())
+    assert other.split(".")[0] == first.split(".")[0]
+    assert other.split(".")[1] != first.split(".")[1], "each has a database of its own"
+    monkeypatch.setenv("FALAJ_EXPECTED_STATE", first)
+    with pytest.raises(ConfigurationError, match=r"database differ.*FALAJ_DATABASE_URL"):
+        check_state(Settings.from_environment())
+    become(monkeypatch, tmp_path / "b", f"{url}-another")
+    with pytest.raises(ConfigurationError, match="holds copies of the state"):
+        check_state(Settings.from_environment())

@@ -3,10 +3,7 @@
 The platform's profile `server`. Redis keeps nothing on disk here, so it comes back empty.
 """
 
-import ctypes
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ import pytest
 from infra.platform.config import DATABASE_URL, REDIS_URL
 from tests.support.host.processes import wait_until
 from tests.support.platform.whole_platform import LIMIT_S, WholePlatform, whole_platform
+from tests.support.services.restarting import Server, end_started
 from tests.support.services.servers import (
     answers,
     postgres_server,
@@ -34,37 +32,6 @@ pytestmark = [
 ]
 
 AWAY_S = 8.0
-STARTED: list[subprocess.Popen[bytes]] = []
-
-
-@dataclass
-class Server:
-    """A process that can be ended and started again, with the same data, at the same address."""
-
-    command: tuple[str, ...]
-    pid: int
-
-    def restart(self, number: signal.Signals, away_s: float) -> None:
-        """End it with a signal, leave it away for a while, and start it again."""
-        process = psutil.Process(self.pid)
-        folder, user, group = process.cwd(), process.uids().real, process.gids().real
-        family = [process, *process.children(recursive=True)]
-        process.send_signal(number)
-        psutil.wait_procs(family, 60)
-        time.sleep(away_s)
-        again = subprocess.Popen(
-            self.command,
-            cwd=folder,
-            user=user,
-            group=group,
-            extra_groups=[],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
-        )
-        STARTED.append(again)
-        self.pid = again.pid
 
 
 @dataclass
@@ -94,23 +61,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         )
 
 
-def end_started() -> None:
-    for process in STARTED:
-        process.kill()
-        process.wait(60)
-
-
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, servers: Servers) -> Iterator[WholePlatform]:
     addresses = {DATABASE_URL: servers.uri, REDIS_URL: servers.redis_url}
     folder = tmp_path_factory.mktemp("on-servers")
     with whole_platform(folder, "--profile", "server", environment=addresses) as platform:
         yield platform
-
-
-def _die_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 @proves(Promise.INTERRUPT, "databases restarted: completed, no stage repeated")

@@ -69,10 +69,12 @@ class Account:
     Attributes:
         home: the folder.
         postgresql: URI of Prefect's database; None: the SQLite file in the folder.
+        registry: URI of the database that has MLflow's schema; None: the SQLite file.
     """
 
     home: Path
     postgresql: str | None = None
+    registry: str | None = None
 
     def stage_runs(self, loop: str) -> dict[str, list[str]]:
         """States of the runs that each stage of a loop was given to, in the order of attempts."""
@@ -121,10 +123,9 @@ class Account:
             AssertionError: there is not one such, or its promotion is half done: its record is
                 missing, says otherwise, or a later promotion's names another version.
         """
-        database = self.home / "mlflow" / "mlflow.db"
-        ((name, number),) = rows_of(database, CHAMPIONS)
+        ((name, number),) = self._registry(CHAMPIONS, "")
         promoted = []
-        for version, digest in rows_of(database, DECIDED, {"name": name}):
+        for version, digest in self._registry(DECIDED, str(name)):
             [file] = self.home.glob(f"mlflow/artifacts/**/promotion/{str(digest)[:12]}.json")
             content = file.read_bytes()
             assert hashlib.sha256(content).hexdigest() == digest, file
@@ -135,6 +136,13 @@ class Account:
         assert promoted, f"{name} version {number} is the champion, and nothing says why"
         assert promoted[-1] == number, f"{promoted} were promoted, the champion is {number}"
         return str(name), int(str(number))
+
+    def _registry(self, query: str, name: str) -> list[tuple[object, ...]]:
+        if self.registry is None:
+            return rows_of(self.home / "mlflow" / "mlflow.db", query, {"name": name})
+        with psycopg.connect(self.registry, options="-c search_path=mlflow") as connection:
+            asked = query.replace(":name", "%(name)s::text")
+            return connection.execute(asked.encode(), {"name": name}).fetchall()
 
     def _prefect(self, query: str, loop: str = "") -> list[tuple[object, ...]]:
         if self.postgresql is None:

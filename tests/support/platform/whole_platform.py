@@ -105,7 +105,8 @@ class WholePlatform(Platform):
     @property
     def account(self) -> Account:
         """What is written about it, in whichever database its profile has."""
-        return Account(self.home, self.environment.get(DATABASE_URL))
+        told = self.environment
+        return Account(self.home, told.get(DATABASE_URL), told.get("FALAJ_DATABASE_URL"))
 
     def supervisor(self) -> psutil.Process:
         pid = supervisor_pid(self.files)

@@ -1,0 +1,160 @@
+"""kill -9 of all that a loop needs, where its state is on servers and its stages on machines.
+
+`FALAJ_DRILL_KILLS` (default 10) says how often, `FALAJ_KILLS_SEED` (default 0) when: in turn the
+coordinator's worker, either machine, the store, the database. Servers come back with their data
+after some seconds, a machine with its disk. What is read afterwards is read by plain SQL and S3.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import boto3
+import psutil
+import psycopg
+import pytest
+
+from tests.support.host.machines import Machine
+from tests.support.host.processes import wait_until
+from tests.support.platform.accounts import STAGES
+from tests.support.platform.site import BUCKET, Site, site
+from tests.support.services.restarting import Server, end_started
+from tests.support.suite.promises import Promise, proves
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(0)]
+KILLS = int(os.environ.get("FALAJ_DRILL_KILLS", "10"))
+SEED = int(os.environ.get("FALAJ_KILLS_SEED", "0"))
+AWAY_S = 5.0
+LEFT_ALONE_S = 240
+"""A loop that failed for so long is not started again by the watch; a person would do it."""
+LOOP_LIMIT_S, FREED_WITHIN_S = 1800, 120
+LOCKS = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("site"), ("far", "near")) as made:
+        for machine in made.machines:
+            made.start_worker(machine)
+        yield made
+        end_started()
+
+
+def server_at(url: str) -> Server:
+    """The process that listens at the port of a URL of this host."""
+    port = int(url.partition("127.0.0.1:")[2].partition("/")[0])
+    for process in psutil.process_iter():
+        try:
+            connections = process.net_connections("tcp")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+            # The first of a family of processes that have inherited it.
+            while (above := process.parent()) and above.name() == process.name():
+                process = above
+            return Server(tuple(process.cmdline()), process.pid)
+    raise AssertionError(f"nothing listens at {url}")
+
+
+def strike(shared: Site, victim: str) -> None:
+    """Kill a victim, and let it come back."""
+    if victim == "coordinator":
+        service = shared.platform.service("worker-coordinator")
+        assert service
+        service.kill()
+    elif victim in shared.servers:
+        shared.servers[victim].restart(signal.SIGKILL, AWAY_S)
+    else:
+        (machine,) = [each for each in shared.machines if each.name == victim]
+        machine.kill()
+        shared.start_worker(machine)
+
+
+def brought_to_its_end(shared: Site, loop: str) -> str:
+    """Wait for the end of a loop; retry it as a person would where nothing else does."""
+    by, ended_since, deadline = "by itself", None, time.monotonic() + LOOP_LIMIT_S
+    while (state := shared.platform.state_of(loop))["type"] != "COMPLETED":
+        assert time.monotonic() < deadline, f"loop {loop} is {state}"
+        if state["type"] not in ("CRASHED", "FAILED"):
+            ended_since = None
+        else:
+            ended_since = ended_since or time.monotonic()
+            if time.monotonic() - ended_since > LEFT_ALONE_S or state["type"] == "FAILED":
+                code, said = shared.platform.run("--on-platform", "retry", loop)
+                assert code == 0, said
+                by = f"by command, after: {state['message']}"
+        time.sleep(1)
+    return by
+
+
+def problems_of(shared: Site, loop: str) -> list[str]:
+    """All that is not as promised after a loop has ended; waits as long as the promises allow."""
+    account, problems = shared.platform.account, []
+    for left in (account.unfinished, account.leases, account.slots, lambda: locks(shared)):
+        try:
+            wait_until(lambda left=left: not left(), "nothing is left", FREED_WITHIN_S)
+        except TimeoutError:
+            problems.append(f"left: {left()}")
+    completed = account.completions(loop)
+    problems += [f"stages: {completed}"] * (completed != dict.fromkeys(STAGES, 1))
+    problems += [f"built twice: {twice}" for twice in built_twice(shared)]
+    problems += [f"lacks: {name}" for name in lacking(shared)]
+    account.champion()
+    return problems
+
+
+def locks(shared: Site) -> int:
+    with psycopg.connect(shared.database) as connection:
+        ((held,),) = connection.execute(LOCKS).fetchall()
+    return int(held)
+
+
+def built_twice(shared: Site) -> list[str]:
+    homes = [shared.platform.home, *(machine.disk / "home" for machine in shared.machines)]
+    journals = [home / "artifacts" / "builds.jsonl" for home in homes]
+    lines = [line for each in journals if each.exists() for line in each.read_text().splitlines()]
+    counts = Counter((build["kind"], build["key"]) for build in map(json.loads, lines))
+    return [f"{kind}/{key}" for (kind, key), times in counts.items() if times > 1]
+
+
+def lacking(shared: Site) -> list[str]:
+    """Content that a finished build names and the store has not, and uploads that never ended."""
+    client = boto3.client("s3", endpoint_url=shared.s3, region_name="us-east-1", **shared.keys)
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    held = {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
+    missing = []
+    for name in (name for name in held if "/artifacts/" in name and name.endswith(".json")):
+        build = json.loads(client.get_object(Bucket=BUCKET, Key=name)["Body"].read())
+        for file, (sha256, num_bytes) in build["files"].items():
+            if held.get(f"state/objects/{sha256[:2]}/{sha256}") != num_bytes:
+                missing.append(f"{name}: {file}")
+    uploads = client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ())
+    return [*missing, *(f"upload {each['Key']}" for each in uploads)]
+
+
+@proves(Promise.INTERRUPT, "on machines of their own: completed; nothing repeated, nothing left")
+def test_a_loop_on_machines_is_completed_whatever_is_killed(shared: Site) -> None:
+    shared.servers.update(s3=server_at(shared.s3), database=server_at(shared.database))
+    draw = random.Random(SEED)
+    machines: list[Machine] = shared.machines
+    victims = ("coordinator", "s3", "database", *(machine.name for machine in machines))
+    began, loop = time.monotonic(), shared.start_loop()
+    brought_to_its_end(shared, loop)
+    whole_s, wrong = time.monotonic() - began, problems_of(shared, loop)
+    for kill in range(KILLS):
+        victim = victims[kill % len(victims)]
+        shared.platform.renew_data()
+        loop, at_s = shared.start_loop(), draw.uniform(0, whole_s)
+        time.sleep(at_s)
+        strike(shared, victim)
+        how, problems = brought_to_its_end(shared, loop), problems_of(shared, loop)
+        told = f"{kill + 1:>3} {victim:<12} at {at_s:5.1f} s: {how}; {problems or 'clean'}"
+        sys.stdout.write(f"{told}\n")
+        sys.stdout.flush()
+        wrong += [told] if problems else []
+    assert not wrong

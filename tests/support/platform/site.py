@@ -1,0 +1,112 @@
+"""A platform whose state is on servers, and machines of their own that may work for it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_server
+from tasks.kernel.settings import PROJECT_ROOT
+from tests.support.host.clocks import Clock
+from tests.support.host.machines import DISK, HOST, Machine, machines
+from tests.support.host.relay import Relay, relayed
+from tests.support.platform.whole_platform import WholePlatform, whole_platform
+from tests.support.services.restarting import Server
+from tests.support.state import make_bucket
+
+ON_GPU_POOL = {"hardware_class": "gpu", "wait_s": 900}
+"""A pool that the host has no worker for."""
+BUCKET, URL = "lake", "s3://lake/state"
+
+
+@dataclass
+class Site:
+    """The platform on the host, its machines, and what lies between them.
+
+    Attributes:
+        variables: that name the state and the platform, as a machine reaches them.
+        relays: by which machines reach the servers `api`, `s3`, `database` and `redis`.
+        s3, database: as the host reaches them.
+        servers: those that a test ends and starts again.
+    """
+
+    platform: WholePlatform
+    variables: dict[str, str]
+    machines: list[Machine]
+    relays: dict[str, Relay]
+    s3: str
+    database: str
+    folder: Path
+    servers: dict[str, Server] = field(default_factory=dict)
+    keys: ClassVar = {"aws_access_key_id": S3_KEY, "aws_secret_access_key": S3_KEY}
+
+    def log(self, machine: Machine) -> str:
+        """What its worker, and the runs that it took, have said."""
+        file = self.folder / f"{machine.name}.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def start_worker(self, machine: Machine, clock: Clock | None = None, **changed: str) -> None:
+        """`falaj worker gpu` on a machine, which has the project without its raw rows."""
+        shutil.copytree(
+            self.platform.repository.path,
+            machine.disk / "repo",
+            ignore=shutil.ignore_patterns("*.parquet", "*.csv"),
+            dirs_exist_ok=True,
+        )
+        told = {
+            **{name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ},
+            "PYTHONPATH": str(PROJECT_ROOT),
+            **self.variables,
+            **(clock.environment if clock else {}),
+            "FALAJ_HOME": str(DISK / "home"),
+            "FALAJ_FEATURE_REPO": str(DISK / "repo"),
+            "PREFECT_API_AUTH_STRING": self.platform.password,
+            **changed,
+        }
+        words = [sys.executable, "-u", "-m", "falaj", "worker", "gpu"]
+        machine.start(words, told, self.folder / f"{machine.name}.log")
+
+    def start_loop(self) -> str:
+        """A loop whose training and conversion are for a pool of the machines alone."""
+        routing = {"training": ON_GPU_POOL, "conversion": ON_GPU_POOL}
+        return self.platform.start_loop(routing=routing)
+
+
+@contextmanager
+def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
+    """A site with machines of these names, none of which works yet."""
+    with ExitStack() as stack:
+        made = stack.enter_context(machines(*names))
+        s3 = stack.enter_context(s3_server())
+        make_bucket(s3, BUCKET)
+        database = stack.enter_context(postgres_server(folder))
+        redis = stack.enter_context(redis_server(folder)).connection_string
+        near = _variables(s3, database, redis)
+        options = ("--no-serving",)
+        platform = stack.enter_context(whole_platform(folder, *options, environment=near))
+        relays: dict[str, Relay] = {}
+        seen = {}
+        api = f"http://127.0.0.1:{platform.port}/api"
+        for name, url in (("s3", s3), ("database", database), ("redis", redis), ("api", api)):
+            relays[name], seen[name] = stack.enter_context(relayed(HOST, url))
+        far = _variables(seen["s3"], seen["database"], seen["redis"])
+        far["PREFECT_API_URL"] = seen["api"]
+        yield Site(platform, far, made, relays, s3, database, folder)
+
+
+def _variables(s3: str, database: str, redis: str) -> dict[str, str]:
+    return {
+        "FALAJ_STATE": URL,
+        "FALAJ_DATABASE_URL": database,
+        "FALAJ_REGISTRY_URL": database.replace("postgresql:", "postgresql+psycopg:"),
+        "FALAJ_REDIS": redis,
+        "FALAJ_PROFILE": "server",
+        "AWS_ENDPOINT_URL": s3,
+        "AWS_ACCESS_KEY_ID": S3_KEY,
+        "AWS_SECRET_ACCESS_KEY": S3_KEY,
+        "AWS_REGION": "us-east-1",
+    }
