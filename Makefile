@@ -102,13 +102,15 @@ mutants: setup ## change the deciding rules on purpose: do their tests notice? (
 drills: setup ## break every promise on purpose; resumes what was interrupted
 	@$(VENV_PYTHON) -m pytest -m drill --timeout=0 --resume $(PYTEST_ARGS)
 
-test-cluster: setup ## run the profile tests on Spark in local mode; needs Java 17 or newer
+test-cluster: setup ## run the tests of profile cluster: Spark in local mode, its tables on S3 (SeaweedFS)
 	@$(VENV_PYTHON) -m venv .venv-cluster
 	@echo "import site; site.addsitedir('$(CURDIR)/.venv/lib/python3.11/site-packages')" \
 		> .venv-cluster/lib/python3.11/site-packages/falaj.pth
 	@.venv-cluster/bin/python -m pip install --quiet -r infra/cluster/requirements.in
-	@.venv-cluster/bin/python -m pytest tests/contracts/features/test_profiles.py -k cluster -m "not drill" \
-		-p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
+	@ln -sf ../../.venv/bin/weed .venv-cluster/bin/weed
+	@JAVA_HOME=$$(sh infra/cluster/java.sh $(CURDIR)/.venv-cluster/java) && export JAVA_HOME && \
+		.venv-cluster/bin/python -m pytest tests/contracts/cluster tests/contracts/features/test_profiles.py \
+		-k cluster -m "not drill" -p no:unraisableexception $(PYTEST_ARGS) # py4j leaves sockets to the garbage collector
 
 test-triton: setup .venv-triton/complete ## serve model repositories with a real Triton; later test runs do so too
 	@test -e .venv-triton/complete

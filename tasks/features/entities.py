@@ -22,7 +22,8 @@ from tasks.features.offline.duck import (
     sql_name,
     sql_text,
 )
-from tasks.features.tables.build import register_raw, run_query
+from tasks.features.offline.spark_tables import SparkTables
+from tasks.features.tables.build import register_raw, rows_of, run_query
 from tasks.kernel.errors import ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
 
@@ -41,14 +42,14 @@ def write_entities(
     """Write the labelled entity rows; return what was left out, and what labels are like."""
     spec = config.training_set
     folders = {t.name: store.path(t.artifact) for t in tables.raw}
-    with duckdb_session(target.parent) as con:
-        register_raw(con, folders, config, repo)
-        set_window(con, window)
-        text = frame_query(repo, config)
+    with duckdb_session(target.parent) as con, SparkTables.chosen(repo, store) as spark:
+        register_raw(con, folders, config, repo, spark=spark)
+        query = frame_query(repo, config)
+        text = rows_of(con, query, window, spec.origin, spark)
         statement = f"CREATE TEMP TABLE frame AS {plain_frame(con, text, spec)}"
         run_query(con, statement, spec.origin)
         _check_frame(con, spec, text, window)
-        _check_narrower_window(con, spec, text, window)
+        _check_narrower_window(con, spec, query, window, spark)
         label, reason = sql_name(spec.label_column), sql_name(spec.exclusion)
         counted = con.execute(
             f"SELECT {reason}, count(*) FROM frame WHERE {label} IS NULL GROUP BY 1 ORDER BY 1"
@@ -106,12 +107,16 @@ def _check_frame(
 
 
 def _check_narrower_window(
-    con: duckdb.DuckDBPyConnection, spec: TrainingSet, text: str, window: TimeWindow
+    con: duckdb.DuckDBPyConnection,
+    spec: TrainingSet,
+    query: str,
+    window: TimeWindow,
+    spark: SparkTables | None,
 ) -> None:
     """See that the query keeps to a window that ends before the data do, as drift checks ask."""
     quarter = (window.end - window.start) / 4
     inner = TimeWindow(start=window.start + quarter, end=window.end - quarter)
-    set_window(con, inner)
+    text = rows_of(con, query, inner, spec.origin, spark)
     run_query(con, f"CREATE OR REPLACE TEMP TABLE narrower AS {text}", spec.origin)
     set_window(con, window)
     moment = sql_name(EVENT_TIME)

@@ -1,8 +1,8 @@
 -- Whom to predict for, and when: every flight, two hours before its scheduled departure, with what
 -- its schedule says. A flight without an arrival has no label; the reason is kept.
 SELECT
-    format('{}{}-{}-{}', carrier, flight, origin, strftime(scheduled_departure, '%Y%m%dT%H%M'))
-        AS flight_id,
+    carrier || flight::VARCHAR || '-' || origin || '-'
+        || strftime(scheduled_departure, '%Y%m%dT%H%M') AS flight_id,
     scheduled_departure - INTERVAL 2 HOURS AS event_timestamp,
     carrier,
     origin,

@@ -23,9 +23,9 @@ moments AS (
         * EXCLUDE (arrival_clock),
         -- The clock shows no date: the arrival is the first such time after the departure.
         CASE
-            WHEN timezone(dest_time_zone, arrival_clock) > scheduled_departure
-                THEN timezone(dest_time_zone, arrival_clock)
-            ELSE timezone(dest_time_zone, arrival_clock + INTERVAL 1 DAY)
+            WHEN timezone(dest_time_zone, arrival_clock::TIMESTAMP) > scheduled_departure
+                THEN timezone(dest_time_zone, arrival_clock::TIMESTAMP)
+            ELSE timezone(dest_time_zone, (arrival_clock + INTERVAL 1 DAY)::TIMESTAMP)
         END AS scheduled_arrival,
     FROM arrivals
 )

@@ -4,7 +4,8 @@ A plug-in by Feast's own extension point: name it as `offline_store.type`. Impor
 profile that names it: it needs pyspark, which is not among this project's packages (see
 `infra/cluster/requirements.in`). Against Feast's own store:
 
-- file sources of the definitions are read from `tables_path`, so they need not change;
+- file sources of the definitions are read from `tables_path`, or where state has a location, by
+  content from there, so they need not change;
 - every entity row comes out once, or nothing does;
 - types survive: Feast goes through pandas, which has no null for a number;
 - the session is in UTC, whatever Spark was started with, since Feast writes moments without a zone.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,16 @@ from feast.infra.offline_stores.contrib.spark_offline_store.spark import (
     SparkOfflineStore,
     SparkOfflineStoreConfig,
     SparkRetrievalJob,
-    get_spark_session_or_start_new_with_repoconfig,
 )
 from feast.infra.offline_stores.contrib.spark_offline_store.spark_source import SparkSource
 from feast.infra.offline_stores.file_source import FileSource
 from feast.infra.registry.base_registry import BaseRegistry
 from feast.repo_config import RepoConfig
 
+from tasks.features.offline.spark_tables import SparkTables, started
 from tasks.kernel.errors import FeatureStoreError
+from tasks.kernel.files import replacing, scratch_folder
+from tasks.kernel.settings import Settings
 
 PIN = re.compile(r"@v\d+:")
 READ_PARQUET = re.compile(r"read_parquet\('([^'`]+)'\)")
@@ -45,7 +49,7 @@ class GuardedSparkOfflineStoreConfig(SparkOfflineStoreConfig):
 
     type: str = "tasks.features.offline.spark_store.GuardedSparkOfflineStore"
     tables_path: str
-    """Folder of the feature tables, on a disk that all of Spark sees or in an object store."""
+    """Folder of the feature tables, on a disk that all of Spark sees; see `spark_tables`."""
 
 
 class GuardedSparkOfflineStore(SparkOfflineStore):
@@ -64,10 +68,12 @@ class GuardedSparkOfflineStore(SparkOfflineStore):
         **options: Any,
     ) -> GuardedSparkJob:
         """Point-in-time join of `entity_df` (a frame, or SQL that Spark understands)."""
-        session = _session(config)
-        if isinstance(entity_df, str):  # DuckDB's name for what Spark calls parquet.`path`
-            entity_df = READ_PARQUET.sub(r"parquet.`\1`", entity_df)
-            num_rows = session.sql(f"SELECT count(*) FROM ({entity_df})").collect()[0][0]
+        if isinstance(entity_df, str):
+            tables = _tables(config)
+            for file in READ_PARQUET.findall(entity_df):
+                tables.read("entity_rows", Path(file))
+            entity_df = READ_PARQUET.sub("entity_rows", entity_df)
+            num_rows = tables.session.sql(f"SELECT count(*) FROM ({entity_df})").collect()[0][0]
         else:
             num_rows = len(entity_df)
         job = SparkOfflineStore.get_historical_features(
@@ -124,19 +130,44 @@ class GuardedSparkJob(SparkRetrievalJob):
         """The statements, parted by Feast's own mark; they read views of their session."""
         return str(self.query)
 
+    @contextmanager
+    def open_batches(
+        self, batch_rows: int, order: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatchReader]:
+        """Read the result in batches, one partition of Spark's after the other; sorted by `order`.
+
+        Raises:
+            FeatureStoreError: rows were lost or doubled. Nothing was handed out.
+        """
+        rows, tables = self.to_spark_df(), _tables(self._config)
+        rows = rows.sort(*order) if order else rows
+        with scratch_folder(".spark", tables.scratch) as scratch:
+            tables.bring(rows, scratch / "rows")
+            parts = [pq.ParquetFile(part) for part in sorted((scratch / "rows").glob("*.parquet"))]
+            self._check_complete(sum(part.metadata.num_rows for part in parts))
+            batches = (batch for part in parts for batch in part.iter_batches(batch_rows))
+            yield pa.RecordBatchReader.from_batches(parts[0].schema_arrow, batches)
+
     def write_parquet(self, target: Path, order: list[str], row_group_rows: int) -> None:
-        """Write the result to one local Parquet file, sorted by `order`."""
-        table = self.to_arrow().sort_by([(column, "ascending") for column in order])
-        pq.write_table(table, target, compression="zstd", row_group_size=row_group_rows)
+        """Write the result to one local Parquet file, sorted by `order`; whole or not at all."""
+        with self.open_batches(row_group_rows, order) as rows, replacing(target) as file:
+            with pq.ParquetWriter(
+                file, rows.schema.remove_metadata(), compression="zstd"
+            ) as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
 
     def _to_arrow_internal(self, timeout: int | None = None) -> pa.Table:
         table = self.to_spark_df().toArrow()
-        if self.num_rows is not None and table.num_rows != self.num_rows:
-            raise FeatureStoreError(
-                f"Spark gave {table.num_rows:,} rows for {self.num_rows:,} entity rows; expected "
-                "as many. Nothing was handed out"
-            )
+        self._check_complete(table.num_rows)
         return table
+
+    def _check_complete(self, came: int) -> None:
+        if self.num_rows is not None and came != self.num_rows:
+            raise FeatureStoreError(
+                f"Spark gave {came:,} rows for {self.num_rows:,} entity rows; expected as many. "
+                "Nothing was handed out"
+            )
 
     def _to_df_internal(self, timeout: int | None = None) -> pd.DataFrame:
         frame: pd.DataFrame = self._to_arrow_internal(timeout).to_pandas()
@@ -150,15 +181,14 @@ def _pulled(
     *arguments: Any,
     **options: Any,
 ) -> GuardedSparkJob:
-    _session(config)
     job = pull(config, _source_on_spark(source, config), *arguments, **options)
     return GuardedSparkJob.of(job, None)
 
 
-def _session(config: RepoConfig) -> Any:
-    session = get_spark_session_or_start_new_with_repoconfig(config.offline_store)
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    return session
+def _tables(config: RepoConfig) -> SparkTables:
+    settings = Settings.from_environment()
+    session = started(config.offline_store.spark_conf or {})
+    return SparkTables(session, settings.location, settings.home)
 
 
 def _on_spark(view: FeatureView, config: RepoConfig) -> FeatureView:
@@ -173,10 +203,11 @@ def _source_on_spark(source: DataSource, config: RepoConfig) -> DataSource:
     """A file source as Spark reads it; a source of Spark's own stays as it is."""
     if not isinstance(source, FileSource):
         return source
+    view = "source_" + re.sub(r"\W", "_", source.name)
+    _tables(config).read(view, Path(config.offline_store.tables_path) / source.path)
     return SparkSource(
         name=source.name,
-        path=f"{config.offline_store.tables_path.rstrip('/')}/{source.path}",
-        file_format="parquet",
+        table=view,
         timestamp_field=source.timestamp_field,
         created_timestamp_column=source.created_timestamp_column,
         field_mapping=dict(source.field_mapping),

@@ -216,7 +216,7 @@ def _origin(task: MaterializationTask) -> Origin:
 
 def _stream(job: RetrievalJob, num_rows: int) -> Iterator[pa.RecordBatch]:
     """The result in batches; read as a stream where the offline store can."""
-    if hasattr(job, "open_batches"):  # the ASOF store of this project
+    if hasattr(job, "open_batches"):  # the stores of this project
         with job.open_batches(num_rows) as batches:
             yield from batches
     else:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -40,6 +41,7 @@ from tasks.features.offline.duck import (
     sql_name,
     sql_text,
 )
+from tasks.features.offline.spark_tables import SparkTables
 from tasks.kernel.errors import (
     ArtifactError,
     ConfigurationError,
@@ -225,8 +227,8 @@ def build_feature_tables(
     key = content_key(code_digest(__file__), base.version, base.sources, name, source)
 
     def build(folder: StagedFolder) -> FeatureTables:
-        with duckdb_session(folder.path.parent) as con:
-            draft = _Draft(con, config, repo, store, base, folder)
+        with duckdb_session(folder.path.parent) as con, SparkTables.chosen(repo, store) as spark:
+            draft = _Draft(con, config, repo, store, base, folder, spark)
             draft.merge_raw(validated)
             draft.compute_features(landed.window, [*base.sources, name])
             version = draft.content_digest()
@@ -283,6 +285,7 @@ def register_raw(
     repo: Path,
     since: datetime | None = None,
     until: datetime | None = None,
+    spark: SparkTables | None = None,
 ) -> None:
     """Make raw tables, and the staging queries over them, readable by name.
 
@@ -290,6 +293,7 @@ def register_raw(
         folders: folder of Parquet files of each raw table.
         since: rows older than this are left out; None for all.
         until: rows from this moment on are left out; None for all.
+        spark: is to read them; DuckDB then learns the columns of staging queries alone.
     """
     for table in config.raw_tables:
         rows = f"SELECT * FROM {parquet(folders[table.name])}"
@@ -298,9 +302,14 @@ def register_raw(
         bounds += [f"{moment} < {sql_moment(until)}"] if until and moment else []
         rows += f" WHERE {' AND '.join(bounds)}" if bounds else ""
         con.execute(f"CREATE OR REPLACE TEMP VIEW {sql_name(table.name)} AS {rows}")
+        if spark:
+            spark.read(table.name, folders[table.name], table.time_column, since)
     for query in config.staging:
-        text = read_query(repo, query.sql)
-        run_query(con, f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}", query.sql)
+        text = read_query(repo, query.sql).strip().rstrip(";")
+        made = f"CREATE OR REPLACE TEMP TABLE {sql_name(query.name)} AS {text}"
+        run_query(con, made + "\nWITH NO DATA" * (spark is not None), query.sql)
+        if spark:
+            spark.stage(query.name, text, query.sql)
 
 
 def run_query(con: duckdb.DuckDBPyConnection, statement: str, name: str) -> None:
@@ -326,11 +335,33 @@ def compute_table(
     repo: Path,
     window: TimeWindow,
     name: str,
+    spark: SparkTables | None = None,
 ) -> None:
-    """Compute a feature table for a window from the raw rows that are readable, into `name`."""
-    set_window(con, window)
+    """Compute a feature table for a window from the raw rows that are readable, into `name`.
+
+    Spark computes it month by month, each from the raw rows that the query reads for it.
+    """
     text = table_query(repo, table, config)
-    run_query(con, f"CREATE OR REPLACE TEMP TABLE {name} AS {text}", table.origin)
+    parts = [window] if spark is None or table.static else by_month(window)
+    kind = "VIEW" if spark else "TABLE"
+    rows = " UNION ALL ".join(rows_of(con, text, each, table.origin, spark) for each in parts)
+    run_query(con, f"CREATE OR REPLACE TEMP {kind} {name} AS {rows}", table.origin)
+
+
+def rows_of(
+    con: duckdb.DuckDBPyConnection,
+    text: str,
+    window: TimeWindow,
+    name: str,
+    spark: SparkTables | None,
+) -> str:
+    """SQL of a query's rows in a window: the query itself, or a reading of what Spark computed."""
+    set_window(con, window)
+    if spark is None:
+        return text
+    run_query(con, f"DESCRIBE {text}", name)
+    kinds = {row[0]: row[1] for row in con.fetchall()}
+    return spark.rows(text, window, name, kinds)
 
 
 def _rules_digest(config: FeatureConfig, repo: Path) -> str:
@@ -349,6 +380,13 @@ def months_of(window: TimeWindow) -> list[str]:
     return found
 
 
+def by_month(window: TimeWindow) -> list[TimeWindow]:
+    """The parts of a window that lie in one UTC month each."""
+    starts = [datetime.strptime(f"{month}+0000", "%Y%m%z") for month in months_of(window)]
+    edges = [window.start, *starts[1:], window.end]
+    return [TimeWindow(start=a, end=b) for a, b in pairwise(edges)]
+
+
 @dataclass(frozen=True)
 class _Draft:
     """The next version while it is written into a staged folder."""
@@ -359,6 +397,7 @@ class _Draft:
     store: ArtifactStore
     base: FeatureTables
     folder: StagedFolder
+    spark: SparkTables | None
 
     def _before(self, group: str, name: str) -> Path | None:
         """Folder of a table's rows in the version before."""
@@ -379,7 +418,7 @@ class _Draft:
         data_end = max(datetime.fromisoformat(name.split("/")[1]) for name in sources)
         lookback = timedelta(hours=max(t.lookback_hours for t in self.config.feature_tables))
         since = window.start - lookback
-        self._read_raw(since)
+        self._read_raw(since, spark=self.spark)
         for table in self.config.feature_tables:
             reach = window.end + timedelta(hours=table.lookback_hours)
             felt = TimeWindow(start=window.start, end=max(window.end, min(reach, data_end)))
@@ -392,9 +431,14 @@ class _Draft:
                 compute_table(self.con, table, self.config, self.repo, asked, PROBED)
                 check_same_rows(self.con, table, rows, probe)
 
-    def _read_raw(self, since: datetime | None, until: datetime | None = None) -> None:
+    def _read_raw(
+        self,
+        since: datetime | None,
+        until: datetime | None = None,
+        spark: SparkTables | None = None,
+    ) -> None:
         folders = {t.name: self.folder.path / RAW / t.name for t in self.config.raw_tables}
-        register_raw(self.con, folders, self.config, self.repo, since, until)
+        register_raw(self.con, folders, self.config, self.repo, since, until, spark)
 
     def reference(self, group: str, name: str) -> TableRef:
         """Name a finished table with its digest and number of rows."""
@@ -420,7 +464,7 @@ class _Draft:
         return content_key(content)
 
     def _compute(self, table: FeatureTable, felt: TimeWindow) -> None:
-        compute_table(self.con, table, self.config, self.repo, felt, "computed")
+        compute_table(self.con, table, self.config, self.repo, felt, "computed", self.spark)
         check_computed(self.con, table, felt)
         time_column = None if table.static else "event_timestamp"
         key = (*table.entity_keys, "event_timestamp")

@@ -62,7 +62,7 @@ def choose_server(patch: pytest.MonkeyPatch, running: Servers, registry: str) ->
 
 
 def choose_spark(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let profile `cluster` read tables by Spark in local mode; skip the test where it is missing.
+    """Let profile `cluster` run Spark in local mode; skip the test where it is missing.
 
     Call it before `choose_server`, and name the profile afterwards.
     """
@@ -76,4 +76,3 @@ def choose_spark(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setenv("SPARK_CONF_DIR", str(folder / "spark"))
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     patch.setenv("PYSPARK_PYTHON", sys.executable)
-    patch.setenv("FALAJ_TABLES_URI", str(folder / "home" / "feature_tables" / "current"))

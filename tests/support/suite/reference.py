@@ -44,7 +44,6 @@ VARIABLES = {
     "FALAJ_REDIS": "Feast's connection string of Redis, profiles `server` and `cluster`.",
     "FALAJ_REGISTRY_URL": "Feast's registry in PostgreSQL, profiles `server` and `cluster`.",
     "FALAJ_STATE": "Location of the state that machines share; else the state folder.",
-    "FALAJ_TABLES_URI": "Feature tables of the profile `cluster`.",
     "FALAJ_TRITON_PYTHON": "Python of the environment that holds Triton.",
     "FALAJ_REPORTS_HOME": "Folder whose reports Prefect's server shows; set by Falaj.",
 }

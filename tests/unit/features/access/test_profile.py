@@ -57,8 +57,7 @@ def test_each_profile_of_the_project_passes_its_own_guards(
     repo: Path, profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FALAJ_PROFILE", profile)
-    environment = {**ENVIRONMENT, "FALAJ_TABLES_URI": "s3a://bucket/tables"}
-    assert read(repo, environment)["project"] == "flights"
+    assert read(repo)["project"] == "flights"
 
 
 def test_an_unknown_profile_is_answered_with_those_there_are(
