@@ -3,7 +3,7 @@
 All is real: the processes as `falaj serve --replicas` keeps them, Envoy, clients with tokens over
 TLS. Two cores hold clients, Envoy and servers, so throughput is not measured by the clock but by
 CPU: a process that has a core of its own answers as many requests a second as it answers in a CPU
-second, and of two the busier one is the bound.
+second.
 """
 
 import os
@@ -127,10 +127,7 @@ def answers_per_cpu_s(folder: Path, rounds: int, seconds: float) -> Iterator[lis
             live += live_addresses(home)
 
         def asked(one: Addresses) -> float:
-            process, port = (
-                psutil.Process(int(one["pid"] or 0)),
-                str(one["http"]).rpartition(":")[2],
-            )
+            process, port = psutil.Process(int(one["pid"] or 0)), str(one["http"]).split(":")[-1]
             body = request(MODEL, one_row())
             return 1e6 / cpu_us([process], int(port), body, NUM_CLIENTS, seconds)[0]
 
