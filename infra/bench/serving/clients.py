@@ -47,7 +47,7 @@ def cpu_us(
 
     Each connection asks over and over for so long, as soon as it has its answer.
     """
-    before = [cpu_ns(process) for process in processes]
+    before = [_cpu_ns(process) for process in processes]
     answered, until = 0, time.monotonic() + seconds
 
     def next_in(head: bytes) -> float | None:
@@ -56,12 +56,11 @@ def cpu_us(
         return 0.0 if time.monotonic() < until else None
 
     uvloop.run(ask([request] * connections, port, next_in, tls=tls))
-    spent = [cpu_ns(process) - was for process, was in zip(processes, before, strict=True)]
+    spent = [_cpu_ns(process) - was for process, was in zip(processes, before, strict=True)]
     return [ns / answered / 1e3 for ns in spent]
 
 
-def cpu_ns(process: psutil.Process) -> int:
-    """CPU that a process and all below it have used, every thread."""
+def _cpu_ns(process: psutil.Process) -> int:
     total = 0
     for one in (process, *process.children(recursive=True)):
         for task in Path(f"/proc/{one.pid}/task").iterdir():

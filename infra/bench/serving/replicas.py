@@ -3,14 +3,14 @@
 All is real: the processes as `falaj serve --replicas` keeps them, Envoy, clients with tokens over
 TLS. Two cores hold clients, Envoy and servers, so throughput is not measured by the clock but by
 CPU: a process that has a core of its own answers as many requests a second as it answers in a CPU
-second, and of two the busier one is the bound.
+second.
 """
 
 import os
 import signal
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,7 +21,7 @@ import psutil
 
 from infra.bench.figures import Figure, Measured, at_least, at_most
 from infra.bench.parts import Bench, wait_until
-from infra.bench.serving.clients import Answers, cpu_ns, load, request
+from infra.bench.serving.clients import Answers, cpu_us, load, request
 from infra.bench.serving.http_request import UNLOGGED, one_row
 from infra.bench.serving.installation import (
     MODEL,
@@ -36,10 +36,10 @@ from infra.gateway.config import GatewayFiles
 from infra.gateway.envoy import Admin
 from infra.orchestration.embedded import free_port
 from infra.platform.services import replace_serving
-from tasks.contracts.serving import live_addresses
+from tasks.contracts.serving import Addresses, live_addresses
 
-PER_S, SHARED_PER_S, NUM_CLIENTS = 500.0, 150.0, 50
-ROUNDS, SECONDS, LIMIT_S = 5, 4.0, 120
+PER_S, NUM_CLIENTS = 500.0, 50
+ROUNDS, SECONDS, LIMIT_S = 7, 2.0, 120
 HEALTHY = r"cluster\.http-stable\.membership_healthy"
 TIMES = 1.8
 
@@ -112,32 +112,39 @@ def replace_all(made: Replicas) -> None:
     replace_serving(made.home, LIMIT_S)
 
 
-def answers_per_cpu_s(made: Sequence[Replicas], seconds: float) -> list[float]:
-    """Answers in a second in which the busiest process of each has a core of its own.
+def answers_per_cpu_s(folder: Path, rounds: int, seconds: float) -> Iterator[list[float]]:
+    """In each round, of one process that serves alone and of two that serve together.
 
-    All are asked at one time, and each process equally often: one that is asked less often has
-    smaller batches, and on a busier machine colder caches.
+    They are asked directly and all at one time, each by as many clients: with fewer, or on a busier
+    machine, a process has smaller batches and colder caches. What Envoy costs is measured apart.
     """
-    before = [{pid: cpu_ns(psutil.Process(pid)) for pid in one.pids} for one in made]
-    with ExitStack() as stack:
-        found = [stack.enter_context(one.load(SHARED_PER_S * len(one.pids))) for one in made]
-        time.sleep(seconds)
-    most = [max(cpu_ns(psutil.Process(pid)) - was for pid, was in ns.items()) for ns in before]
-    return [len(answers) / spent * 1e9 for answers, spent in zip(found, most, strict=True)]
+    live = []
+    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        for count in (1, 2):
+            home, ports = folder / f"direct-{count}", {"http": free_port(), "grpc": free_port()}
+            BenchHome(home, Tabular).add(7, promote=True)
+            stack.enter_context(serving(home, ports, replicas=count, **UNLOGGED))
+            live += live_addresses(home)
+
+        def asked(one: Addresses) -> float:
+            process, port = psutil.Process(int(one["pid"] or 0)), str(one["http"]).split(":")[-1]
+            body = request(MODEL, one_row())
+            return 1e6 / cpu_us([process], int(port), body, NUM_CLIENTS, seconds)[0]
+
+        for _ in range(rounds):
+            yield list(pool.map(asked, live))
 
 
 def figures(bench: Bench) -> Measured:
     """Throughput of two to that of one; what is lost with a process, and in a replacement."""
-    rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 2.0))
-    with ExitStack() as stack:
-        one, two = (
-            stack.enter_context(replicas(bench.folder / str(count), count, **UNLOGGED))
-            for count in (1, 2)
-        )
-        rates = [answers_per_cpu_s((one, two), seconds) for _ in range(rounds)]
+    rounds, seconds = bench.size((ROUNDS, SECONDS), (1, 1.0))
+    rates = list(answers_per_cpu_s(bench.folder, rounds, seconds))
+    with replicas(bench.folder / "home", 2, **UNLOGGED) as two:
         gone, renewed = during(two, kill_one), during(two, replace_all)
-    ratio = statistics.median(both / first for first, both in rates)
-    evidence = f"{rounds} rounds: " + ", ".join(f"{two:.0f} and {one:.0f}" for one, two in rates)
+    ratio = statistics.median((first + second) / alone for alone, first, second in rates)
+    evidence = "alone, and two together: " + "; ".join(
+        f"{alone:.0f}, {first:.0f} + {second:.0f}/s" for alone, first, second in rates
+    )
     return [
         at_least("answers of two processes with a core each to one", ratio, TIMES, evidence),
         _lost(f"lost of {PER_S:.0f}/s when one of two is killed", gone),
