@@ -385,7 +385,7 @@ def supervise(files: PlatformFiles) -> None:
             ports=choose_ports(config, files),
             password=ensure_password(files)[0] if config.password else None,
             environment=dict(os.environ),
-            classes=hardware_classes(),
+            classes=hardware_classes(files.home),
         )
         try:
             make_supervisor(plan).run()

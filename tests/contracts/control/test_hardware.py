@@ -1,0 +1,113 @@
+"""A third hardware class is a few lines of YAML: no line of code knows its name."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.deploying.deploy import make_plan
+from infra.deploying.deployments import deployment_items, on_all_classes
+from infra.deploying.file import read_prefect_file
+from infra.deploying.pools import pool_items
+from tasks.contracts.hardware import FILE_NAME, read_classes
+from tasks.control.config import RoutingConfig, StageRouting
+from tasks.control.leases.devices import hardware_classes, read_cpu_flags
+from tasks.kernel.errors import ConfigurationError, StageError
+from tests.support.platform.deploys import REPO, on_server
+from tests.support.platform.hardware_flows import of_class_flow, on_class_flow
+from tests.support.services.prefect_platform import PrefectApi
+
+pytestmark = pytest.mark.timeout(600)
+OWN, FORMATS = "cpu-own", ["onnx-fp32", "openvino-bf16"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A state folder with a class that this host is of, and one that no host is."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    own = {
+        "description": "Processors like those of this host.",
+        "requires": {"cpu_flags": sorted(read_cpu_flags())[:2], "cores": 1},
+        "formats": FORMATS,
+    }
+    far = {"description": "No host of today.", "requires": {"cores": 100_000}}
+    (folder / FILE_NAME).write_text(yaml.safe_dump({OWN: own, "cpu-far": far}))
+    return folder
+
+
+def one_deployment(folder: Path) -> Path:
+    entry = {
+        "name": "cpu",
+        "description": "Tell the class.",
+        "entrypoint": f"{of_class_flow.fn.__module__}.of_class_flow",
+        "work_pool": {"name": "cpu", "work_queue_name": "retrain"},
+        "tags": ["falaj"],
+        "parameters": {"hardware": None},
+        "enforce_parameter_schema": True,
+        "schedules": [{"slug": "daily", "cron": "0 0 1 1 *"}],
+    }
+    file = folder / "prefect.yaml"
+    content = {"name": "x", "prefect-version": "3", "pull": [], "deployments": [entry]}
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_a_class_of_ones_own_goes_from_the_workers_start_to_pool_route_lease_and_conversion(
+    prefect_api: PrefectApi, home: Path
+) -> None:
+    assert hardware_classes(home) == ("cpu", OWN)
+    classes = read_classes(home)
+    described = on_all_classes(read_prefect_file(one_deployment(home)), classes)
+    pools = [item for item in pool_items("process", None, classes) if OWN in item.label]
+    deployed = [item for item in deployment_items(described, []) if item.name == OWN]
+    assert [item.entry.schedules for item in deployed] == [()]
+    routing = RoutingConfig(
+        mode="deployments", conversion=StageRouting(hardware_class=OWN, wait_s=60)
+    )
+    with prefect_api.in_process():
+        for item in (*pools, *deployed):
+            on_server(item.write)
+        with prefect_api.worker(OWN, FALAJ_HOME=str(home)):
+            seen, taken = on_class_flow(routing)
+    assert taken == f"of-class/{OWN}"
+    assert (seen.of_class, seen.converts_for) == (OWN, OWN)
+    assert (seen.leased_cores, list(seen.formats)) == (1, FORMATS)
+
+
+def test_a_stage_that_is_sent_to_a_class_without_a_host_or_a_description_says_so(
+    prefect_api: PrefectApi, home: Path
+) -> None:
+    def sent_to(name: str) -> RoutingConfig:
+        rule = StageRouting(hardware_class=name, wait_s=0)
+        return RoutingConfig(mode="deployments", conversion=rule)
+
+    classes = read_classes(home)
+    with prefect_api.in_process():
+        for item in pool_items("process", None, classes):
+            if item.label == "work pool cpu-far":
+                on_server(item.write)
+        described = on_all_classes(read_prefect_file(one_deployment(home)), classes)
+        for deployment in deployment_items(described, []):
+            if deployment.name == "cpu-far":
+                on_server(deployment.write)
+        with pytest.raises(StageError, match="no worker of work pool 'cpu-far' is online"):
+            on_class_flow(sent_to("cpu-far"))
+        with pytest.raises(StageError, match=r"describe the class cpu-new in hardware\.yaml"):
+            on_class_flow(sent_to("cpu-new"))
+
+
+def test_a_deploy_refuses_a_use_case_that_is_routed_to_a_class_that_does_not_exist(
+    home: Path, tmp_path: Path
+) -> None:
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    for each in Path(REPO).iterdir():
+        (repo / each.name).symlink_to(each)
+    file = repo / "use_case.yaml"
+    content = yaml.safe_load(file.read_text())
+    file.unlink()
+    content["routing"] = {"training": {"hardware_class": "gpu-new"}}
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigurationError, match=r"routing\.training .*'gpu-new'.*there are cpu"):
+        make_plan([str(repo)])
