@@ -23,6 +23,7 @@ from infra.platform.files import (
     PlatformFiles,
     ServiceState,
     now,
+    other_code,
     paused_pools,
     read_endpoint,
     read_state,
@@ -36,6 +37,7 @@ from tasks.control.leases.repository import LeaseRepository
 from tasks.control.recovery.judge import SWEPT
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
@@ -296,6 +298,9 @@ def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Findin
     if not is_running(files.home):
         seen = f"no supervisor lives on {files.home}"
         return [*findings, Finding("platform", "problem", seen, "make up")]
+    if running := other_code(files):
+        seen = f"the platform runs {running}, and this is {code_commit()}"
+        findings.append(Finding("code", "warning", seen, "falaj up starts it again with this code"))
     status = read_status(files)
     advice = "the supervisor restarts what has ended; its log and theirs show why"
     findings += [Finding("services", "problem", wrong, advice) for wrong in status.wrong]

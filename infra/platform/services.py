@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -43,6 +43,7 @@ from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Servic
 from tasks.control.leases.devices import hardware_classes
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import make_folder, private_folder, write_atomically
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 
 LOGGER = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Plan:
     Attributes:
         environment: what the supervisor was started with.
         classes: hardware classes of this machine; each has a work pool of its name.
+        code: commit or release that it was started from, whatever is checked out later.
     """
 
     files: PlatformFiles
@@ -104,6 +106,7 @@ class Plan:
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
+    code: str = field(default_factory=code_commit)
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -128,6 +131,7 @@ class Plan:
             pid=os.getpid(),
             profile=config.profile,
             serving_url=f"http://127.0.0.1:{self.ports['serving']}" if config.serving else None,
+            code=self.code,
         )
 
 
@@ -257,7 +261,8 @@ def worker_environment(plan: Plan) -> dict[str, str]:
         for name, value in plan.environment.items()
         if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
     }
-    client = client_settings(plan.files.home, plan.api.url, plan.password, plan.endpoint.ui_url)
+    api_url = plan.config.api_url or plan.api.url
+    client = client_settings(plan.files.home, api_url, plan.password, plan.endpoint.ui_url)
     del client["PREFECT_LOGGING_SETTINGS_PATH"]  # a worker's own lines are worth keeping
     return {
         **inherited,

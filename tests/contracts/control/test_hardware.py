@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from infra.bench.operation.prefect_api import PrefectApi
 from infra.deploying.deploy import make_plan
 from infra.deploying.deployments import deployment_items, on_all_classes
 from infra.deploying.file import read_prefect_file
@@ -15,7 +16,6 @@ from tasks.control.leases.devices import hardware_classes, read_cpu_flags
 from tasks.kernel.errors import ConfigurationError, StageError
 from tests.support.platform.deploys import REPO, on_server
 from tests.support.platform.hardware_flows import of_class_flow, on_class_flow
-from tests.support.services.prefect_platform import PrefectApi
 
 pytestmark = pytest.mark.timeout(600)
 OWN, FORMATS = "cpu-own", ["onnx-fp32", "openvino-bf16"]

@@ -1,6 +1,8 @@
 """Flows that tell of which hardware class they run, with real deployments and workers."""
 
 import os
+import time
+from pathlib import Path
 
 from prefect import flow
 
@@ -46,3 +48,11 @@ def on_class_flow(routing: RoutingConfig) -> tuple[Seen, str]:
     route = stages.times[0].route
     assert route is not None
     return seen, route.taken
+
+
+@flow(name="busy", **FOUND)
+def busy_flow(number: int, seconds: float, journal: str) -> None:
+    """Be busy for some seconds, then note that it is done."""
+    time.sleep(seconds)
+    with Path(journal).open("a") as file:
+        file.write(f"{number}\n")
