@@ -18,7 +18,7 @@ from tests.support.platform.deploys import REPO, on_server
 from tests.support.platform.hardware_flows import of_class_flow, on_class_flow
 
 pytestmark = pytest.mark.timeout(600)
-OWN, FORMATS = "cpu-own", ["onnx-fp32", "openvino-bf16"]
+OWN, FAR, FORMATS = "cpu-own", "cpu-far", ["onnx-fp32", "openvino-bf16"]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
         "formats": FORMATS,
     }
     far = {"description": "No host of today.", "requires": {"cores": 100_000}}
-    (folder / FILE_NAME).write_text(yaml.safe_dump({OWN: own, "cpu-far": far}))
+    (folder / FILE_NAME).write_text(yaml.safe_dump({OWN: own, FAR: far}))
     return folder
 
 
@@ -57,44 +57,27 @@ def test_a_class_of_ones_own_goes_from_the_workers_start_to_pool_route_lease_and
     prefect_api: PrefectApi, home: Path
 ) -> None:
     assert hardware_classes(home) == ("cpu", OWN)
-    classes = read_classes(home)
+    classes, new = read_classes(home), (OWN, FAR)
     described = on_all_classes(read_prefect_file(one_deployment(home)), classes)
-    pools = [item for item in pool_items("process", None, classes) if OWN in item.label]
-    deployed = [item for item in deployment_items(described, []) if item.name == OWN]
-    assert [item.entry.schedules for item in deployed] == [()]
-    routing = RoutingConfig(
-        mode="deployments", conversion=StageRouting(hardware_class=OWN, wait_s=60)
-    )
+    deployed = [item for item in deployment_items(described, []) if item.name in new]
+    assert [item.entry.schedules for item in deployed] == [(), ()]
     with prefect_api.in_process():
-        for item in (*pools, *deployed):
+        for item in (*pool_items("process", None, {n: classes[n] for n in new}), *deployed):
             on_server(item.write)
         with prefect_api.worker(OWN, FALAJ_HOME=str(home)):
-            seen, taken = on_class_flow(routing)
+            seen, taken = on_class_flow(sent_to(OWN, 60))
+        with pytest.raises(StageError, match=f"no worker of work pool '{FAR}' is online"):
+            on_class_flow(sent_to(FAR))
+        with pytest.raises(StageError, match=r"describe the class cpu-new in hardware\.yaml"):
+            on_class_flow(sent_to("cpu-new"))
     assert taken == f"of-class/{OWN}"
     assert (seen.of_class, seen.converts_for) == (OWN, OWN)
     assert (seen.leased_cores, list(seen.formats)) == (1, FORMATS)
 
 
-def test_a_stage_that_is_sent_to_a_class_without_a_host_or_a_description_says_so(
-    prefect_api: PrefectApi, home: Path
-) -> None:
-    def sent_to(name: str) -> RoutingConfig:
-        rule = StageRouting(hardware_class=name, wait_s=0)
-        return RoutingConfig(mode="deployments", conversion=rule)
-
-    classes = read_classes(home)
-    with prefect_api.in_process():
-        for item in pool_items("process", None, classes):
-            if item.label == "work pool cpu-far":
-                on_server(item.write)
-        described = on_all_classes(read_prefect_file(one_deployment(home)), classes)
-        for deployment in deployment_items(described, []):
-            if deployment.name == "cpu-far":
-                on_server(deployment.write)
-        with pytest.raises(StageError, match="no worker of work pool 'cpu-far' is online"):
-            on_class_flow(sent_to("cpu-far"))
-        with pytest.raises(StageError, match=r"describe the class cpu-new in hardware\.yaml"):
-            on_class_flow(sent_to("cpu-new"))
+def sent_to(name: str, wait_s: float = 0) -> RoutingConfig:
+    rule = StageRouting(hardware_class=name, wait_s=wait_s)
+    return RoutingConfig(mode="deployments", conversion=rule)
 
 
 def test_a_deploy_refuses_a_use_case_that_is_routed_to_a_class_that_does_not_exist(

@@ -35,9 +35,8 @@ def needs(**requires: Any) -> Needs:
 
 
 def write(folder: Path, content: object) -> Path:
-    (folder / "hardware.yaml").write_text(
-        content if isinstance(content, str) else yaml.safe_dump(content)
-    )
+    text = content if isinstance(content, str) else yaml.safe_dump(content)
+    (folder / "hardware.yaml").write_text(text)
     return folder
 
 
@@ -60,9 +59,7 @@ def test_every_host_is_of_cpu_and_one_with_a_usable_gpu_of_gpu(tmp_path: Path) -
         ({"gpu": {"model": "h100"}}, ""),
         ({"gpu": {"model": "H100", "count": 3}}, "2 usable NVIDIA GPU(s) (model=H100) of 3"),
         ({"gpu": {"model": "H200"}}, "0 usable"),
-        ({"gpu": {"memory_gib": 20, "count": 3}}, "2 usable"),
         ({"gpu": {"mig_profile": "1g"}}, ""),
-        ({"gpu": {"mig_profile": "1g.10gb"}}, ""),
         ({"gpu": {"mig_profile": "1g.1"}}, "0 usable"),
     ],
 )
