@@ -1,14 +1,15 @@
 """A third hardware class is a few lines of YAML: no line of code knows its name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from infra.bench.operation.prefect_api import PrefectApi
-from infra.deploying.deploy import make_plan
+from infra.deploying import deploy
 from infra.deploying.deployments import deployment_items, on_all_classes
-from infra.deploying.file import read_prefect_file
+from infra.deploying.file import read_prefect_file, read_use_cases
 from infra.deploying.pools import pool_items
 from tasks.contracts.hardware import FILE_NAME, read_classes
 from tasks.control.config import RoutingConfig, StageRouting
@@ -81,16 +82,11 @@ def sent_to(name: str, wait_s: float = 0) -> RoutingConfig:
 
 
 def test_a_deploy_refuses_a_use_case_that_is_routed_to_a_class_that_does_not_exist(
-    home: Path, tmp_path: Path
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repo = tmp_path / "repo"
-    repo.mkdir()
-    for each in Path(REPO).iterdir():
-        (repo / each.name).symlink_to(each)
-    file = repo / "use_case.yaml"
-    content = yaml.safe_load(file.read_text())
-    file.unlink()
-    content["routing"] = {"training": {"hardware_class": "gpu-new"}}
-    file.write_text(yaml.safe_dump(content))
+    [own] = read_use_cases([REPO])
+    routing = {**own.config["routing"], "training": sent_to("gpu-new").conversion.model_dump()}
+    other = replace(own, config={**own.config, "routing": routing})
+    monkeypatch.setattr(deploy, "read_use_cases", lambda _: (other,))
     with pytest.raises(ConfigurationError, match=r"routing\.training .*'gpu-new'.*there are cpu"):
-        make_plan([str(repo)])
+        deploy.make_plan([REPO])

@@ -52,7 +52,9 @@ def on_class_flow(routing: RoutingConfig) -> tuple[Seen, str]:
 
 @flow(name="busy", **FOUND)
 def busy_flow(number: int, seconds: float, journal: str) -> None:
-    """Be busy for some seconds, then note that it is done."""
-    time.sleep(seconds)
+    """Be busy for some seconds, and note its beginning and its end."""
     with Path(journal).open("a") as file:
+        file.write(f"{number} begins\n")
+        file.flush()
+        time.sleep(seconds)
         file.write(f"{number}\n")

@@ -51,12 +51,9 @@ def test_every_host_is_of_cpu_and_one_with_a_usable_gpu_of_gpu(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("requires", "said"),
     [
-        ({"cpu_flags": ["amx_tile"]}, ""),
         ({"cpu_flags": ["amx_tile", "amx_bf16"]}, "lack amx_bf16"),
-        ({"cores": 4}, ""),
         ({"cores": 5}, "4 core(s) of 5"),
         ({"memory_gib": 64}, "32.0 GiB of memory of 64"),
-        ({"gpu": {"model": "h100"}}, ""),
         ({"gpu": {"model": "H100", "count": 3}}, "2 usable NVIDIA GPU(s) (model=H100) of 3"),
         ({"gpu": {"model": "H200"}}, "0 usable"),
         ({"gpu": {"mig_profile": "1g"}}, ""),
@@ -75,7 +72,6 @@ def test_flags_are_read_as_x86_and_arm_name_them(tmp_path: Path) -> None:
     assert read_cpu_flags(file) == {"fpu", "amx_tile"}
     file.write_text("processor\t: 0\nFeatures\t: sve bf16\n")
     assert read_cpu_flags(file) == {"sve", "bf16"}
-    assert read_cpu_flags(tmp_path / "none") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,6 @@ def test_flags_are_read_as_x86_and_arm_name_them(tmp_path: Path) -> None:
         ("cpu-a: {description: a}\ncpu-a: {description: b}\n", "cpu-a is written twice"),
         ({"cpu-a": {"description": "a", "requires": {"tpu": 1}}}, "requires.tpu.*Requirements are"),
         ({"cpu-a": {"description": "a", "requires": {"gpu": {}}}}, "must begin with 'gpu'"),
-        ({"gpu-a": {"description": "a"}}, "must begin with 'cpu'"),
         ({"tpu-a": {"description": "a"}}, "pattern"),
         ({"gpu-a": {"description": "a", "requires": {"gpu": {"vendor": "amd"}}}}, "nvidia"),
     ],
@@ -92,11 +87,6 @@ def test_flags_are_read_as_x86_and_arm_name_them(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_says_where(tmp_path: Path, content: object, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         read_classes(write(tmp_path, content))
-
-
-def test_a_named_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="does not exist"):
-        read_classes(tmp_path, {"FALAJ_HARDWARE": str(tmp_path / "none.yaml")})
 
 
 def test_a_run_sees_the_gpus_of_its_class_alone_and_refuses_a_host_that_is_not_of_it(
@@ -115,13 +105,10 @@ def test_a_run_sees_the_gpus_of_its_class_alone_and_refuses_a_host_that_is_not_o
 
 
 def test_a_pool_in_a_cluster_asks_for_the_nodes_and_the_resource_of_its_class() -> None:
-    own = HardwareClass(
-        description="Slices.",
-        requires=needs(gpu={}),
-        kubernetes=InCluster(node_selector={"a": "b"}, gpu_resource="nvidia.com/mig-1g.10gb"),
-    )
-    pools = pool_items("kubernetes", "falaj:1", {"gpu-slice": own})
-    [pool] = [each for each in pools if isinstance(each, PoolItem) and each.name == "gpu-slice"]
+    asked = InCluster(node_selector={"a": "b"}, gpu_resource="nvidia.com/mig-1g.10gb")
+    own = HardwareClass(description="Slices.", requires=needs(gpu={}), kubernetes=asked)
+    *_, pool = pool_items("kubernetes", "falaj:1", {"gpu-slice": own})
+    assert isinstance(pool, PoolItem)
     pod = pool.template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     limits = pod["containers"][0]["resources"]["limits"]
     assert pod["nodeSelector"] == {"a": "b"}
