@@ -22,11 +22,12 @@ from infra.deploying.automations import (
     notifications,
     notify,
 )
-from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items
+from infra.deploying.deployments import OWN_TAG, DeploymentItem, deployment_items, on_all_classes
 from infra.deploying.file import PREFECT_FILE, PoolType, read_prefect_file, read_use_cases
 from infra.deploying.items import RESULTS, Item, Outcome, use_case_block
 from infra.deploying.pools import pool_items, read_image, without_leases
 from infra.platform.api import wait_for_server
+from tasks.contracts.hardware import known_class, read_classes
 from tasks.kernel.errors import TransientError
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import state_identity
@@ -71,6 +72,11 @@ def make_plan(
         ConfigurationError: a file or use case is wrong, or a variable is not set.
     """
     use_cases = read_use_cases(repos)
+    classes = read_classes()
+    for use_case in use_cases:
+        for stage, rule in use_case.config["routing"].items():
+            for name in (rule["hardware_class"], *rule["fall_back"]) if stage != "mode" else ():
+                known_class(name, classes, f"{use_case.name}: routing.{stage}")
     image = None
     if pool_type == "kubernetes":
         image, use_cases = read_image(), tuple(without_leases(each) for each in use_cases)
@@ -78,10 +84,14 @@ def make_plan(
     def resuming(items: Sequence[AnyItem]) -> tuple[AnyItem, ...]:
         return tuple(replace(item, resume=resume) for item in items)
 
-    pools, state = pool_items(pool_type, image), state_identity(Settings.from_environment())
+    pools, state = (
+        pool_items(pool_type, image, classes),
+        state_identity(Settings.from_environment()),
+    )
+    described = on_all_classes(read_prefect_file(file), classes)
     return Plan(
         places=resuming([*pools, use_case_block(use_cases), RESULTS, *channel_blocks()]),
-        deployments=resuming(deployment_items(read_prefect_file(file), use_cases, state)),
+        deployments=resuming(deployment_items(described, use_cases, state)),
         automations=resuming([decide_on_drift(), *map(notify, notifications())]),
     )
 

@@ -1,6 +1,6 @@
 """Deployments: each entry of the file, once for each use case that it is configured by."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,6 +28,8 @@ from infra.deploying.file import (
     more_than_once,
 )
 from infra.deploying.items import Found, Item
+from tasks.contracts.hardware import HardwareClass, kind_of
+from tasks.conversion.targets.catalog import format_of
 from tasks.kernel.errors import ConfigurationError
 from tasks.metadata.identity import EXPECTED
 
@@ -204,6 +206,47 @@ def deployment_items(
     for item in items:
         item.check()
     return items
+
+
+def on_all_classes(file: PrefectFile, classes: Mapping[str, HardwareClass]) -> PrefectFile:
+    """The deployments of `cpu` and `gpu` again for each further class of that kind.
+
+    They have no schedules: those of the first are enough.
+
+    Raises:
+        ConfigurationError: a format that a class names does not exist or is not for its kind.
+    """
+    there = {(entry.entrypoint, entry.name) for entry in file.deployments}
+    made = [
+        _on_class(entry, name, found)
+        for name, found in classes.items()
+        for entry in file.deployments
+        if entry.name == entry.work_pool.name == kind_of(name)
+        and (entry.entrypoint, name) not in there
+    ]
+    return file.model_copy(update={"deployments": (*file.deployments, *made)})
+
+
+def _on_class(entry: Deployment, name: str, described: HardwareClass) -> Deployment:
+    for one in described.formats or ():
+        if not format_of(one).is_for(name):
+            raise ConfigurationError(
+                f"hardware class {name} names the format {one}, which is for "
+                f"{' and '.join(format_of(one).hardware)}; take it away there. Nothing was deployed"
+            )
+    parameters = entry.parameters
+    if "hardware" in parameters:
+        formats = {"formats": list(described.formats)} if described.formats else {}
+        hardware = {**(parameters["hardware"] or {}), "hardware_class": name, **formats}
+        parameters = {**parameters, "hardware": hardware}
+    changed = {
+        "name": name,
+        "description": f"{entry.description} On {name}: {described.description}",
+        "work_pool": entry.work_pool.model_copy(update={"name": name}),
+        "parameters": parameters,
+        "schedules": (),
+    }
+    return entry.model_copy(update=changed)
 
 
 def load_flow(entrypoint: str) -> Flow[..., Any]:

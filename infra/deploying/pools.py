@@ -15,8 +15,10 @@ from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import WorkPool, WorkQueue
 from prefect.exceptions import ObjectNotFound
 
-from infra.deploying.file import POOLS_FOLDER, PoolType, Queue, UseCase, read_pools_file
+from infra.deploying.file import POOLS_FOLDER, Pool, PoolType, Queue, UseCase, read_pools_file
 from infra.deploying.items import Found, Item
+from tasks.contracts.hardware import HardwareClass, InCluster, kind_of
+from tasks.control.leases.devices import CLASS_VARIABLE
 from tasks.kernel.errors import ConfigurationError
 
 IMAGE_VARIABLE = "FALAJ_IMAGE"
@@ -134,25 +136,50 @@ class PoolItem(Item):
         return pool, {queue.name: queue for queue in found if queue.name in self.queues}
 
 
-def pool_items(pool_type: PoolType, image: str | None) -> tuple[Item, ...]:
-    """All pools of a type.
+def pool_items(
+    pool_type: PoolType, image: str | None, classes: Mapping[str, HardwareClass]
+) -> tuple[Item, ...]:
+    """All pools of a type: those of `pools.yaml`, and one for each further hardware class.
 
     Args:
         pool_type: of which type.
         image: from which pods are started, unless they name another; None for processes.
+        classes: all hardware classes; one without a pool of its name has one like its kind's.
     """
-    file, items = read_pools_file(), list[Item]()
-    for name, pool in (file.process if pool_type == "process" else file.kubernetes).items():
-        template: dict[str, Any] = json.loads((POOLS_FOLDER / pool.template).read_text())
-        if image is not None:
-            template["variables"]["properties"]["image"]["default"] = image
-        items.append(
-            PoolItem(
-                name=name,
-                pool_type=pool_type,
-                description=pool.description,
-                template=template,
-                queues=file.queues,
-            )
+    file = read_pools_file()
+    pools = dict(file.process if pool_type == "process" else file.kubernetes)
+    for name, described in classes.items():
+        like = pools[kind_of(name)]
+        pools.setdefault(name, like.model_copy(update={"description": described.description}))
+    return tuple(
+        PoolItem(
+            name=name,
+            pool_type=pool_type,
+            description=pool.description,
+            template=_template(name, pool, pool_type, image, classes.get(name)),
+            queues=file.queues,
         )
-    return tuple(items)
+        for name, pool in pools.items()
+    )
+
+
+def _template(
+    name: str, pool: Pool, pool_type: PoolType, image: str | None, found: HardwareClass | None
+) -> dict[str, Any]:
+    """The base job template of a pool; of a class that `found` describes, its own devices."""
+    template: dict[str, Any] = json.loads((POOLS_FOLDER / pool.template).read_text())
+    if image is not None:
+        template["variables"]["properties"]["image"]["default"] = image
+    if found is None:
+        return template
+    job = template["job_configuration"]
+    if pool_type == "process":
+        job["env"][CLASS_VARIABLE] = name
+        return template
+    pod = job["job_manifest"]["spec"]["template"]["spec"]
+    if found.kubernetes.node_selector:
+        pod["nodeSelector"] = found.kubernetes.node_selector
+    limits = pod["containers"][0]["resources"]["limits"]
+    if (number := limits.pop(InCluster().gpu_resource, None)) is not None:
+        limits[found.kubernetes.gpu_resource] = number
+    return template

@@ -54,6 +54,13 @@ class PlatformConfig(Contract):
         "http://falaj.example.org:4200/api; the UI, and links to it in messages, are at the same "
         "address without /api.",
     )
+    api_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@/]+(/[^\s@]*)?/api$",
+        description="Address of a balancer before the Prefect servers of several hosts with one "
+        "database, Redis and password: workers and runs ask there, and go on while the server of "
+        "their own host is away. None: they ask their own.",
+    )
     public_mlflow_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s@/]+(/[^\s@]*)?$",
@@ -95,6 +102,15 @@ class PlatformConfig(Contract):
     def rule(self, group: str) -> ScalingRule:
         """How many there are to be of a group: always one, where nothing else is said."""
         return self.scaling.get(group) or ScalingRule()
+
+    @model_validator(mode="after")
+    def _several_servers_need_stores(self) -> Self:
+        if self.api_url and self.profile == "embedded":
+            raise ValueError(
+                "api_url is for several servers on one database, and profile embedded has a SQLite "
+                "file of its own; take profile server, or leave api_url out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _different_ports(self) -> Self:

@@ -11,9 +11,10 @@ from typing import Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from infra.orchestration.client import only_one, platform_folder, read_password
+from infra.orchestration.client import is_running, only_one, platform_folder, read_password
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.files import write_atomically
+from tasks.kernel.provenance import code_commit
 
 AS_CONFIGURED = "as configured"
 LOCK_WAIT_S = 2.0
@@ -141,6 +142,7 @@ class Endpoint(_Stored):
         mlflow_url: MLflow, for people; run reports are beside it, under its password.
         local_mlflow_url: MLflow, for processes of this machine.
         serving_url: the inference server, for processes of this machine; None where none runs.
+        code: commit or release that the platform was started from.
     """
 
     api_url: str
@@ -150,6 +152,7 @@ class Endpoint(_Stored):
     pid: int
     profile: str
     serving_url: str | None = None
+    code: str = ""
 
 
 def write_state(files: PlatformFiles, state: PlatformState) -> None:
@@ -165,6 +168,14 @@ def read_state(files: PlatformFiles) -> PlatformState | None:
 def read_endpoint(files: PlatformFiles) -> Endpoint | None:
     """Where the platform answers; None while its server has never answered."""
     return _read(files.endpoint, Endpoint)
+
+
+def other_code(files: PlatformFiles) -> str | None:
+    """The commit or release that a running platform was started from; None where it is this one."""
+    endpoint = read_endpoint(files) if is_running(files.home) else None
+    if endpoint is None or endpoint.code == code_commit():
+        return None
+    return endpoint.code or "a release that does not say which it is"
 
 
 def _read(file: Path, kind: type[Value]) -> Value | None:

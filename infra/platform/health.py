@@ -24,17 +24,21 @@ from infra.platform.files import (
     PlatformFiles,
     ServiceState,
     now,
+    other_code,
     paused_pools,
     read_endpoint,
     read_state,
 )
 from infra.platform.services import MLFLOW, SERVER, STORES, has_prefect_redis, store_url
+from tasks.contracts.hardware import read_classes
 from tasks.control.config import RecoveryConfig
+from tasks.control.leases.devices import Host
 from tasks.control.leases.placement import Claim
 from tasks.control.leases.repository import LeaseRepository
 from tasks.control.recovery.judge import SWEPT
 from tasks.kernel.errors import ConfigurationError, TransientError
 from tasks.kernel.files import lack_of_space, shows_damage
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 
 EXIT_WELL, EXIT_DOWN, EXIT_NOT_RUNNING = 0, 1, 3
@@ -291,13 +295,16 @@ class Finding:
 def examine(files: PlatformFiles, environment: Mapping[str, str]) -> list[Finding]:
     """All findings, of a platform that runs or of one that does not."""
     config = stored_config(files)
-    findings = list(check_pins())
+    findings = [*check_pins(), check_hardware(files.home)]
     if files.folder.exists():
         findings += [check_secret(files, config), check_private(files.home)]
         findings += [*check_disk(files.home), *_check_stores(files, config, environment)]
     if not is_running(files.home):
         seen = f"no supervisor lives on {files.home}"
         return [*findings, Finding("platform", "problem", seen, "make up")]
+    if running := other_code(files):
+        seen = f"the platform runs {running}, and this is {code_commit()}"
+        findings.append(Finding("code", "warning", seen, "falaj up starts it again with this code"))
     status = read_status(files)
     advice = "the supervisor restarts what has ended; its log and theirs show why"
     findings += [Finding("services", "problem", wrong, advice) for wrong in status.wrong]
@@ -344,6 +351,18 @@ def check_pins(installed: Mapping[str, str] | None = None) -> Iterator[Finding]:
             "Prefect's server does not start, or never makes a scheduled run",
             "make setup, which installs the locked versions; then make down, make up",
         )
+
+
+def check_hardware(home: Path) -> Finding:
+    """Of which hardware classes this host is, and what it lacks of the others."""
+    try:
+        host, classes = Host.this(), read_classes(home)
+    except ConfigurationError as exc:
+        return Finding("hardware", "problem", str(exc), "correct it: no worker starts before that")
+    lacks = {name: host.lacks(described.requires) for name, described in classes.items()}
+    is_of = ", ".join(name for name, lacking in lacks.items() if not lacking) or "none"
+    others = [f"not of {name}: {', '.join(lacking)}" for name, lacking in lacks.items() if lacking]
+    return Finding("hardware", "ok", "; ".join([f"this host is of the classes {is_of}", *others]))
 
 
 def check_secret(files: PlatformFiles, config: PlatformConfig) -> Finding:

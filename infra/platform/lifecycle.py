@@ -30,6 +30,7 @@ from infra.platform.files import (
     PlatformState,
     ensure_password,
     now,
+    other_code,
     paused_pools,
     read_endpoint,
     read_state,
@@ -40,6 +41,7 @@ from infra.platform.services import DEPLOYING, STORES, WORKER, resume_pools, sto
 from infra.platform.supervisor import GRACE_S, rotate, tail
 from tasks.kernel.errors import ConfigurationError, FalajError, TransientError
 from tasks.kernel.files import locked, make_folder, private_folder, require_space, write_atomically
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import PROJECT_ROOT
 
 START_LIMIT_S = 600.0
@@ -66,14 +68,20 @@ class NotDownError(FalajError):
 def bring_up(files: PlatformFiles, config: PlatformConfig, environment: dict[str, str]) -> None:
     """Start the platform and wait until all of it is ready; harmless where it runs.
 
+    One that runs other code than this lets its runs end, goes down and is started with this.
+
     Raises:
         ConfigurationError: it runs with another configuration, or the configuration is wrong.
         NotUpError: a service did not become ready; the supervisor keeps trying.
         StorageError: there is too little space on its disk.
     """
     private_folder(files.folder)
-    paused = ", ".join(paused_pools(files))
     with locked(files.start_lock):  # two at once would each make a password, and one be wrong
+        if other := other_code(files):
+            _require_same(files, config)
+            print(f"The platform runs {other}; this is {code_commit()}. It is started again.")
+            bring_down(files, at_once=False)
+        paused = ", ".join(paused_pools(files))
         process = None if is_running(files.home) else _begin(files, config, environment)
     if process is None:
         _require_same(files, config)

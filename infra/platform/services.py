@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,10 +51,12 @@ from infra.platform.files import (
 )
 from infra.platform.scaling import Load
 from infra.platform.supervisor import CLOCK_STEP_S, START_LIMIT_S, Child, Group, Service, Supervisor
+from tasks.contracts.hardware import read_classes
 from tasks.contracts.serving import address_file, address_files, is_live, is_served, live_addresses
-from tasks.control.leases.devices import hardware_classes
+from tasks.control.leases.devices import Host, hardware_classes
 from tasks.kernel.errors import ConfigurationError, NotRunningError, TransientError
 from tasks.kernel.files import is_held, make_folder, private_folder, write_atomically
+from tasks.kernel.provenance import code_commit
 from tasks.kernel.settings import Settings
 from tasks.metadata.identity import not_shared, state_identity
 from tasks.registry.connection import ADDRESS
@@ -116,6 +118,7 @@ class Plan:
     Attributes:
         environment: what the supervisor was started with.
         classes: hardware classes of this machine; each has a work pool of its name.
+        code: commit or release that it was started from, whatever is checked out later.
     """
 
     files: PlatformFiles
@@ -124,6 +127,7 @@ class Plan:
     password: str | None
     environment: Mapping[str, str]
     classes: tuple[str, ...]
+    code: str = field(default_factory=code_commit)
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -148,6 +152,7 @@ class Plan:
             pid=os.getpid(),
             profile=config.profile,
             serving_url=f"http://127.0.0.1:{self.ports['serving']}" if config.serving else None,
+            code=self.code,
         )
 
 
@@ -307,7 +312,8 @@ def worker_environment(plan: Plan) -> dict[str, str]:
         for name, value in plan.environment.items()
         if not name.startswith("PREFECT_") and name not in (DATABASE_URL, REDIS_URL)
     }
-    client = client_settings(plan.files.home, plan.api.url, plan.password, plan.endpoint.ui_url)
+    api_url = plan.config.api_url or plan.api.url
+    client = client_settings(plan.files.home, api_url, plan.password, plan.endpoint.ui_url)
     return _of_worker(inherited, client)
 
 
@@ -335,8 +341,8 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
             password.
 
     Raises:
-        ConfigurationError: this machine works on another state than the platform, or the platform
-            has deployed nothing to the pool.
+        ConfigurationError: this machine works on another state than the platform, is not of the
+            pool's hardware class, or the platform has deployed nothing to the pool.
         TransientError: the platform does not answer.
     """
     api, password = environment.get("PREFECT_API_URL"), environment.get("PREFECT_API_AUTH_STRING")
@@ -344,6 +350,12 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
         raise ConfigurationError(
             "PREFECT_API_URL is not set; expected the address of the platform's Prefect server, "
             "such as https://falaj.example.org/api. Nothing was started"
+        )
+    wanted = read_classes(settings.home, environment).get(pool)
+    if wanted is not None and (lacking := Host.this().lacks(wanted.requires)):
+        raise ConfigurationError(
+            f"this machine is not of hardware class {pool!r}: {'; '.join(lacking)}. Name the pool of "
+            "a class that it has, or describe one in hardware.yaml. Nothing was started"
         )
     seen, expected = state_identity(settings), PrefectApi(api, password).expected_state(pool)
     if expected is None:
@@ -471,7 +483,7 @@ def supervise(files: PlatformFiles) -> None:
             ports=choose_ports(config, files),
             password=ensure_password(files)[0] if config.password else None,
             environment=dict(os.environ),
-            classes=hardware_classes(),
+            classes=hardware_classes(files.home),
         )
         try:
             make_supervisor(plan).run()

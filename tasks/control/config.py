@@ -5,9 +5,9 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.contracts.base import Contract
+from tasks.contracts.hardware import ClassName
 
 URGENT, LOWEST = 1, 10
-HardwareClass = Literal["cpu", "gpu"]
 StageName = Literal["feature refresh", "training", "conversion", "promotion", "drift check"]
 
 
@@ -70,7 +70,7 @@ class StageLease(Contract):
 class BurstRule(Contract):
     """Another pool, mostly one that costs money by the hour, for when the own one is behind."""
 
-    hardware_class: HardwareClass = Field(description="Class of its deployment and pool.")
+    hardware_class: ClassName = Field(description="Class of its deployment and pool.")
     queue_longer_than: int = Field(
         ge=0,
         le=100_000,
@@ -94,8 +94,10 @@ class BurstRule(Contract):
 class StageRouting(Contract):
     """Which hardware one stage wants, and what happens while no worker there is online."""
 
-    hardware_class: HardwareClass = Field(
-        default="cpu", description="Class that the stage wants; the name of its deployment."
+    hardware_class: ClassName = Field(
+        default="cpu",
+        description="Class that the stage wants, one of `hardware.yaml`: `cpu`, `gpu` or one "
+        "of your own; the name of its deployment.",
     )
     wait_s: float = Field(
         default=600,
@@ -104,11 +106,11 @@ class StageRouting(Contract):
         description="Seconds to wait for a worker of a class before the next class in "
         "`fall_back` is taken, or the run fails; 0 does not wait.",
     )
-    fall_back: tuple[HardwareClass, ...] = Field(
+    fall_back: tuple[ClassName, ...] = Field(
         default=(),
-        max_length=2,
+        max_length=8,
         description="Classes to take instead, in this order, after the wait; none: the run fails. "
-        "Training that falls back to `cpu` computes on the CPU.",
+        "Training that falls back to one of processors computes on the CPU.",
     )
 
     burst: BurstRule | None = Field(

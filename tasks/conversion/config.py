@@ -18,10 +18,10 @@ from pydantic import (
 )
 
 from tasks.contracts.base import Contract
+from tasks.contracts.hardware import ClassName
 from tasks.conversion.targets.catalog import FORMAT, PRECISIONS, format_of
 from tasks.kernel.errors import ConfigurationError
 
-HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
 FORMATS_KEY = AliasChoices("formats", "targets")
 """`targets` was its name in earlier versions."""
 TRITON_FILES = {"onnx": "model.onnx", "tensorrt": "model.plan"}
@@ -95,11 +95,12 @@ class TritonConfig(Contract):
 class HardwareConversion(Contract):
     """What is different where a conversion runs for another kind of machine."""
 
-    hardware_class: str = Field(
-        pattern=HARDWARE_CLASS, description="Kind of machine that this is, such as `gpu`."
-    )
-    formats: tuple[FormatName, ...] = Field(
-        min_length=1, validation_alias=FORMATS_KEY, description="Variants to judge there."
+    hardware_class: ClassName = Field(description="Kind of machine that this is, such as `gpu`.")
+    formats: tuple[FormatName, ...] | None = Field(
+        default=None,
+        min_length=1,
+        validation_alias=FORMATS_KEY,
+        description="Variants to judge there; None: those of the use case.",
     )
     triton: TritonConfig | None = Field(
         default=None, description="How Triton is to serve what is accepted; None: not by Triton."
@@ -115,11 +116,9 @@ class ConversionConfig(Contract):
         validation_alias=FORMATS_KEY,
         description="Variants to judge. What a format is made from is built too.",
     )
-    hardware_class: str = Field(
+    hardware_class: ClassName = Field(
         default="cpu",
-        pattern=HARDWARE_CLASS,
-        description="Kind of machine the variants are measured on and for: `cpu` or `gpu`, "
-        "specified after a hyphen where there are several.",
+        description="Hardware class the variants are measured on and for, see `hardware.yaml`.",
     )
     bounds: Mapping[str, QualityBound] = Field(
         default={},
@@ -176,4 +175,5 @@ class ConversionConfig(Contract):
         """The same conversion for another kind of machine; None for the one it names itself."""
         if hardware is None:
             return self
-        return ConversionConfig.model_validate(self.model_dump() | hardware.model_dump())
+        given = hardware.model_dump(exclude={"formats"} if hardware.formats is None else set())
+        return ConversionConfig.model_validate(self.model_dump() | given)

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ LOCK_POLL_S = 0.1
 SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
 READS_ONLY = "falaj_reads_only"
 MIGRATIONS = Path(__file__).with_name("migrations")
+COPY = "before-migration-of-{}.db"
+"""Name of the copy of a SQLite file; `{}` is the version of its tables."""
 _REFUSED = ("readonly database", "unable to open database file", "disk is full", "disk I/O error")
 _DAMAGED = ("file is not a database", "disk image is malformed")
 
@@ -212,9 +214,25 @@ def _migrate(engine: Engine) -> None:
             raise ConfigurationError(
                 f"{_shown(engine)} has tables of version {version}, this release knows versions up "
                 f"to {VERSION}: a newer release has used it. Nothing was changed; run that "
-                "release, or name another database with FALAJ_DATABASE_URL or FALAJ_HOME"
+                "release, or go back to what was before it: `falaj restore` of a backup, or the "
+                f"copy that it made of a SQLite file, {COPY.format(VERSION)} beside it; or name "
+                "another database with FALAJ_DATABASE_URL or FALAJ_HOME"
             )
+        if connection.dialect.name == "sqlite" and inspect(connection).get_table_names():
+            _copy(Path(str(engine.url.database)), version or "unversioned")
         command.upgrade(config, VERSION)
+
+
+def _copy(database: Path, version: str) -> None:
+    """Keep a SQLite file as it is before a migration, for the way back."""
+    copy = database.with_name(COPY.format(version))
+    unfinished = copy.with_suffix(".part")
+    with (
+        closing(sqlite3.connect(database)) as source,
+        closing(sqlite3.connect(unfinished)) as target,
+    ):
+        source.backup(target)
+    unfinished.replace(copy)
 
 
 def _version(connection: Connection) -> str | None:

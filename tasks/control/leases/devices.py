@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import pynvml  # type: ignore[import-untyped]
 from pydantic import Field
 
+from tasks.contracts.hardware import GpuNeeds, Needs, known_class, read_classes
 from tasks.kernel.cores import (
     SYSFS,
     CoreLimit,
@@ -188,8 +190,10 @@ def torch_cuda_version() -> str | None:
     return version.get("cuda")
 
 
-CPU = "cpu"
-GPU = "gpu"
+GIB = 1 << 30
+CPUINFO = Path("/proc/cpuinfo")
+CLASS_VARIABLE = "FALAJ_HARDWARE_CLASS"
+"""In a run's environment the hardware class of its pool: of its devices alone it sees any."""
 
 
 class HostDevices(Contract):
@@ -205,7 +209,28 @@ class HostDevices(Contract):
     )
 
     @classmethod
-    def of_this_process(cls) -> Self:
+    def of_this_process(cls) -> "HostDevices":
+        """What this process may use: in a run of a work pool the GPUs of its hardware class.
+
+        Raises:
+            ConfigurationError: this host is not of that class, or `CUDA_VISIBLE_DEVICES` or
+                `hardware.yaml` cannot be understood.
+        """
+        name = os.environ.get(CLASS_VARIABLE)
+        if not name:
+            return cls.seen()
+        needs, host = known_class(name, read_classes(), CLASS_VARIABLE).requires, Host.this()
+        if lacking := host.lacks(needs):
+            raise ConfigurationError(
+                f"a worker of hardware class {name} runs on this host, which is not of it: "
+                f"{'; '.join(lacking)}. Start it on one that is, or correct hardware.yaml. Nothing "
+                "was run"
+            )
+        gpus = host.devices.fitting(needs.gpu) if needs.gpu else host.devices.gpus
+        return host.devices.model_copy(update={"gpus": gpus})
+
+    @classmethod
+    def seen(cls) -> Self:
         """Look at this host: affinity, control groups, NVML.
 
         Raises:
@@ -228,21 +253,87 @@ class HostDevices(Contract):
         limit = self.core_limit.num_cores
         return present if limit is None else min(present, limit)
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Hardware classes: `cpu` always, `gpu` where there is one that can be used."""
-        return (CPU, GPU) if self.gpus else (CPU,)
+    def fitting(self, needs: GpuNeeds) -> tuple[Gpu, ...]:
+        """The GPUs that a hardware class is about."""
+        profile = needs.mig_profile
+        return tuple(
+            gpu
+            for gpu in self.gpus
+            if (needs.model or "").lower() in gpu.name.lower()
+            and gpu.memory_bytes >= needs.memory_gib * GIB
+            and (profile is None or f"{gpu.mig_profile}.".startswith(f"{profile}."))
+        )
 
 
-def hardware_classes() -> tuple[str, ...]:
-    """Hardware classes of this host, for which it can run workers: `cpu`, and `gpu` (NVIDIA).
+@dataclass(frozen=True)
+class Host:
+    """What hardware classes ask of a host.
 
-    A GPU that is there and cannot be used gives no class; the log says which and why.
+    Attributes:
+        cpu_flags: as /proc/cpuinfo names them.
+        memory_bytes: of the machine.
+    """
+
+    devices: HostDevices
+    cpu_flags: frozenset[str]
+    memory_bytes: int
+
+    @classmethod
+    def this(cls, cpuinfo: Path = CPUINFO) -> Self:
+        """Look at this host.
+
+        Raises:
+            ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
+        """
+        devices = HostDevices.seen()
+        return cls(devices, read_cpu_flags(cpuinfo), psutil.virtual_memory().total)
+
+    def lacks(self, needs: Needs) -> list[str]:
+        """What a class requires and this host does not have; empty where it is of the class."""
+        devices, found = self.devices, list[str]()
+        if missing := [flag for flag in needs.cpu_flags if flag not in self.cpu_flags]:
+            found.append(f"its processors lack {', '.join(missing)}")
+        if devices.num_cores < needs.cores:
+            found.append(f"it has {devices.num_cores} core(s) of {needs.cores}")
+        if self.memory_bytes < needs.memory_gib * GIB:
+            has = self.memory_bytes / GIB
+            found.append(f"it has {has:.1f} GiB of memory of {needs.memory_gib:g}")
+        if (gpu := needs.gpu) and (number := len(devices.fitting(gpu))) < gpu.count:
+            wanted = gpu.model_dump(exclude_defaults=True, exclude={"count"})
+            which = ", ".join(f"{name}={value}" for name, value in wanted.items())
+            of = f" ({which})" if which else ""
+            found.append(f"it has {number} usable NVIDIA GPU(s){of} of {gpu.count}")
+        return found
+
+
+def read_cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """What the processors can do: `flags` on x86, `Features` on ARM; empty where nothing says."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    named = (line.partition(":") for line in lines)
+    flags = [rest.split() for name, _, rest in named if name.strip() in ("flags", "Features")]
+    return frozenset(flags[0]) if flags else frozenset()
+
+
+def hardware_classes(home: Path | None = None) -> tuple[str, ...]:
+    """Hardware classes of this host, for which it can run workers, by `hardware.yaml`.
+
+    The log says of each other class what the host lacks, and of GPUs why they cannot be used.
+
+    Args:
+        home: the state folder; None: that of the environment.
 
     Raises:
-        ConfigurationError: `CUDA_VISIBLE_DEVICES` cannot be understood.
+        ConfigurationError: `CUDA_VISIBLE_DEVICES` or `hardware.yaml` cannot be understood.
     """
-    devices = HostDevices.of_this_process()
-    for each in devices.unusable:
+    host, found = Host.this(), []
+    for each in host.devices.unusable:
         LOGGER.warning("%s", each)
-    return devices.classes
+    for name, described in read_classes(home).items():
+        if lacking := host.lacks(described.requires):
+            LOGGER.info("this host is not of hardware class %s: %s", name, "; ".join(lacking))
+        else:
+            found.append(name)
+    return tuple(found)

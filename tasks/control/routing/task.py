@@ -39,6 +39,7 @@ from prefect.utilities.urls import url_for
 from pydantic import TypeAdapter, ValidationError
 
 import tasks.kernel.errors
+from tasks.contracts.hardware import CPU, FILE_NAME, kind_of
 from tasks.contracts.run import StageRoute
 from tasks.control.config import BurstRule, RoutingConfig, StageName, StageRouting
 from tasks.kernel.errors import ConfigurationError, FalajError, StageError, StageLostError
@@ -435,7 +436,11 @@ class _Stage:
         try:
             found = self._client.read_deployment_by_name(deployment)
         except ObjectNotFound:
-            return Place(deployment, hardware_class, fault="there is no such deployment")
+            missing = (
+                f"there is no such deployment; describe the class {hardware_class} in {FILE_NAME} "
+                "if it is missing there, then falaj deploy"
+            )
+            return Place(deployment, hardware_class, fault=missing)
         pool = found.work_pool_name
         if pool is None:
             return Place(deployment, hardware_class, fault="it has no work pool")
@@ -495,10 +500,10 @@ class _Stage:
 
 
 def on_class(parameters: dict[str, Any], hardware_class: str) -> dict[str, Any]:
-    """Parameters as the class needs them: training that fell back to `cpu` computes on the CPU."""
+    """Parameters as the class needs them: training that fell back to processors does so."""
     config = parameters.get("config", {})
     training = config.get("training", {})
-    if hardware_class != "cpu" or training.get("device") != "cuda":
+    if kind_of(hardware_class) != CPU or training.get("device") != "cuda":
         return parameters
     return {**parameters, "config": {**config, "training": {**training, "device": "cpu"}}}
 

@@ -7,6 +7,7 @@ built and loaded is in the module of its name, see `targets/interface.py`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tasks.contracts.hardware import kind_of
 from tasks.kernel.errors import ConfigurationError
 
 
@@ -28,7 +29,7 @@ class Format:
 
     def is_for(self, hardware_class: str) -> bool:
         """Whether it is built for machines of this class; `cpu-arm` is a `cpu`."""
-        return hardware_class.split("-")[0] in self.hardware
+        return kind_of(hardware_class) in self.hardware
 
 
 _CALIBRATED = ("calibration_rows",)

@@ -3,6 +3,8 @@
 `tests/support/control/landed`: tables and rows as the last release without versions wrote them.
 """
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.metadata import tables
-from tasks.metadata.database import MIGRATIONS, open_database, transaction
+from tasks.metadata.database import COPY, MIGRATIONS, open_database, transaction
 from tests.support.host.processes import python
 
 LANDED = PROJECT_ROOT / "tests" / "support" / "control" / "landed"
@@ -79,6 +81,10 @@ def test_a_database_of_the_release_before_versions_is_adopted_with_its_data(url:
         assert release["opened_at"].isoformat() == "2026-11-23T12:00:00+00:00"
     for gone in ("falaj_claim_clocks", "falaj_leases"):
         assert not sa.inspect(ledger.engine).has_table(gone)
+    if url.startswith("sqlite"):  # the way back
+        copy = Path(url.removeprefix("sqlite:///")).with_name(COPY.format("unversioned"))
+        with closing(sqlite3.connect(copy)) as kept:
+            assert kept.execute("SELECT count(*) FROM falaj_claim_clocks").fetchone() == (1,)
     kinds = {kind for ((kind, *_),) in differences(ledger.engine)} - {"remove_table_comment"}
     assert kinds == set()
 

@@ -188,6 +188,21 @@ def test_after_kill_9_nothing_is_left_and_up_resumes_with_the_same_state(
     platform.until_well()
 
 
+def test_up_with_other_code_waits_for_runs_and_starts_the_platform_again(
+    platform: Platform,
+) -> None:
+    before, run = supervisor_pid(platform.files), platform.start_run(5)
+    platform.environment = {"FALAJ_CODE_COMMIT": "newer"}
+    assert "and this is newer" in platform.run("doctor")[1]
+    code, said = platform.up()
+    assert code == 0, said
+    assert "this is newer. It is started again" in said
+    assert platform.state_of(run)["type"] == "COMPLETED"
+    assert supervisor_pid(platform.files) != before
+    assert platform.endpoint.code == "newer"
+    platform.until_well()
+
+
 def test_down_lets_runs_end_up_to_the_limit_and_marks_what_it_cuts_off(platform: Platform) -> None:
     long = platform.start_run(3600)
     short = platform.start_run(5)

@@ -18,8 +18,12 @@ from tests.support.platform.whole_platform import WholePlatform, whole_platform
 from tests.support.services.restarting import Server
 from tests.support.state import make_bucket
 
-ON_GPU_POOL = {"hardware_class": "gpu", "wait_s": 900}
-"""A pool that the host has no worker for."""
+POOL = "cpu-far"
+"""A hardware class of the machines alone: on the host its name asks for more than there is."""
+FAR, NEAR = (
+    f"{POOL}: {{description: machines of their own, requires: {{memory_gib: {gib}}}}}\n"
+    for gib in (0, 65536)
+)
 BUCKET, URL = "lake", "s3://lake/state"
 
 
@@ -50,13 +54,14 @@ class Site:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def start_worker(self, machine: Machine, clock: Clock | None = None, **changed: str) -> None:
-        """`falaj worker gpu` on a machine, which has the project without its raw rows."""
+        """`falaj worker` on a machine, which has the project without its raw rows."""
         shutil.copytree(
             self.platform.repository.path,
             machine.disk / "repo",
             ignore=shutil.ignore_patterns("*.parquet", "*.csv"),
             dirs_exist_ok=True,
         )
+        (machine.disk / "hardware.yaml").write_text(FAR)
         told = {
             **{name: os.environ[name] for name in ("PATH", "LANG", "HOME") if name in os.environ},
             "PYTHONPATH": str(PROJECT_ROOT),
@@ -64,15 +69,16 @@ class Site:
             **(clock.environment if clock else {}),
             "FALAJ_HOME": str(DISK / "home"),
             "FALAJ_FEATURE_REPO": str(DISK / "repo"),
+            "FALAJ_HARDWARE": str(DISK / "hardware.yaml"),
             "PREFECT_API_AUTH_STRING": self.platform.password,
             **changed,
         }
-        words = [sys.executable, "-u", "-m", "falaj", "worker", "gpu"]
+        words = [sys.executable, "-u", "-m", "falaj", "worker", POOL]
         machine.start(words, told, self.folder / f"{machine.name}.log")
 
     def start_loop(self) -> str:
         """A loop whose training is for a pool of the machines alone."""
-        routing = {"training": ON_GPU_POOL}
+        routing = {"training": {"hardware_class": POOL, "wait_s": 900}}
         return self.platform.start_loop(routing=routing)
 
 
@@ -87,6 +93,8 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
         redis = stack.enter_context(redis_server(folder)).connection_string
         near = _variables(s3, database, redis)
         options = ("--no-serving",)
+        near["FALAJ_HARDWARE"] = str(folder / "hardware.yaml")
+        (folder / "hardware.yaml").write_text(NEAR)
         platform = stack.enter_context(whole_platform(folder, *options, environment=near))
         relays: dict[str, Relay] = {}
         seen = {}

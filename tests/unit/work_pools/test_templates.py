@@ -138,7 +138,7 @@ def test_a_pod_is_shut_in_and_prefect_alone_repeats_it(name: str) -> None:
     assert {"/var/lib/falaj", "/tmp"} <= written
     # A command of the flow's own still ends in the container's arguments.
     assert container["args"] == [
-        *("python", "-m", "flows.checked"),
+        *("python", "-m", "infra.orchestration.checked"),
         *("prefect", "flow-run", "execute"),
     ]
 
@@ -209,7 +209,7 @@ def environment_of(name: str, **values: Any) -> dict[str, Any]:
     async def make() -> dict[str, Any]:
         job = await ProcessJobConfiguration.from_template_and_values(template(name), values)
         assert (
-            job.command == "setsid python -m flows.checked"
+            job.command == "setsid python -m infra.orchestration.checked"
         )  # no two processes before the run's own
         return dict(job.env)
 

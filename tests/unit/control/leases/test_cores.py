@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.control.leases.devices import Gpu, HostDevices, core_sets, hardware_classes
+from tasks.control.leases.devices import core_sets
 from tasks.control.leases.placement import Grant
 from tasks.control.leases.repository import LEASE_VARIABLE, applied, variables_of
 from tasks.kernel.cores import core_limit
 from tests.support.host.processes import run_python
-from tests.support.platform.lease_devices import host
 
 ONE = min(os.sched_getaffinity(0))
 
@@ -112,10 +111,3 @@ def test_all_threads_and_all_that_they_start_are_confined_and_freed_again() -> N
     assert started.stdout == f"{{{ONE}}} 1\n"
     assert os.sched_getaffinity(0) == before
     assert LEASE_VARIABLE not in os.environ
-
-
-def test_every_host_serves_cpu_and_one_with_a_usable_gpu_serves_gpu() -> None:
-    assert hardware_classes()[0] == "cpu"
-    some = Gpu(uuid="GPU-a", name="NVIDIA H200", memory_bytes=1)
-    assert HostDevices(core_sets=(), gpus=(some,)).classes == ("cpu", "gpu")
-    assert host().classes == ("cpu",)

@@ -1,0 +1,150 @@
+"""Hardware classes: kinds of machine, named by what they require.
+
+They are data: `infra/work_pools/hardware.yaml` has those that are shipped, and says where others
+stand. What a host has is found out by `tasks.control.leases.devices`.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from tasks.contracts.base import Contract
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.files import read_yaml
+from tasks.kernel.settings import PROJECT_ROOT, Settings
+
+CPU, GPU = "cpu", "gpu"
+HARDWARE_CLASS = r"^(cpu|gpu)(-[a-z0-9.]+)*$"
+FILE_VARIABLE = "FALAJ_HARDWARE"
+FILE_NAME = "hardware.yaml"
+ClassName = Annotated[str, Field(pattern=HARDWARE_CLASS)]
+SHIPPED = PROJECT_ROOT / "infra" / "work_pools" / FILE_NAME
+
+
+def kind_of(hardware_class: str) -> str:
+    """Kind of a class, the first word of its name: `cpu` or `gpu`."""
+    return hardware_class.partition("-")[0]
+
+
+class GpuNeeds(Contract):
+    """The GPUs, or slices of GPUs, that a class is about."""
+
+    vendor: Literal["nvidia"] = "nvidia"
+    model: str | None = Field(default=None, description="Part of the model's name, such as `H100`.")
+    memory_gib: float = Field(default=0, ge=0, description="Least memory of each.")
+    mig_profile: str | None = Field(
+        default=None, description="Slices of this profile: `1g.10gb`, or `1g` of any memory."
+    )
+    count: int = Field(default=1, ge=1, description="How many a host must have.")
+
+
+class Needs(Contract):
+    """What a host must have."""
+
+    cpu_flags: tuple[str, ...] = Field(default=(), description="As /proc/cpuinfo names them.")
+    cores: int = Field(default=1, ge=1, description="Cores that can be kept busy at a time.")
+    memory_gib: float = Field(default=0, ge=0, description="Memory of the machine.")
+    gpu: GpuNeeds | None = None
+
+
+class InCluster(Contract):
+    """What pods of the class ask Kubernetes for."""
+
+    node_selector: dict[str, str] = Field(default={}, description="Labels of its nodes.")
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu", description="Resource of which a pod asks for `gpus`."
+    )
+
+
+class HardwareClass(Contract):
+    """One class."""
+
+    description: str = Field(min_length=1)
+    requires: Needs = Needs()
+    formats: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Variants that a conversion builds and judges there; none: those of the use "
+        "case on processors, all that are for GPUs on GPUs.",
+    )
+    kubernetes: InCluster = InCluster()
+
+
+class _File(Contract):
+    classes: dict[ClassName, HardwareClass]
+
+    @model_validator(mode="after")
+    def _names_say_the_kind(self) -> Self:
+        for name, found in self.classes.items():
+            kind = GPU if found.requires.gpu else CPU
+            if kind_of(name) != kind:
+                raise ValueError(
+                    f"{name} requires {'a' if found.requires.gpu else 'no'} GPU, so its name must "
+                    f"begin with {kind!r}"
+                )
+        return self
+
+
+def read_classes(
+    home: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> dict[str, HardwareClass]:
+    """All hardware classes: the shipped ones, and those of this installation over them.
+
+    Args:
+        home: the state folder; None: that of the environment.
+        environment: `FALAJ_HARDWARE` in it names the file of one's own.
+
+    Raises:
+        ConfigurationError: a file has a name twice, an unknown requirement, or a name that does
+            not fit what is required; or the named file does not exist.
+    """
+    named = environment.get(FILE_VARIABLE)
+    home = home or Settings.from_environment(environment).home
+    own = Path(named).expanduser() if named else home / FILE_NAME
+    found = _read(SHIPPED)
+    try:
+        return found | _read(own)
+    except FileNotFoundError as exc:
+        if not named:
+            return found
+        raise ConfigurationError(
+            f"{FILE_VARIABLE} names {own}, which does not exist. Nothing was started"
+        ) from exc
+
+
+def known_class(name: str, classes: Mapping[str, HardwareClass], who: str) -> HardwareClass:
+    """The class of a name.
+
+    Args:
+        name: of the class.
+        classes: all there are.
+        who: names it, for the message.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if name not in classes:
+        raise ConfigurationError(
+            f"{who} names hardware class {name!r}, which does not exist; there are "
+            f"{', '.join(classes)}. Name one of these, or describe it in {FILE_NAME} of the state "
+            "folder. Nothing was changed"
+        )
+    return classes[name]
+
+
+def _read(file: Path) -> dict[str, HardwareClass]:
+    content = read_yaml(file, str(file))
+    try:
+        return _File.model_validate({"classes": content}).classes
+    except ValidationError as exc:
+        faults = [
+            f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}".removeprefix(": ")
+            for each in exc.errors()
+        ]
+        raise ConfigurationError(
+            f"{file}: {'; '.join(faults)}. Requirements are {', '.join(Needs.model_fields)}; of a "
+            f"GPU {', '.join(GpuNeeds.model_fields)}. Nothing was started"
+        ) from exc
