@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tasks.kernel.location import OBJECTS, Location
-from tasks.kernel.settings import ARTIFACTS, SHARED, VALUE, Build, Settings
+from tasks.kernel.settings import ARTIFACTS, SERVER_FILE, SHARED, VALUE, Build, Settings
 
 BACKUPS = "backups"
-SERVER_FILE = "server.yaml"
 WHOLE = (f"{ARTIFACTS}/", "mlflow/artifacts/")
 """Folders of which all but hidden files belong to the state, whatever their names."""
 PASSING = {"spill", "leases", "logs", "writers", "replicas", BACKUPS, OBJECTS}

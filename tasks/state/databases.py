@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -178,3 +178,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
     return bytes(value) if isinstance(value, memoryview) else _moment(value, zoned=False)
+
+
+def all_text(settings: Settings) -> Iterator[str]:
+    """Every text in the databases of operation and of MLflow."""
+    files = {name: f"sqlite:///{settings.home / name}" for name in (OPERATION, MLFLOW)}
+    there = {name: url for name, url in files.items() if (settings.home / name).exists()}
+    for url in (servers(settings) or there).values():
+        tables = sa.MetaData()
+        with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
+            tables.reflect(connection)
+            for table in tables.tables.values():
+                for row in connection.execute(sa.select(table)):
+                    yield "\n".join(value for value in row if isinstance(value, str))
