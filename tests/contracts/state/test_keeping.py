@@ -159,6 +159,7 @@ def test_damage_is_seen_and_what_was_cut_off_goes_on(
     check_same(there)
 
 
+@pytest.mark.slow
 def test_a_state_moves_to_a_server_and_from_there_to_a_folder(
     grown: Settings, bucket: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
