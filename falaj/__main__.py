@@ -91,6 +91,12 @@ COMMANDS = {
         "keys": ("platform:keys", "Create, list and revoke API keys."),
         "certificates": ("platform:certificates", "Issue a certificate of a private authority."),
     },
+    "State": {
+        "backup": ("state:backup", "Copy the whole state, while it is used, to a place or store."),
+        "restore": ("state:restore", "Bring a backup into an empty state, here or elsewhere."),
+        "prune": ("state:prune", "Show, and remove with --yes, what nothing needs any more."),
+        "migrate": ("state:migrate", "Move the state to S3, PostgreSQL and Redis."),
+    },
     "This command line": {
         "config": ("status:config", "Show the effective settings and use case."),
         "completion": ("status:completion", "Print the completion of a shell."),

@@ -55,9 +55,12 @@ class Context:
         """
         if self.given is not None:
             return self.given
-        from tasks.kernel.settings import USE_CASE_FILE, Settings
+        from tasks.kernel.settings import SERVER_FILE, USE_CASE_FILE, Settings, server_environment
 
         found = Settings.from_environment()
+        if server := server_environment(found.home / SERVER_FILE, os.environ):
+            os.environ.update(server)
+            found = Settings.from_environment()
         os.environ["FALAJ_HOME"] = str(found.home)
         if (found.feature_repo / USE_CASE_FILE).is_file():
             os.environ["FALAJ_FEATURE_REPO"] = str(found.feature_repo)

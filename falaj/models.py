@@ -193,8 +193,8 @@ def verify(
     record = read_version(found)
     if record.damage:
         raise RegistryError(
-            f"{found} is damaged: {'; '.join(record.damage)}. Nothing was changed; restore its "
-            f"folder {found.folder} from a copy, or promote another version"
+            f"{found} is damaged: {'; '.join(record.damage)}. Nothing was changed; take its "
+            f"folder {found.folder} from a backup with `falaj restore`, or promote another version"
         )
     described = record.manifest or record.imported
     files = {name: file.sha256 for name, file in described.files.items()} if described else {}

@@ -452,7 +452,7 @@ def check_database(file: Path) -> Finding:
     if answer == "ok":
         return Finding("databases", "ok", f"{file.name} is intact, {size / 1e6:.1f} MB")
     advice = (
-        f"make down DOWN_ARGS=--now, restore a copy of {file}, or rescue it with "
+        "make down DOWN_ARGS=--now, bring a backup with falaj restore, or rescue it with "
         "`sqlite3 FILE .recover`; then make up"
     )
     return Finding("databases", "problem", f"{file} is damaged: {answer}", advice)

@@ -354,8 +354,8 @@ def become_worker(pool: str, settings: Settings, environment: Mapping[str, str])
     wanted = read_classes(settings.home, environment).get(pool)
     if wanted is not None and (lacking := Host.this().lacks(wanted.requires)):
         raise ConfigurationError(
-            f"this machine is not of hardware class {pool!r}: {'; '.join(lacking)}. Name the pool of "
-            "a class that it has, or describe one in hardware.yaml. Nothing was started"
+            f"this machine is not of hardware class {pool!r}: {'; '.join(lacking)}. Name the pool "
+            "of a class that it has, or describe one in hardware.yaml. Nothing was started"
         )
     seen, expected = state_identity(settings), PrefectApi(api, password).expected_state(pool)
     if expected is None:

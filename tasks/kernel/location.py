@@ -193,7 +193,7 @@ class Location:
                 raise ArtifactError(
                     f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
                     f"{sha256[:12]}: it was changed or damaged. Remove it, and run the stage that "
-                    "makes it again, or restore it from a backup"
+                    "makes it again, or bring a backup with `falaj restore`"
                 )
 
     def send_content(self, path: Path) -> tuple[str, int]:

@@ -38,6 +38,14 @@ STAGING = ".staging"
 DEFAULT_PROFILE = "local"
 DEFAULT_FEATURE_REPO = Path("feature_repo") / "flights"
 USE_CASE_FILE = "use_case.yaml"
+SERVER_FILE = "server.yaml"
+SERVER_NAMES = {
+    "state": "FALAJ_STATE",
+    "database": "FALAJ_DATABASE_URL",
+    "redis": "FALAJ_REDIS",
+    "registry": "FALAJ_REGISTRY_URL",
+}
+"""What a server's file may name, and the variables for which it stands."""
 NAME_ONE = "begin a project with `falaj init`, or name one: --project PATH, or FALAJ_FEATURE_REPO"
 VALUE, SHARED = "value.json", ".shared.json"
 """Files of a build's folder: its value, and what the location said where it came from there."""
@@ -232,6 +240,45 @@ def state_location(home: Path, environment: Mapping[str, str] | None = None) -> 
     url = env.get("FALAJ_STATE")
     location = Location.of(url) if url else None
     return None if location is None or location.folder == home else location
+
+
+def server_environment(file: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for which a server's file stands; none where there is no such file.
+
+    `${NAME}` in a value is a variable of the environment, so that the file holds no secret. Where
+    Redis is named and Feast's registry is not, that is in the database.
+
+    Raises:
+        ConfigurationError: it names what it may not, or a variable that is not set.
+    """
+    try:
+        named = files.read_yaml(file, str(file))
+    except FileNotFoundError:
+        return {}
+    if unknown := sorted({*named} - {*SERVER_NAMES}):
+        raise ConfigurationError(
+            f"{file} names {', '.join(map(str, unknown))}; expected {', '.join(SERVER_NAMES)}. "
+            "Nothing was changed"
+        )
+
+    def value_of(found: re.Match[str]) -> str:
+        if not environment.get(found[1]):
+            raise ConfigurationError(
+                f"{file} needs the variable {found[1]}, which is not set. Nothing was changed"
+            )
+        return environment[found[1]]
+
+    values = {
+        SERVER_NAMES[name]: re.sub(r"\$\{(\w+)\}", value_of, str(value))
+        for name, value in named.items()
+        if not environment.get(SERVER_NAMES[name])
+    }
+    if "redis" in named:
+        values["FALAJ_PROFILE"] = environment.get("FALAJ_PROFILE") or "server"
+        if "registry" not in named and (url := values.get("FALAJ_DATABASE_URL")):
+            address = re.sub(r"^postgres(ql)?(\+psycopg)?://", "postgresql+psycopg://", url)
+            values["FALAJ_REGISTRY_URL"] = environment.get("FALAJ_REGISTRY_URL") or address
+    return values
 
 
 def bring(path: Path, *, exact: bool = False) -> Path:

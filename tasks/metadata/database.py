@@ -259,8 +259,8 @@ def _explained(exc: DBAPIError, engine: Engine) -> Exception:
         )
     if any(sign in reason for sign in _DAMAGED):
         return StorageError(
-            f"{where} is damaged ({reason}); expected a SQLite database. Restore it from a "
-            "backup, or move it away to begin with an empty one"
+            f"{where} is damaged ({reason}); expected a SQLite database. Move it away; "
+            "`falaj restore` brings a backup into an empty state, else it begins empty"
         )
     if isinstance(exc, OperationalError | InterfaceError) or exc.connection_invalidated:
         return TransientError(

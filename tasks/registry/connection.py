@@ -181,7 +181,7 @@ def _is_database(path: Path) -> bool:
                 return True
     raise RegistryError(
         f"{path} is not an SQLite database, expected the tracking database; it was damaged or "
-        "replaced. Restore it from a backup, or move it away to begin an empty registry"
+        "replaced. Move it away; `falaj restore` brings a backup into an empty state"
     )
 
 
@@ -231,11 +231,12 @@ def _as_ours(text: str, location: RegistryLocation, *, busy: bool) -> FalajError
         return StorageError(f"{kept}; expected a writable file with free space. Retry then")
     if _DAMAGED.search(text):
         return RegistryError(
-            f"{kept}; the file is damaged. Restore it from a backup, or move it away to begin an "
-            f"empty registry; the files of earlier runs stay in {location.artifacts}"
+            f"{kept}; the file is damaged. `falaj restore` brings a backup, or move it away to "
+            f"begin an empty registry; the files of earlier runs stay in {location.artifacts}"
         )
     if "out-of-date database schema" in text:
         return RegistryError(
-            f"{kept}; another version of MLflow wrote it. Back it up, then run `mlflow db upgrade`"
+            f"{kept}; another version of MLflow wrote it. Run `falaj backup`, then "
+            "`mlflow db upgrade`"
         )
     return TransientError(f"{kept}; try again") if busy else RegistryError(kept)

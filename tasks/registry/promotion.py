@@ -384,8 +384,8 @@ def roll_back(
         if previous is None or trouble:
             raise RegistryError(
                 f"{champion} cannot be rolled back to {previous or 'an earlier version'}: "
-                f"{trouble}. The alias was not moved; restore the folder from a backup, or train "
-                "and promote another version"
+                f"{trouble}. The alias was not moved; take it from a backup with "
+                "`falaj restore`, or train and promote another version"
             )
         record = Rollback(
             restored=previous.ref, replaced=champion.ref, reason=reason, order_id=order_id, at=now

@@ -235,7 +235,7 @@ def open_store(
 def _damaged(registry: Mapping[str, Any], exc: DatabaseError) -> str:
     file = str(registry.get("path", "")).removeprefix("sqlite:///")
     place, remedy = (
-        ("the registry", "repair it or restore it from a backup")
+        ("the registry", "repair it, or bring a backup with `falaj restore`")
         if "://" in file  # of a server, and may hold a password
         else (f"the registry {file}", "remove this file and refresh, which applies them again")
     )

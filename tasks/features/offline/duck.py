@@ -54,8 +54,8 @@ def duckdb_session(
                 pattern = reason.split(ABSENT)[1].strip()
                 raise ArtifactError(
                     f"there is no file {pattern}; expected the Parquet files of a table there. "
-                    "Nothing was read; put the folder back from a copy, or run the refresh of its "
-                    "windows again"
+                    "Nothing was read; take it from a backup with `falaj restore`, or run the "
+                    "refresh of its windows again"
                 ) from exc
             raise StorageError(
                 f"{spill_parent}: DuckDB could not read or write a file ({reason}); expected a "

@@ -66,8 +66,8 @@ def damage_explained(source: DataSource) -> Iterator[None]:
         reason = str(exc).split("\n", 1)[0]
         raise ArtifactError(
             f"source {source.name} at {getattr(source, 'path', '')} cannot be read ({reason}): a "
-            "file is damaged or gone. Nothing was retrieved; put it back from a copy, or run the "
-            "refresh of its windows again in an empty state folder"
+            "file is damaged or gone. Nothing was retrieved; take it from a backup with "
+            "`falaj restore`, or run the refresh of its windows again in an empty state folder"
         ) from exc
 
 

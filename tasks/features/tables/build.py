@@ -157,8 +157,8 @@ def current_tables(home: Path, store: ArtifactStore) -> FeatureTables:
     except (FileNotFoundError, ValidationError) as exc:
         raise ArtifactError(
             f"{file} is {'gone' if isinstance(exc, OSError) else 'damaged'}; expected the "
-            "description of the published feature tables. Restore it from a backup, or remove "
-            f"{home / LINK} and refresh all windows again. Nothing was changed"
+            "description of the published feature tables. Bring a backup with `falaj restore`, or "
+            f"remove {home / LINK} and refresh all windows again. Nothing was changed"
         ) from exc
 
 
@@ -175,8 +175,8 @@ def _follow(home: Path, store: ArtifactStore) -> None:
     if tables is None:
         raise ArtifactError(
             f"{pointer} names the feature tables {key}, which {store.location.url} lacks; expected "
-            "the published ones. Restore them from a backup, or remove the file there and refresh "
-            "all windows again. Nothing was changed"
+            "the published ones. Bring a backup with `falaj restore`, or remove the file there and "
+            "refresh all windows again. Nothing was changed"
         )
     _lead_to(_brought(tables, store), home)
 

@@ -147,7 +147,7 @@ def explained(storage: StudyStorage) -> Iterator[None]:
             ) from exc
         raise StorageError(
             f"{where} in {storage.folder} refused ({reason}); free space, mend the permissions, or "
-            "restore a damaged database, and run again: finished trials are kept"
+            "bring a damaged database with `falaj restore`, and run again: finished trials are kept"
         ) from exc
 
 

@@ -1,0 +1,190 @@
+"""Commands of the state as a whole: backup, restore, prune, and the move to a server."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from falaj.context import DryRun, Here, Shown, row
+from tasks.kernel.errors import ConfigurationError
+from tasks.kernel.location import Location
+
+NICENESS = 10
+"""Of a backup: a loop that runs at the same time goes first."""
+Where = Annotated[str, Parameter(help="Folder, file:// or s3://bucket/prefix of the backups.")]
+
+
+def backup(
+    where: Where,
+    /,
+    *,
+    listed: Annotated[bool, Parameter(name="--list", show_default=False)] = False,
+    verify: bool = False,
+    secrets: bool = False,
+    context: Here,
+) -> Shown:
+    """Copy the whole state, while it is used; what is there already is not sent again.
+
+    Args:
+        listed: Show the backups that are there.
+        verify: Read the newest backup, and compare all content with its digests.
+        secrets: Keys and certificates too.
+
+    Examples:
+        falaj backup /mnt/backups
+        falaj backup s3://bucket/backups --list
+    """
+    from tasks.state import backup as backups
+
+    target = _location(where)
+    if listed:
+        names = backups.list_backups(target)
+        return Shown({"backups": names}, names or ["no backups"])
+    if verify:
+        found = backups.read_backup(target)
+        backups.verify(target, found)
+        made = "every digest is right"
+    else:
+        os.nice(NICENESS)
+        settings = context.settings
+        inside = target.folder is not None and target.folder.is_relative_to(settings.home)
+        if inside:
+            raise ConfigurationError(
+                f"{where} is in the state folder {settings.home}; expected a place outside it. "
+                "Nothing was copied"
+            )
+        found = backups.back_up(settings, target, _prepare(settings.home), _say, secrets=secrets)
+        made = "whole" if secrets else "whole, without secrets"
+    facts = {"backup": found.name, "files": len(found.files), "bytes": found.num_bytes}
+    shown = f"{found.name}: {len(found.files)} files, {_size(found.num_bytes)}; {made}"
+    return Shown({**facts, "location": target.url}, [row("Backup", shown)])
+
+
+def restore(
+    where: Where,
+    /,
+    *,
+    name: Annotated[str | None, Parameter(name="--backup")] = None,
+    context: Here,
+) -> Shown:
+    """Bring a backup into an empty state: the folder of --home, or the stores of the environment.
+
+    Args:
+        name: Of the backup (default: the newest).
+
+    Examples:
+        falaj restore /mnt/backups --home /srv/falaj
+    """
+    from tasks.state import backup as backups
+
+    settings, source = context.settings, _location(where)
+    found = backups.read_backup(source, name)
+    backups.restore(settings, source, found, _prepare(settings.home), _say)
+    lacking = "" if found.secrets else "; its keys were not in it, new ones are made when needed"
+    shown = f"{found.name} is in {settings.home}, every digest right{lacking}"
+    return Shown({"backup": found.name, "home": settings.home}, [row("Restored", shown)])
+
+
+def prune(
+    *,
+    keep: PositiveInt = 5,
+    older: timedelta = timedelta(days=30),
+    backups: str | None = None,
+    context: Here,
+) -> Shown:
+    """Show what nothing needs any more; with --yes, remove it.
+
+    What a registered version, a published table or a report that is kept names always stays.
+
+    Args:
+        keep: Newest reports whose results stay, and backups.
+        older: What is younger stays, such as 30d.
+        backups: Location whose old backups go too.
+
+    Examples:
+        falaj prune
+        falaj prune --keep 10 --older 90d --yes
+    """
+    from tasks.state.move import nobody_else
+    from tasks.state.prune import plan_pruning, prune
+
+    settings, others = context.settings, _location(backups) if backups else None
+    found = plan_pruning(settings, keep, older, others)
+    if context.assume_yes:
+        with nobody_else(settings.home):
+            found = plan_pruning(settings, keep, older, others)
+            prune(settings, found, others)
+    kinds: dict[str, list[int]] = {}
+    for name, num_bytes in found.builds.items():
+        kinds.setdefault(name.split("/")[0], []).append(num_bytes)
+    kinds |= {"logs": [*found.logs.values()], "objects": [*found.objects.values()]}
+    lines = [row(kind, f"{len(s)}, {_size(sum(s))}") for kind, s in kinds.items() if s]
+    lines += [row("backup", each) for each in found.backups]
+    end = "Removed" if context.assume_yes else "Nothing was removed; --yes removes it"
+    facts = {"removed": context.assume_yes, "builds": found.builds, "backups": found.backups}
+    more = {"logs": [*map(str, found.logs)], "objects": len(found.objects)}
+    return Shown({**facts, **more}, [*(lines or ["nothing may go"]), end])
+
+
+def migrate(
+    *, to: Annotated[Path, Parameter(name="--to")], dry_run: DryRun = False, context: Here
+) -> Shown:
+    """Move the state of a folder to S3, PostgreSQL and Redis; a move that was cut off goes on.
+
+    Args:
+        to: YAML file with state, database and redis; ${NAME} is a variable of the environment.
+
+    Examples:
+        falaj migrate --to server.yaml --dry-run
+    """
+    from tasks.kernel.settings import SERVER_NAMES, Settings, server_environment
+    from tasks.state.move import examine, nobody_else
+    from tasks.state.move import migrate as move
+
+    settings = context.settings
+    if not to.is_file():
+        raise ConfigurationError(f"{to} does not exist; expected a YAML file. Nothing was changed")
+    other = {n: v for n, v in os.environ.items() if n not in SERVER_NAMES.values()}
+    server = server_environment(to, other)
+    target = Settings.from_environment({**other, **server})
+    target = replace(target, home=settings.home, feature_repo=settings.feature_repo)
+    num_files, num_bytes = examine(settings, target, server.get("FALAJ_REDIS"))
+    lines = [row("Moves", f"{num_files} files, {_size(num_bytes)}"), row("To", target.location.url)]  # type: ignore[union-attr]
+    facts = {"files": num_files, "bytes": num_bytes, "moved": not dry_run}
+    if dry_run:
+        return Shown(facts, [*lines, "All places answer. Nothing was changed"])
+    with nobody_else(settings.home):
+        move(settings, target, to.read_text(), _prepare(settings.home), _say)
+    return Shown(facts, [*lines, row("Moved", "all commands on this folder use the new places")])
+
+
+def _location(where: str) -> Location:
+    path = Path(where).expanduser().resolve()
+    return Location.of(where if "://" in where else path.as_uri(), "the location")
+
+
+def _prepare(home: Path) -> dict[str, Callable[[str], None]]:
+    """What makes the tables of each database."""
+    from tasks.metadata.database import open_database
+    from tasks.registry.connection import RegistryLocation, prepare_database
+    from tasks.state.databases import MLFLOW, OPERATION
+
+    artifacts = home / "mlflow" / "artifacts"
+    return {
+        OPERATION: lambda url: open_database(url).dispose(),
+        MLFLOW: lambda url: prepare_database(RegistryLocation(url, artifacts)),
+    }
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,113 @@
+"""Moving a state from one folder to the stores and databases of a server, all at once.
+
+It is a backup into the new location, which keeps content by its digest, and a restore from there
+into the databases and names of the server. So it goes on where it was cut off, all content is read
+again and compared, and the first backup is there already.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.kernel import files
+from tasks.kernel.errors import ConfigurationError, StorageError
+from tasks.kernel.settings import SERVER_FILE, Settings
+from tasks.state.backup import Say, back_up, check_empty, restore
+from tasks.state.contents import BUILDS, contents
+from tasks.state.databases import MLFLOW, OPERATION, Prepare
+
+MARK = ".migrating"
+PLATFORM_LOCKS = ("platform/lock", "serving/server*.lock", "edge/running.lock")
+
+
+@contextmanager
+def nobody_else(home: Path) -> Iterator[None]:
+    """Keep runs out, and see that no service uses the state.
+
+    Raises:
+        ConfigurationError: one does.
+    """
+    busy = ConfigurationError(
+        f"a run, a platform or a server uses {home}; end it first: falaj down. Nothing was changed"
+    )
+    with files.locked(home / "run.lock", wait_s=0, held=lambda: busy):
+        if any(files.is_held(path) for lock in PLATFORM_LOCKS for path in home.glob(lock)):
+            raise busy
+        yield
+
+
+def examine(settings: Settings, target: Settings, redis: str | None) -> tuple[int, int]:
+    """See that the new places answer, may be written, and are empty or hold what was cut off.
+
+    Returns:
+        Number of files that would move, and their bytes.
+
+    Raises:
+        ConfigurationError: one is not empty, or the state is on a server already.
+        StorageError, TransientError: one refuses, or does not answer.
+    """
+    if settings.location is not None or settings.database_url is not None:
+        raise ConfigurationError(
+            f"the state of {settings.home} is on a server already, as {SERVER_FILE} or the "
+            "environment says; expected one in its folder. Nothing was changed"
+        )
+    location = target.location
+    if location is None or target.database_url is None:
+        raise ConfigurationError(
+            "expected `state: s3://bucket/prefix` and `database: postgresql://...` in the file. "
+            "Nothing was changed"
+        )
+    probe = f".probe-{secrets.token_hex(4)}"
+    location.create(probe, b"")
+    location.remove([probe])
+    if redis:
+        host, _, port = redis.split(",")[0].rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, ValueError) as exc:
+            raise StorageError(
+                f"Redis at {host}:{port} does not answer ({exc}); expected host:port. "
+                "Nothing was changed"
+            ) from exc
+    if location.read(MARK) != str(settings.home).encode():
+        # The folder is not empty, as it is what moves.
+        check_empty(
+            Settings(
+                settings.home / MARK, target.feature_repo, "", target.database_url, None, location
+            )
+        )
+    sizes = [
+        source.lstat().st_size
+        for wanted in range(BUILDS + 1)
+        for _, source in contents(settings, wanted)
+        if isinstance(source, Path)
+    ]
+    return len(sizes), sum(sizes)
+
+
+def migrate(
+    settings: Settings, target: Settings, text: str, prepare: Mapping[str, Prepare], say: Say
+) -> None:
+    """Move the state, after `examine`; later commands on its folder use the new places.
+
+    Args:
+        text: of `server.yaml`, kept beside the state.
+
+    Raises:
+        StorageError, TransientError: a store does not answer, or refuses; the state is as it was.
+    """
+    location = target.location
+    assert location is not None
+    location.write(MARK, str(settings.home).encode())
+    backup = back_up(settings, location, prepare, say)
+    restore(target, location, backup, prepare, say, only_shared=True)
+    files.write_atomically(settings.home / SERVER_FILE, text.encode(), private=True)
+    for name in (OPERATION, MLFLOW):
+        if (database := settings.home / name).exists():
+            database.replace(database.with_name(f"{database.name}.moved"))
+            database.write_text(f"moved: see {SERVER_FILE}\n")
+    location.remove([MARK])

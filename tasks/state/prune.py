@@ -1,0 +1,192 @@
+"""What of a state may go: builds that nothing names any more, old logs, old backups.
+
+One pass from the roots: registered versions, published tables, the newest reports, what the
+databases name. What these name is kept, and what that names; so is what was made from it, such as
+the scores of a model that is kept. Builds of the last days are kept whatever names them, since a
+run may be about to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+
+from tasks.kernel import files
+from tasks.kernel.location import OBJECTS, Location
+from tasks.kernel.settings import ARTIFACTS, VALUE, Build, Settings
+from tasks.state.backup import list_backups, read_backup
+from tasks.state.contents import BACKUPS, MODELS, OTHERS, POINTERS, WHOLE, Source, contents
+from tasks.state.databases import all_text
+
+Key = tuple[str, str]
+_URI = re.compile(r"artifact:([\w-]+)/([\w-]+)/")
+_DIGEST = re.compile(r'"(?:[a-z_]*sha256|tables_version|version)": ?"([0-9a-f]{32,64})"')
+_VERSION_OF_TABLES = re.compile(r"tables/([0-9a-f]{16,})")
+SOURCES = {"tables", "landed"}
+"""Kinds whose versions repeat content; that content is the same tells nothing about them."""
+SMALL_BUILD = 100_000
+UPLOAD_LIMIT = timedelta(days=1)
+"""Content that nothing names is kept for so long: what names it may be on its way."""
+
+
+@dataclass
+class Pruning:
+    """What would go, by kind.
+
+    Attributes:
+        builds: folders or objects of builds, with their bytes.
+        logs: files of services.
+        backups: names of backups.
+        objects: content of the location that nothing names then.
+    """
+
+    builds: dict[str, int] = field(default_factory=dict)
+    logs: dict[Path, int] = field(default_factory=dict)
+    backups: list[str] = field(default_factory=list)
+    objects: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Build:
+    text: str
+    num_bytes: int
+    finished: datetime
+
+
+def plan_pruning(
+    settings: Settings, keep: int, age: timedelta, backups: Location | None
+) -> Pruning:
+    """Find what may go; nothing is changed.
+
+    Args:
+        keep: newest reports of each use case, and backups, that are kept with all they name.
+        age: whatever is younger is kept.
+        backups: location whose backups are pruned too.
+    """
+    found, oldest = Pruning(), datetime.now(UTC) - max(age, UPLOAD_LIMIT)
+    builds = dict(_builds(settings))
+    live = _live(builds, _roots(settings, keep), oldest)
+    found.builds = {"/".join(key): builds[key].num_bytes for key in sorted(builds.keys() - live)}
+    for path in settings.home.rglob("*.log*"):
+        name, seen = path.relative_to(settings.home).as_posix(), path.lstat()
+        if not name.startswith(WHOLE) and path.is_file() and seen.st_mtime < oldest.timestamp():
+            found.logs[path] = seen.st_size
+    for location in {settings.location, backups} - {None}:
+        assert location is not None
+        gone = list_backups(location)[:-keep] if location == backups else []
+        found.backups += gone
+        found.objects |= _unnamed(location, found, settings)
+    return found
+
+
+def prune(settings: Settings, found: Pruning, backups: Location | None) -> None:
+    """Remove what was found: what names content before the content.
+
+    Raises:
+        TransientError, StorageError: a store does not answer, or refuses; prune again then.
+    """
+    for name in found.builds:
+        folder = settings.home / ARTIFACTS / name
+        if settings.location is not None:
+            settings.location.remove([f"{ARTIFACTS}/{name}.json"])
+        (folder / VALUE).unlink(missing_ok=True)  # what is left of it counts as no build
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in found.logs:
+        path.unlink(missing_ok=True)
+    if backups is not None:
+        backups.remove(f"{BACKUPS}/{name}.json" for name in found.backups)
+    for location in {settings.location, backups} - {None}:
+        assert location is not None
+        location.remove(_unnamed(location, found, settings))
+
+
+def _builds(settings: Settings) -> Iterator[tuple[Key, _Build]]:
+    for value in settings.store.root.glob(f"[!.]*/[!.]*/{VALUE}"):
+        folder = value.parent
+        finished = datetime.fromtimestamp(value.stat().st_mtime, UTC)
+        text = value.read_text(encoding="utf-8")
+        yield (folder.parent.name, folder.name), _Build(text, files.size_of(folder), finished)
+    for name, build in _shared_builds(settings.location):
+        path = PurePosixPath(name)
+        size = sum(num_bytes for _, num_bytes in build.files.values())
+        yield (path.parent.name, path.stem), _Build(json.dumps(build.value), size, build.finished)
+
+
+def _shared_builds(location: Location | None) -> Iterator[tuple[str, Build]]:
+    for name in location.entries(ARTIFACTS) if location is not None else ():
+        if name.endswith(".json") and (content := location.read(name)):  # type: ignore[union-attr]
+            yield name, Build.model_validate_json(content)
+
+
+def _roots(settings: Settings, keep: int) -> Iterator[str]:
+    """Text that names what has to stay."""
+    yield from all_text(settings)
+    for name, source in contents(settings, MODELS):
+        if name.endswith(".json"):
+            yield _text(source)
+    for name, source in contents(settings, POINTERS):
+        if isinstance(source, Path) and source.is_symlink():
+            pointed = source.readlink().as_posix()
+        else:
+            pointed = f"tables/{_text(source)}" if name.endswith("published") else ""
+        yield from (f"artifact:tables/{key}/" for key in _VERSION_OF_TABLES.findall(pointed))
+    reports: dict[str, list[tuple[str, Source]]] = {}
+    for name, source in contents(settings, OTHERS):
+        path = PurePosixPath(name)
+        if path.name == "report.json" and path.parent.parent.name == "reports":
+            reports.setdefault(str(path.parent.parent), []).append((name, source))
+    for each in reports.values():
+        yield from (_text(source) for _, source in sorted(each, key=lambda r: r[0])[-keep:])
+
+
+def _text(source: Source) -> str:
+    if isinstance(source, Path):
+        content = source.read_bytes()
+    else:
+        content = source if isinstance(source, bytes) else source.location.read(source.name) or b""
+    return content.decode(errors="replace")
+
+
+def _live(builds: dict[Key, _Build], roots: Iterator[str], oldest: datetime) -> set[Key]:
+    live = {key for text in roots for key in _URI.findall(text) if key in builds}
+    live |= {key for key, build in builds.items() if build.finished >= oldest}
+    live |= {k for k, b in builds.items() if b.num_bytes < SMALL_BUILD and k[0] not in SOURCES}
+    while True:
+        told = {
+            digest
+            for key in live
+            for digest in _DIGEST.findall(builds[key].text)
+            if key[0] not in SOURCES or f'"version": "{digest}"' in builds[key].text
+        }
+        named = {key for k in live for key in _URI.findall(builds[k].text) if key in builds}
+        made_from = {
+            key
+            for key in builds.keys() - live
+            if key[0] not in SOURCES and told & {*_DIGEST.findall(builds[key].text)}
+        }
+        if (named | made_from) <= live:
+            return live
+        live |= named | made_from
+
+
+def _unnamed(location: Location, found: Pruning, settings: Settings) -> dict[str, int]:
+    """Content of a location that no build or backup names which stays."""
+    gone = {f"{ARTIFACTS}/{name}.json" for name in found.builds}
+    named = set()
+    for name, build in _shared_builds(location):
+        if name not in gone or location != settings.location:
+            named |= {sha256 for sha256, _ in build.files.values()}
+    for name in list_backups(location):
+        if name not in found.backups:
+            named |= {kept.sha256 for kept in read_backup(location, name).files.values()}
+    oldest = datetime.now(UTC) - UPLOAD_LIMIT
+    return {
+        name: entry.num_bytes
+        for name, entry in location.entries(OBJECTS).items()
+        if PurePosixPath(name).name not in named and entry.changed < oldest
+    }

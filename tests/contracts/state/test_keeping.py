@@ -1,0 +1,263 @@
+"""Backup, restore, prune and the move to a server, on a small state with real stores."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from falaj.context import Context
+from falaj.state import _prepare, backup, migrate, restore
+from tasks.features.access.audit import AuditTrail
+from tasks.kernel.errors import ArtifactError, ConfigurationError
+from tasks.kernel.location import Location, object_name
+from tasks.kernel.settings import ArtifactStore, Settings, server_environment
+from tasks.metadata.database import open_database, transaction
+from tasks.metadata.tables import models
+from tasks.registry.connection import ADDRESS, load_mlflow
+from tasks.state.backup import back_up, list_backups, read_backup
+from tasks.state.backup import restore as restore_state
+from tasks.state.prune import plan_pruning
+from tasks.state.prune import prune as prune_state
+from tests.support.services.servers import new_database, postgres_server
+from tests.support.state import Notes, build_notes
+
+MODEL = "arrivals"
+KEPT, OLD = "0123456789abcdef0123", "fedcba98765432100123"
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as uri:
+        yield uri
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Commands set variables of this process, as of their own."""
+    before = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith("FALAJ_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("FALAJ_")]:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the two databases, as they are when they are new."""
+    home = tmp_path_factory.mktemp("new")
+    for name, make in _prepare(home).items():
+        (home / name).parent.mkdir(exist_ok=True, parents=True)
+        make(f"sqlite:///{home / name}")
+    return home
+
+
+@pytest.fixture
+def grown(tmp_path: Path, databases: Path) -> Settings:
+    """A state with a bit of everything."""
+    home = tmp_path / "laptop"
+    settings = Settings(home, tmp_path)
+    build_notes(settings.store, key=KEPT)
+    build_notes(settings.store, "x" * 200_000, OLD)
+    link = home / "feature_tables" / "current"
+    link.parent.mkdir()
+    (home / "artifacts" / "tables" / KEPT / "features").mkdir(parents=True)
+    link.symlink_to(f"../artifacts/tables/{KEPT}/features")
+    report = home / "reports" / "20260101T000000Z-aa"
+    report.mkdir(parents=True)
+    (report / "report.json").write_text(json.dumps({"uri": f"artifact:notes/{KEPT}/note.txt"}))
+    (home / "reports" / "latest").symlink_to(report.name)
+    AuditTrail(home / "audit").append("apply", subject="x")
+    (home / "predictions" / "secrets").mkdir(parents=True)
+    (home / "predictions" / "secrets" / "mask-key").write_text("secret")
+    (home / "run.lock").touch()
+    shutil.copytree(databases, home, dirs_exist_ok=True)
+    with transaction(open_database(settings.metadata_url)) as connection:
+        connection.execute(models.insert().values(model=MODEL))
+    store = tracking(settings)
+    experiment = store.create_experiment("of the test")
+    store.create_run(experiment, "nobody", int(time.time() * 1000), [], "first")
+    return settings
+
+
+def tracking(settings: Settings):  # type: ignore[no-untyped-def]
+    load_mlflow()
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    return SqlAlchemyStore(settings.mlflow_uri, ADDRESS)  # type: ignore[no-untyped-call]
+
+
+def nothing(_: str) -> None:
+    """Nobody reads progress here."""
+
+
+def check_same(settings: Settings) -> None:
+    """It holds what `grown` made."""
+    store = ArtifactStore(settings.home / "artifacts", settings.location)
+    notes = store.find("notes", KEPT, Notes)
+    assert notes is not None
+    assert store.path(notes.text).read_text() == "hello"
+    engine = open_database(settings.metadata_url)
+    with transaction(engine, reads_only=True) as connection:
+        assert connection.execute(sa.select(models.c.model)).scalars().all() == [MODEL]
+    mlflow = tracking(settings)
+    names = [e.name for e in mlflow.search_experiments()]
+    assert "of the test" in names
+    assert mlflow.create_experiment("another")  # its numbers go on
+    mlflow.engine.dispose()
+
+
+@pytest.fixture(params=["file", "s3"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    if request.param == "file":
+        return Location.of((tmp_path / "backups").as_uri())
+    return Location.of(str(request.getfixturevalue("bucket")))
+
+
+def test_a_backup_is_restored_under_another_path(
+    grown: Settings, target: Location, tmp_path: Path
+) -> None:
+    context = Context(grown)
+    backup(target.url, context=context)
+    sent = target.entries("objects")
+    backup(target.url, context=context)
+    assert {*target.entries("objects")} - {*sent} == set()
+    shown = backup(target.url, listed=True, context=context)
+    assert len(shown.facts["backups"]) == 2
+    backup(target.url, verify=True, context=context)
+    there = Settings(tmp_path / "elsewhere", tmp_path)
+    grown.home.rename(tmp_path / "away")
+    restore(target.url, context=Context(there))
+    check_same(there)
+    assert not (there.home / "predictions").exists()
+    assert (there.home / "feature_tables" / "current").resolve().is_relative_to(there.home)
+    assert (there.home / "reports" / "latest" / "report.json").is_file()
+    assert AuditTrail(there.home / "audit").verify().faults == ()
+    with pytest.raises(ConfigurationError, match="holds state already"):
+        restore(target.url, context=Context(there))
+
+
+def test_damage_is_seen_and_what_was_cut_off_goes_on(
+    grown: Settings, target: Location, tmp_path: Path
+) -> None:
+    made = back_up(grown, target, {}, nothing)
+    name = f"artifacts/notes/{KEPT}/note.txt"
+    object_ = object_name(made.files[name].sha256)
+    target.write(object_, b"hellx")
+    there = Settings(tmp_path / "elsewhere", tmp_path)
+    with pytest.raises(ArtifactError, match="changed or damaged"):
+        restore_state(there, target, made, {}, nothing)
+    assert not (there.home / "artifacts").exists()
+    target.write(object_, b"hello")
+    restore_state(there, target, made, {}, nothing)
+    assert not (there.home / ".restoring").exists()
+    check_same(there)
+
+
+@pytest.mark.slow
+def test_a_state_moves_to_a_server_and_from_there_to_a_folder(
+    grown: Settings, bucket: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "of-the-server.yaml"
+    file.write_text(f"state: {bucket}\ndatabase: ${{DATABASE}}\n")
+    with pytest.raises(ConfigurationError, match="DATABASE, which is not set"):
+        migrate(to=file, dry_run=True, context=Context(grown))
+    monkeypatch.setenv("DATABASE", new_database(postgres))
+    assert migrate(to=file, dry_run=True, context=Context(grown)).facts["moved"] is False
+    location = Location.of(bucket)
+    assert not location.entries("")
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.state.backup._share_links", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            migrate(to=file, context=Context(grown))
+    assert not (grown.home / "server.yaml").exists()
+    migrate(to=file, context=Context(grown))
+    assert (grown.home / "server.yaml").stat().st_mode & 0o077 == 0
+    assert (location.read("feature_tables/published") or b"").decode() == KEPT
+    assert (location.read("reports/newest") or b"").decode() == "20260101T000000Z-aa"
+    monkeypatch.setenv("FALAJ_HOME", str(grown.home))
+    monkeypatch.setenv("FALAJ_FEATURE_REPO", str(tmp_path))
+    moved = Context().settings
+    assert (moved.location, moved.database_url) == (location, os.environ["DATABASE"])
+    other = Settings(tmp_path / "b", tmp_path, "", moved.database_url, None, location)
+    check_same(other)
+    with pytest.raises(ConfigurationError, match="on a server already"):
+        migrate(to=file, context=Context(moved))
+
+    made = back_up(other, Location.of((tmp_path / "kept").as_uri()), _prepare(other.home), nothing)
+    for name in ("FALAJ_STATE", "FALAJ_DATABASE_URL"):
+        monkeypatch.delenv(name)
+    back = Settings(tmp_path / "back", tmp_path)
+    restore_state(back, Location.of((tmp_path / "kept").as_uri()), made, {}, nothing)
+    (back.home / "mlflow" / "mlflow.db").exists()
+    assert ArtifactStore(back.home / "artifacts").find("notes", KEPT, Notes) is not None
+    with transaction(open_database(back.metadata_url), reads_only=True) as connection:
+        assert connection.execute(sa.select(models.c.model)).scalars().all() == [MODEL]
+
+
+def cut_off(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def age_builds(home: Path) -> None:
+    """Let all that was made be of long ago."""
+    then = (datetime.now(UTC) - timedelta(days=90)).timestamp()
+    for file in home.rglob("*"):
+        if not file.is_symlink():
+            os.utime(file, (then, then))
+
+
+def test_what_nothing_names_goes_and_what_a_report_names_stays(
+    grown: Settings, tmp_path: Path
+) -> None:
+    target = Location.of((tmp_path / "backups").as_uri())
+    back_up(grown, target, {}, nothing)
+    newest = back_up(grown, target, {}, nothing)
+    assert plan_pruning(grown, 1, timedelta(days=30), None).builds == {}
+    age_builds(grown.home)
+    age_builds(tmp_path / "backups")
+    found = plan_pruning(grown, 1, timedelta(days=30), target)
+    assert [*found.builds] == [f"notes/{OLD}"]
+    assert grown.store.find("notes", OLD, Notes) is not None
+    prune_state(grown, found, target)
+    assert grown.store.find("notes", OLD, Notes) is None
+    assert list_backups(target) == [newest.name]
+    restore_state(Settings(tmp_path / "r", tmp_path), target, read_backup(target), {}, nothing)
+    check_same(grown)
+
+
+def test_content_of_a_location_goes_when_no_build_or_backup_names_it(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = Location.of(bucket)
+    settings = Settings(tmp_path / "a", tmp_path, "", None, None, location)
+    notes = build_notes(settings.store, "y" * 200_000, OLD)
+    monkeypatch.setattr("tasks.state.prune.UPLOAD_LIMIT", timedelta())
+    back_up(settings, location, {}, nothing)
+    found = plan_pruning(settings, 1, timedelta(), location)
+    assert [*found.builds] == [f"notes/{OLD}"]
+    prune_state(settings, found, location)
+    assert location.size(object_name(notes.text.sha256)) == 200_000  # the backup names it
+    location.remove(location.entries("backups"))
+    prune_state(settings, plan_pruning(settings, 1, timedelta(), location), None)
+    assert not location.entries("objects")
+
+
+def test_a_server_file_stands_for_variables_and_the_environment_wins(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    assert server_environment(file, {}) == {}
+    file.write_text("database: postgresql://u:${PASSWORD}@h/d\nredis: r:6379\n")
+    found = server_environment(file, {"PASSWORD": "p", "FALAJ_REDIS": "other:1"})
+    assert found == {
+        "FALAJ_DATABASE_URL": "postgresql://u:p@h/d",
+        "FALAJ_REGISTRY_URL": "postgresql+psycopg://u:p@h/d",
+        "FALAJ_PROFILE": "server",
+    }
+    file.write_text("stat: x\n")
+    with pytest.raises(ConfigurationError, match="names stat; expected state, database"):
+        server_environment(file, {})
