@@ -23,6 +23,7 @@ from tests.support.state import become, make_bucket
 
 pytest.importorskip("pyspark", reason="it is not in the lock: make test-cluster")
 pytestmark = [
+    pytest.mark.timeout(1200),  # a minute on two free cores
     pytest.mark.filterwarnings("ignore::DeprecationWarning:feast"),
     pytest.mark.filterwarnings("ignore:The spark:RuntimeWarning"),  # Feast calls it experimental
 ]
