@@ -170,7 +170,8 @@ def test_either_server_and_either_controller_may_be_killed_and_nothing_is_lost_o
         journal, started, number = tmp_path / "journal", list[Any](), 0
 
         def states() -> list[str]:
-            return [str(client.read_flow_run(run).state.type.value) for run in started]
+            found = [client.read_flow_run(run).state for run in started]
+            return [state.type.value if state else "" for state in found]
 
         for killed in (("server",), ("server", "worker"), ("server", "watch")):
             for host in hosts:

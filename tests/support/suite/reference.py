@@ -27,6 +27,8 @@ VARIABLES = {
     "FALAJ_EXPECTED_STATE": "Identity of the state that a run has to work on; set by Falaj.",
     "FALAJ_LEASES": "Folder of the leases of devices that several platforms of a host share.",
     "FALAJ_LEASE": "Lease that a process runs under; set by Falaj.",
+    "FALAJ_HARDWARE": "File of own hardware classes; else `hardware.yaml` in the state folder.",
+    "FALAJ_HARDWARE_CLASS": "Hardware class that a run is of; set by Falaj.",
     "FALAJ_IMAGE": "Container image that Kubernetes pools run.",
     "FALAJ_CODE_COMMIT": "Commit of the code, where it was installed without its history.",
     "FALAJ_LINEAGE_NAMESPACE": "Namespace of lineage events (OpenLineage).",

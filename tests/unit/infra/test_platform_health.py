@@ -1,6 +1,5 @@
 """What status and doctor show, on real files, disks and ports, with and without a platform."""
 
-import json
 import os
 import sqlite3
 import threading
@@ -17,14 +16,7 @@ from infra.orchestration.embedded import free_port
 from infra.platform import health, lifecycle
 from infra.platform.api import PrefectApi
 from infra.platform.config import PlatformConfig
-from infra.platform.files import (
-    PlatformFiles,
-    PlatformState,
-    ensure_password,
-    only_supervisor,
-    other_code,
-    write_state,
-)
+from infra.platform.files import PlatformFiles, PlatformState, ensure_password, write_state
 from tasks.control.config import LeaseRequest
 from tasks.control.leases.repository import LeaseRepository, acquire
 from tasks.kernel.errors import TransientError
@@ -186,21 +178,6 @@ def test_before_the_first_start_only_that_is_wrong(tmp_path: Path) -> None:
     assert (status.exit_code, status.leases) == (3, ())
     assert health.table(status) == f"No platform runs on {tmp_path}."
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_platform_that_runs_other_code_is_named_and_up_is_what_starts_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = PlatformFiles(tmp_path)
-    private_folder(files.folder)
-    served = {"api_url": "", "ui_url": "", "mlflow_url": "", "local_mlflow_url": "", "pid": 1}
-    monkeypatch.setenv("FALAJ_CODE_COMMIT", "new")
-    for noted, is_other in (({"code": "old"}, True), ({"code": "new"}, False), ({}, True)):
-        endpoint = {**served, "profile": "embedded", **noted}
-        write_atomically(files.endpoint, json.dumps(endpoint))
-        assert not other_code(files)  # none runs
-        with only_supervisor(files):
-            assert bool(other_code(files)) is is_other
 
 
 def test_a_killed_platform_is_told_from_one_that_was_stopped(tmp_path: Path) -> None:
