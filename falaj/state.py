@@ -82,10 +82,12 @@ def restore(
         falaj restore /mnt/backups --home /srv/falaj
     """
     from tasks.state import backup as backups
+    from tasks.state.move import nobody_else
 
     settings, source = context.settings, _location(where)
     found = backups.read_backup(source, name)
-    backups.restore(settings, source, found, _prepare(settings.home), _say)
+    with nobody_else(settings.home):
+        backups.restore(settings, source, found, _prepare(settings.home), _say)
     lacking = "" if found.secrets else "; its keys were not in it, new ones are made when needed"
     shown = f"{found.name} is in {settings.home}, every digest right{lacking}"
     return Shown({"backup": found.name, "home": settings.home}, [row("Restored", shown)])

@@ -25,20 +25,7 @@ from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.location import OBJECTS, Location, object_name
 from tasks.kernel.settings import VALUE, Build, Settings
 from tasks.metadata.database import held_everywhere
-from tasks.state.contents import (
-    BACKUPS,
-    BUILDS,
-    DATABASES,
-    LINKS,
-    LOCAL,
-    MODELS,
-    PRIVATE,
-    Shared,
-    Source,
-    build_of,
-    contents,
-    order,
-)
+from tasks.state import contents as state
 from tasks.state.databases import Prepare, copy_sqlite, dump, is_empty, is_sqlite, load, servers
 
 RESTORING = ".restoring"
@@ -77,7 +64,7 @@ class Backup(BaseModel):
 
 def list_backups(location: Location) -> list[str]:
     """Names of the backups of a location, oldest first."""
-    return sorted(PurePosixPath(name).stem for name in location.entries(BACKUPS))
+    return sorted(PurePosixPath(name).stem for name in location.entries(state.BACKUPS))
 
 
 def read_backup(location: Location, name: str | None = None) -> Backup:
@@ -88,7 +75,7 @@ def read_backup(location: Location, name: str | None = None) -> Backup:
     """
     names = list_backups(location)
     chosen = name or (names[-1] if names else "")
-    if chosen not in names or (text := location.read(f"{BACKUPS}/{chosen}.json")) is None:
+    if chosen not in names or (text := location.read(f"{state.BACKUPS}/{chosen}.json")) is None:
         raise ConfigurationError(
             f"{location.url} has no backup {chosen}; expected one of `falaj backup "
             f"{location.url} --list` ({len(names)}). Nothing was changed"
@@ -114,9 +101,9 @@ def back_up(
     backup = Backup(made=datetime.now(UTC), release=version("falaj"), secrets=secrets, files={})
     with files.scratch_folder("falaj-backup") as scratch, ThreadPoolExecutor(NUM_THREADS) as pool:
         sender.scratch = scratch
-        for wanted in range(BUILDS + 1):
-            found = dict(contents(settings, wanted, secrets=secrets))
-            if wanted == DATABASES:
+        for wanted in range(state.BUILDS + 1):
+            found = dict(state.contents(settings, wanted, secrets=secrets))
+            if wanted == state.DATABASES:
                 for name, url in servers(settings).items():
                     found[name] = copy = scratch / PurePosixPath(name).name
                     dump(name, url, copy, prepare)
@@ -127,13 +114,13 @@ def back_up(
                         held_everywhere(settings.home / folder / "lock", shared=True)
                     )
                 # What operation names is in MLflow's database, so that is read later.
-                ordered = sorted(found.items(), reverse=wanted == DATABASES)
-                workers = map if wanted == DATABASES else pool.map
+                ordered = sorted(found.items(), reverse=wanted == state.DATABASES)
+                workers = map if wanted == state.DATABASES else pool.map
                 sent = workers(lambda item: sender.send(*item), ordered)
                 kept = zip((name for name, _ in ordered), sent, strict=True)
                 backup.files.update({name: each for name, each in kept if each is not None})
             say(f"{len(backup.files)} files, {sender.num_sent} bytes sent")
-    target.create(f"{BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
+    target.create(f"{state.BACKUPS}/{backup.name}.json", backup.model_dump_json().encode())
     return backup
 
 
@@ -145,7 +132,7 @@ class _Sender:
         self.there = {name: e.num_bytes for name, e in target.entries(OBJECTS).items()}
         self.scratch, self.numbers = Path(), count()
 
-    def send(self, name: str, source: Source) -> Kept | None:
+    def send(self, name: str, source: state.Source) -> Kept | None:
         """None where the file was removed meanwhile."""
         aside = self.scratch / str(next(self.numbers))
         try:
@@ -160,7 +147,7 @@ class _Sender:
             source.location.bring(wanted, aside, sha256=source.sha256 or None)
             return self._content(aside)
         except FileNotFoundError:
-            if isinstance(source, Shared) and source.sha256:
+            if isinstance(source, state.Shared) and source.sha256:
                 raise ArtifactError(
                     f"{source.location.url}/{source.name} names content that is absent; expected "
                     "all of it. No backup was made; run the stage that makes it again"
@@ -177,7 +164,7 @@ class _Sender:
             return Kept(link=link)
         seen, last = path.stat(), self.last.get(name)
         same = last and (last.num_bytes, last.changed) == (seen.st_size, seen.st_mtime)
-        fixed = order(name) in (MODELS, BUILDS) and name.count("/") > 2
+        fixed = state.order(name) in (state.MODELS, state.BUILDS) and name.count("/") > 2
         if last and same and fixed and self.there.get(object_name(last.sha256)) == seen.st_size:
             return last
         if not fixed and is_sqlite(path):
@@ -223,11 +210,13 @@ def _brought(
             ) from exc
         return sha256, folder / sha256
 
-    wanted = {kept.sha256: name for name in names if not (kept := backup.files[name]).link}
+    found = {kept.sha256: name for name in names if not (kept := backup.files[name]).link}
+    wanted = [*found.items()]
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        for sha256, path in pool.map(bring, wanted.items()):
-            yield sha256, path
-            path.unlink()
+        for first in range(0, len(wanted), NUM_THREADS):  # no more than these take space twice
+            for sha256, path in pool.map(bring, wanted[first : first + NUM_THREADS]):
+                yield sha256, path
+                path.unlink()
 
 
 def restore(
@@ -259,7 +248,9 @@ def restore(
         (aside / ".backup").write_text(backup.name)
     shared = settings.location
     databases = servers(settings)
-    local = {n for n in backup.files if shared is None or LOCAL & {*n.split("/")}} - {*databases}
+    local = {n for n in backup.files if shared is None or state.LOCAL & {*n.split("/")}} - {
+        *databases
+    }
     places: dict[str, list[str]] = {}
     for name, kept in backup.files.items():
         places.setdefault(kept.sha256, []).append(name)
@@ -273,15 +264,15 @@ def restore(
                     say(f"{name}: {sum(n for n, _ in counts.values())} rows, compared")
                     continue
                 if name in local and not only_shared:
-                    _place(path, aside / name, backup.files[name], fixed=order(name) == BUILDS)
-                if shared is not None and name.split("/")[0] not in PRIVATE:
+                    _place(path, aside, name, backup.files[name])
+                if shared is not None and name.split("/")[0] not in state.PRIVATE:
                     _share(shared, name, path, backup.files[name], builds, backup.made)
     if shared is not None:
         for name, build in builds.items():
             shared.create(name, build.model_dump_json().encode())
         _share_links(shared, backup)
     if not only_shared:
-        _move_in(settings, backup, sorted(local, key=lambda n: (order(n) == DATABASES, n)))
+        _move_in(settings, backup, local)
     say(f"{len(chosen)} files, {backup.num_bytes} bytes, each with its digest")
 
 
@@ -294,9 +285,9 @@ def check_empty(settings: Settings, going_on: str | None = None) -> None:
     marker = settings.home / RESTORING / ".backup"
     if going_on is not None and marker.exists() and marker.read_text() == going_on:
         return
-    for wanted in range(BUILDS + 1):
-        for name, seen in contents(settings, wanted):
-            where = seen.location.url if isinstance(seen, Shared) else settings.home
+    for wanted in range(state.BUILDS + 1):
+        for name, seen in state.contents(settings, wanted):
+            where = seen.location.url if isinstance(seen, state.Shared) else settings.home
             raise ConfigurationError(
                 f"{where} holds state already, such as {name}; expected an empty one. Nothing was "
                 "changed; name another with --home, or move this one away"
@@ -308,7 +299,8 @@ def check_empty(settings: Settings, going_on: str | None = None) -> None:
         )
 
 
-def _place(path: Path, target: Path, kept: Kept, *, fixed: bool) -> None:
+def _place(path: Path, aside: Path, name: str, kept: Kept) -> None:
+    target, fixed = aside / name, state.order(name) == state.BUILDS
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     target.unlink(missing_ok=True)
     # Months of feature tables that are the same in several versions take space once.
@@ -321,7 +313,7 @@ def _place(path: Path, target: Path, kept: Kept, *, fixed: bool) -> None:
 def _share(
     shared: Location, name: str, path: Path, kept: Kept, builds: dict[str, Build], made: datetime
 ) -> None:
-    if (found := build_of(name)) is None:
+    if (found := state.build_of(name)) is None:
         shared.write(name, path)
         return
     build = builds.setdefault(found[0], Build(value={}, files={}, finished=made))
@@ -333,16 +325,16 @@ def _share(
 
 def _share_links(shared: Location, backup: Backup) -> None:
     for name, kept in backup.files.items():
-        for link, file in LINKS.items():
+        for link, file in state.LINKS.items():
             pointer = str(PurePosixPath(name).with_name(file))
             if kept.link and name.endswith(link) and pointer not in backup.files:
                 parts = PurePosixPath(kept.link).parts
                 shared.write(pointer, (parts[-2] if "features" in parts else parts[-1]).encode())
 
 
-def _move_in(settings: Settings, backup: Backup, names: list[str]) -> None:
+def _move_in(settings: Settings, backup: Backup, names: set[str]) -> None:
     """Rename what came into place; databases last, since nothing begins without them."""
-    for name in names:
+    for name in sorted(names, key=lambda n: (state.order(n) == state.DATABASES, n)):
         kept, target = backup.files[name], settings.home / name
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if kept.link:
