@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -53,8 +54,7 @@ def backup(
     else:
         os.nice(NICENESS)
         settings = context.settings
-        inside = target.folder is not None and target.folder.is_relative_to(settings.home)
-        if inside:
+        if target.folder is not None and target.folder.is_relative_to(settings.home):
             raise ConfigurationError(
                 f"{where} is in the state folder {settings.home}; expected a place outside it. "
                 "Nothing was copied"
@@ -117,10 +117,9 @@ def prune(
     from tasks.state.prune import plan_pruning, prune
 
     settings, others = context.settings, _location(backups) if backups else None
-    found = plan_pruning(settings, keep, older, others)
-    if context.assume_yes:
-        with nobody_else(settings.home):
-            found = plan_pruning(settings, keep, older, others)
+    with nobody_else(settings.home) if context.assume_yes else nullcontext():
+        found = plan_pruning(settings, keep, older, others)
+        if context.assume_yes:
             prune(settings, found, others)
     kinds: dict[str, list[int]] = {}
     for name, num_bytes in found.builds.items():
