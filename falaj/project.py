@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.kernel.errors import ConfigurationError, DataContractError, FalajError, RegistryError
 from tasks.kernel.files import scratch_folder
-from tasks.kernel.settings import Settings, find_project, no_project
+from tasks.kernel.settings import (
+    SERVER_FILE,
+    Settings,
+    find_project,
+    no_project,
+    server_environment,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +61,13 @@ def open(path: str | Path = ".", home: str | Path | None = None) -> Project:
         raise ConfigurationError(f"{no_project(start)}. Nothing was opened")
     names = {"FALAJ_FEATURE_REPO": str(found)} | ({"FALAJ_HOME": str(home)} if home else {})
     kept = {n: v for n, v in os.environ.items() if n.startswith("FALAJ_") and n != "FALAJ_HOME"}
-    return Project(Settings.from_environment({**kept, **names}))
+    settings = Settings.from_environment({**kept, **names})
+    if server := server_environment(settings.home / SERVER_FILE, os.environ):
+        os.environ.update(server)
+        settings = Settings.from_environment({**kept, **server, **names})
+    if settings.location is not None:
+        os.environ["FALAJ_HOME"] = str(settings.home)  # its files are those that machines share
+    return Project(settings)
 
 
 @dataclass(frozen=True)

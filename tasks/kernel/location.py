@@ -39,7 +39,7 @@ CHANGE_ATTEMPTS = 50
 # In the text of an error, since obstore has no class for it.
 _NO_BUCKET = "NoSuchBucket"
 _FULL = (
-    "507",
+    "status code: 507",
     "InsufficientStorage",
     "No space left",
     "os error 28",

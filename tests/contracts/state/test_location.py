@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import falaj
 from tasks.kernel.errors import ArtifactError, ConfigurationError, StorageError, TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
@@ -316,3 +317,19 @@ def test_copies_of_another_state_are_noticed(
     become(monkeypatch, tmp_path / "b", f"{url}-another")
     with pytest.raises(ConfigurationError, match="holds copies of the state"):
         check_state(Settings.from_environment())
+
+
+def test_from_python_a_project_reads_what_machines_share(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(monkeypatch, tmp_path / "a", url)
+    put(tmp_path / "a" / "reports" / "newest", "run-1")
+    put(tmp_path / "a" / "reports" / "run-1" / "report.json", "{}")
+    monkeypatch.delenv("FALAJ_STATE")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "use_case.yaml").write_text("name: flights")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "server.yaml").write_text(f"state: {url}")
+    project = falaj.open(tmp_path / "project", tmp_path / "b")
+    assert project.settings.location == Location.of(url)
+    assert (project.settings.latest_report() / "report.json").read_text() == "{}"
