@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
@@ -75,7 +75,7 @@ def make_plan(
     classes = read_classes()
     for use_case in use_cases:
         for stage, rule in use_case.config["routing"].items():
-            for name in (rule["hardware_class"], *rule["fall_back"]) if stage != "mode" else ():
+            for name in _classes_of(rule) if isinstance(rule, dict) else ():
                 known_class(name, classes, f"{use_case.name}: routing.{stage}")
     image = None
     if pool_type == "kubernetes":
@@ -94,6 +94,12 @@ def make_plan(
         deployments=resuming(deployment_items(described, use_cases, state)),
         automations=resuming([decide_on_drift(), *map(notify, notifications())]),
     )
+
+
+def _classes_of(rule: dict[str, Any]) -> list[str]:
+    """All classes that a stage's rule names."""
+    others = [rule["burst"]["hardware_class"]] if rule["burst"] else []
+    return [rule["hardware_class"], *rule["fall_back"], *others]
 
 
 async def check(client: PrefectClient, plan: Plan) -> Outcome:

@@ -151,7 +151,9 @@ def test_two_searches_do_not_drive_one_study(tmp_path: Path) -> None:
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "studies.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StorageError, match=r"not a database.*restore a damaged"):
+    with pytest.raises(
+        StorageError, match=r"not a database.*bring a damaged database with `falaj restore`"
+    ):
         open_study(tmp_path, search())
 
 
