@@ -183,10 +183,12 @@ class Settings:
 
     def latest_report(self) -> Path:
         """Folder of the newest report, on whatever machine it was written; need not exist."""
+        if self.location is None:
+            return self.reports / "latest"
         with suppress(FileNotFoundError):
             name = bring(self.reports / NEWEST_REPORT).read_text(encoding="utf-8").strip()
             return bring(self.reports / name)
-        return self.reports / "latest"  # of an earlier release
+        return self.reports / "latest"
 
 
 def find_project(start: Path) -> Path | None:

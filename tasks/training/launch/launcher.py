@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def launch_training(
         result = run_job(run, job, lock, on_epoch or (lambda _: None))
         return _published(run, result, request, job, folder)
 
-    elsewhere = held_everywhere(run.path.with_suffix(".shared"), wait_s=LOCK_WAIT_S)
+    shared = run.path.with_suffix(".shared")
+    elsewhere = held_everywhere(shared, wait_s=LOCK_WAIT_S) if store.location else nullcontext()
     with elsewhere, exclusive(run.path, LOCK_WAIT_S) as lock:
         run.make()
         # What is measured, and at which prices, makes no other model.

@@ -28,6 +28,7 @@ from tests.support.services.raw_sources import (
     typed_orders,
 )
 from tests.support.services.servers import new_database, postgres_server, s3_server
+from tests.support.state import make_bucket
 
 COLUMNS = "order_id bigint, customer text, ordered timestamptz, items int, amount numeric"
 
@@ -40,6 +41,7 @@ def shop(tmp_path: Path) -> SourceShop:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     with s3_server() as address:
+        make_bucket(address, "shop")
         yield address
 
 
@@ -52,7 +54,6 @@ def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, "test")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     made = boto3.resource("s3", endpoint_url=s3, region_name="us-east-1").Bucket("shop")
-    made.create()
     made.objects.all().delete()
     return made
 
