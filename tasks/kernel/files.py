@@ -54,6 +54,13 @@ def size_of(path: Path) -> int:
     return path.stat().st_size
 
 
+def is_inside(name: str, link: str = "") -> bool:
+    """Whether a name that a store hands us, and where a link there leads, stay below a folder."""
+    ahead = os.path.normpath(name)
+    led = os.path.normpath(os.path.join(os.path.dirname(name), link or "."))
+    return ahead != "." and not any(place.startswith(("/", "..")) for place in (ahead, led))
+
+
 def file_state(path: Path) -> tuple[int, int, int] | None:
     """A value that changes with a file: moment of its change, number and size; None without it."""
     try:

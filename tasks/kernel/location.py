@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,13 +39,8 @@ CHUNK_BYTES = 8_000_000
 CHANGE_ATTEMPTS = 50
 # In the text of an error, since obstore has no class for it.
 _NO_BUCKET = "NoSuchBucket"
-_FULL = (
-    "status code: 507",
-    "InsufficientStorage",
-    "No space left",
-    "os error 28",
-    "QuotaExceeded",
-    "XMinioStorageFull",
+_FULL = re.compile(
+    "status code: 507|InsufficientStorage|No space left|os error 28|QuotaExceeded|StorageFull"
 )
 
 
@@ -117,7 +113,7 @@ class Location:
 
         with self._explained(name):
             whole = not isinstance(content, Path) or content.stat().st_size < WHOLE_UPLOAD_BYTES
-            obstore.put(self._store, name, content, use_multipart=not whole)
+            obstore.put(self._made_store, name, content, use_multipart=not whole)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
@@ -126,7 +122,7 @@ class Location:
 
         with self._explained(name):
             try:
-                obstore.put(self._store, name, content, mode="create", use_multipart=False)
+                obstore.put(self._made_store, name, content, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 # Of a request that was sent again, as its answer was lost, the first one may have
                 # written it.
@@ -207,12 +203,13 @@ class Location:
         """Objects below `<prefix>/`, by their names."""
         import obstore
 
-        with self._explained(prefix):
+        with suppress(FileNotFoundError), self._explained(prefix):
             found = (meta for page in obstore.list(self._store, prefix or None) for meta in page)
             return {
                 m["path"]: Entry(m["size"], m["last_modified"], (m["e_tag"] or "").strip('"'))
                 for m in found
             }
+        return {}
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that are gone are gone."""
@@ -224,10 +221,18 @@ class Location:
 
     @property
     def _store(self) -> ObjectStore:
-        access = tuple(s3_access(os.environ).items()) if self.folder is None else ()
+        if self.folder is None:
+            return _open(self.url, tuple(s3_access(os.environ).items()))
+        if not self.folder.exists():
+            raise FileNotFoundError(self.folder)
+        return _open(self.url, ())
+
+    @property
+    def _made_store(self) -> ObjectStore:
+        """To be written to: its folder is made by the first write, not by a look."""
         if self.folder is not None:
             files.private_folder(self.folder)
-        return _open(self.url, access)
+        return self._store
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
@@ -256,8 +261,7 @@ class Location:
                 "the bucket's policy; nothing was changed"
             ) from exc
         except exceptions.BaseError as exc:
-            reason = str(exc)
-            if any(sign in reason for sign in _FULL):
+            if _FULL.search(str(exc)):
                 raise StorageError(
                     f"{where}: the store is full ({_reason(exc)}); free space in it (`falaj prune` "
                     "shows what may go) and run again. What was there is unchanged"

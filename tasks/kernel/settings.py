@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
 from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
@@ -448,6 +448,13 @@ class Build(BaseModel):
     files: dict[str, tuple[str, int]]
     """SHA-256 and bytes by the name in the build's folder."""
     finished: datetime
+
+    @field_validator("files")
+    @classmethod
+    def _stay_inside(cls, given: dict[str, tuple[str, int]]) -> dict[str, tuple[str, int]]:
+        if outside := [name for name in given if not files.is_inside(name)]:
+            raise ValueError(f"{outside[0]!r} is no file of a build's folder")
+        return given
 
     def below(self, name: str) -> dict[str, tuple[str, int]]:
         """The file of this name, or those in the folder of this name."""

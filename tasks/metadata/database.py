@@ -26,6 +26,7 @@ from tasks.metadata.tables import VERSION, VERSION_TABLE
 ANSWER_WITHIN_S = 60.0
 """Longest wait for locks; in PostgreSQL also for a statement."""
 CONNECT_WITHIN_S = 10
+# On both ends: the server is to notice a machine that is gone, or its locks would stay.
 KEEP_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4}
 LOCK_POLL_S = 0.1
 SCHEMA_LOCK = 0x46414C41  # of PostgreSQL's advisory locks; whoever migrates holds it
@@ -153,6 +154,7 @@ def _postgresql(address: URL) -> Engine:
     limit_ms = int(ANSWER_WITHIN_S * 1000)
     given = address.query.get("options", "")
     limits = f"{given} -c statement_timeout={limit_ms} -c lock_timeout={limit_ms}"
+    limits += "".join(f" -c tcp_{name}={value}" for name, value in KEEP_ALIVE.items())
     return create_engine(
         address.set(drivername="postgresql+psycopg").update_query_dict({"options": limits}),
         poolclass=NullPool,

@@ -12,13 +12,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, ConfigurationError
@@ -72,15 +72,27 @@ def read_backup(location: Location, name: str | None = None) -> Backup:
 
     Raises:
         ConfigurationError: there is none.
+        ArtifactError: its list was changed.
     """
     names = list_backups(location)
     chosen = name or (names[-1] if names else "")
     if chosen not in names or (text := location.read(f"{state.BACKUPS}/{chosen}.json")) is None:
         raise ConfigurationError(
-            f"{location.url} has no backup {chosen}; expected one of `falaj backup "
+            f"{location.url} has no backup {chosen or 'yet'}; expected one of `falaj backup "
             f"{location.url} --list` ({len(names)}). Nothing was changed"
         )
-    return Backup.model_validate_json(text)
+    try:
+        backup = Backup.model_validate_json(text)
+        wrong = [n for n, k in backup.files.items() if not files.is_inside(n, k.link)]
+        reason = f"{wrong[0]} leads out of the state" if wrong else ""
+    except ValidationError as exc:
+        reason = exc.errors()[0]["msg"]
+    if reason:
+        raise ArtifactError(
+            f"{location.url}: the list of {chosen} was changed, or another release wrote it "
+            f"({reason}). Nothing was done; use another backup"
+        )
+    return backup
 
 
 def back_up(
@@ -171,8 +183,8 @@ class _Sender:
             copy_sqlite(path, aside)
         elif not fixed:  # others may write to it
             shutil.copyfile(path, aside)
-        facts = {"mode": seen.st_mode & 0o777, "changed": seen.st_mtime}
-        return self._content(path if fixed else aside).model_copy(update=facts)
+        kept = self._content(path if fixed else aside)
+        return kept.model_copy(update={"mode": seen.st_mode & 0o777, "changed": seen.st_mtime})
 
     def _content(self, path: Path) -> Kept:
         digest, size = files.digest_of(path), path.stat().st_size
@@ -246,11 +258,9 @@ def restore(
         files.private_folder(settings.home)
         files.private_folder(aside)
         (aside / ".backup").write_text(backup.name)
-    shared = settings.location
-    databases = servers(settings)
-    local = {n for n in backup.files if shared is None or state.LOCAL & {*n.split("/")}} - {
-        *databases
-    }
+    shared, databases = settings.location, servers(settings)
+    local = {n for n in backup.files if shared is None or state.LOCAL & {*n.split("/")}}
+    local -= databases.keys()
     places: dict[str, list[str]] = {}
     for name, kept in backup.files.items():
         places.setdefault(kept.sha256, []).append(name)
@@ -342,5 +352,4 @@ def _move_in(settings: Settings, backup: Backup, names: set[str]) -> None:
             target.symlink_to(kept.link)
         elif (settings.home / RESTORING / name).exists():  # else it was moved before
             (settings.home / RESTORING / name).replace(target)
-    with suppress(FileNotFoundError):
-        shutil.rmtree(settings.home / RESTORING)
+    shutil.rmtree(settings.home / RESTORING, ignore_errors=True)

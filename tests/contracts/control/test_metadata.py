@@ -18,8 +18,9 @@ from tasks.control.retraining.records import ClaimState
 from tasks.kernel.errors import ConfigurationError
 from tasks.kernel.settings import PROJECT_ROOT
 from tasks.metadata import tables
-from tasks.metadata.database import COPY, MIGRATIONS, open_database, transaction
+from tasks.metadata.database import COPY, KEEP_ALIVE, MIGRATIONS, open_database, transaction
 from tests.support.host.processes import python
+from tests.support.services.servers import new_database
 
 LANDED = PROJECT_ROOT / "tests" / "support" / "control" / "landed"
 GROUPS = {
@@ -120,3 +121,9 @@ def test_a_database_of_a_newer_release_is_refused_and_left_alone(url: str) -> No
         connection.execute(sa.text(f"UPDATE {tables.VERSION_TABLE} SET version_num = '9999'"))
     with pytest.raises(ConfigurationError, match="version 9999, this release knows versions up to"):
         Ledger(url)
+
+
+def test_a_server_is_told_to_look_for_clients_that_are_gone(postgres: str) -> None:
+    with transaction(open_database(new_database(postgres))) as connection:
+        shown = [connection.exec_driver_sql(f"SHOW tcp_{name}").scalar() for name in KEEP_ALIVE]
+    assert [int(str(value)) for value in shown] == list(KEEP_ALIVE.values())

@@ -261,3 +261,16 @@ def test_a_server_file_stands_for_variables_and_the_environment_wins(tmp_path: P
     file.write_text("stat: x\n")
     with pytest.raises(ConfigurationError, match="names stat; expected state, database"):
         server_environment(file, {})
+
+
+@pytest.mark.parametrize(
+    "kept", [("../../outside", ""), ("/outside", ""), ("a/b", "../../outside")]
+)
+def test_a_backup_that_leads_out_of_the_state_is_refused(
+    tmp_path: Path, kept: tuple[str, str]
+) -> None:
+    location, (name, link) = Location.of((tmp_path / "backups").as_uri()), kept
+    made = {"made": datetime.now(UTC).isoformat(), "release": "1", "secrets": False}
+    location.write("backups/b.json", json.dumps({**made, "files": {name: {"link": link}}}).encode())
+    with pytest.raises(ArtifactError, match="leads out of the state"):
+        read_backup(location, "b")

@@ -1,5 +1,6 @@
 """Locations: a folder and S3 keep the same promises."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -333,3 +334,27 @@ def test_from_python_a_project_reads_what_machines_share(
     project = falaj.open(tmp_path / "project", tmp_path / "b")
     assert project.settings.location == Location.of(url)
     assert (project.settings.latest_report() / "report.json").read_text() == "{}"
+
+
+def test_a_look_makes_no_folder(tmp_path: Path) -> None:
+    location = Location.of((tmp_path / "mistyped").as_uri())
+    assert (location.read("a"), location.size("a"), location.entries("")) == (None, None, {})
+    location.remove(["a"])
+    assert not (tmp_path / "mistyped").exists()
+    assert location.create("a", b"1")
+    assert (tmp_path / "mistyped").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "pages/../../../outside", "."])
+def test_a_record_that_names_a_file_outside_its_build_is_not_followed(
+    url: str, tmp_path: Path, name: str
+) -> None:
+    here, there = (ArtifactStore(tmp_path / each, Location.of(url)) for each in ("a", "b"))
+    made = build_notes(here)
+    assert here.location is not None
+    record = json.loads(here.location.read("artifacts/notes/k.json") or b"")
+    record["files"][name] = record["files"]["note.txt"]
+    here.location.write("artifacts/notes/k.json", json.dumps(record).encode())
+    with pytest.raises(ArtifactError, match="run the stage that makes it again"):
+        there.path(made.text)
+    assert [path for path in tmp_path.rglob("outside*")] == []

@@ -13,7 +13,7 @@ from infra.bench.processes import S3_KEY, postgres_server, redis_server, s3_serv
 from tasks.kernel.settings import PROJECT_ROOT
 from tests.support.host.clocks import Clock
 from tests.support.host.machines import DISK, HOST, Machine, machines
-from tests.support.host.relay import Relay, relayed
+from tests.support.host.relay import relayed
 from tests.support.platform.whole_platform import WholePlatform, whole_platform
 from tests.support.services.restarting import Server
 from tests.support.state import make_bucket
@@ -29,11 +29,10 @@ BUCKET, URL = "lake", "s3://lake/state"
 
 @dataclass
 class Site:
-    """The platform on the host, its machines, and what lies between them.
+    """The platform on the host, and its machines.
 
     Attributes:
         variables: that name the state and the platform, as a machine reaches them.
-        relays: by which machines reach the servers `api`, `s3`, `database` and `redis`.
         s3, database: as the host reaches them.
         servers: those that a test ends and starts again.
     """
@@ -41,7 +40,6 @@ class Site:
     platform: WholePlatform
     variables: dict[str, str]
     machines: list[Machine]
-    relays: dict[str, Relay]
     s3: str
     database: str
     folder: Path
@@ -96,14 +94,13 @@ def site(folder: Path, names: Sequence[str]) -> Iterator[Site]:
         near["FALAJ_HARDWARE"] = str(folder / "hardware.yaml")
         (folder / "hardware.yaml").write_text(NEAR)
         platform = stack.enter_context(whole_platform(folder, *options, environment=near))
-        relays: dict[str, Relay] = {}
         seen = {}
         api = f"http://127.0.0.1:{platform.port}/api"
         for name, url in (("s3", s3), ("database", database), ("redis", redis), ("api", api)):
-            relays[name], seen[name] = stack.enter_context(relayed(HOST, url))
+            seen[name] = stack.enter_context(relayed(HOST, url))
         far = _variables(seen["s3"], seen["database"], seen["redis"])
         far["PREFECT_API_URL"] = seen["api"]
-        yield Site(platform, far, made, relays, s3, database, folder)
+        yield Site(platform, far, made, s3, database, folder)
 
 
 def _variables(s3: str, database: str, redis: str) -> dict[str, str]:
