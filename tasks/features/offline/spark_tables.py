@@ -140,10 +140,11 @@ class SparkTables:
 
 
 def started(settings: Mapping[str, str]) -> SparkSession:
-    """The session of this process, started if there is none."""
+    """The session that is active, as Feast's own store takes it; started if there is none."""
     from pyspark.sql import SparkSession
 
-    return configured(SparkSession.builder.config(map=dict(settings)).getOrCreate())
+    active = SparkSession.getActiveSession()
+    return configured(active or SparkSession.builder.config(map=dict(settings)).getOrCreate())
 
 
 def configured(session: SparkSession) -> SparkSession:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from infra.bench.processes import S3_KEY
 from tasks.features.online.materialization import materialize
 from tasks.features.snapshot import build_training_set
 from tasks.features.tables.build import EMPTY
@@ -18,8 +17,7 @@ from tasks.kernel.settings import ArtifactStore, Settings
 from tests.support.data.installation import Installation
 from tests.support.data.profiles import Servers, choose_server, choose_spark, servers
 from tests.support.data.repository import built, days
-from tests.support.services.servers import s3_server
-from tests.support.state import become, make_bucket
+from tests.support.state import become
 
 pytest.importorskip("pyspark", reason="it is not in the lock: make test-cluster")
 pytestmark = [
@@ -50,16 +48,6 @@ class Machine(Installation):
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with servers(tmp_path_factory.mktemp("servers")) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def lake() -> Iterator[str]:
-    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_ACCESS_KEY_ID", S3_KEY)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEY)
-        make_bucket(endpoint, "lake")
-        yield "s3://lake/state"
 
 
 def test_tables_and_training_set_made_by_spark_on_s3_are_those_of_duckdb_on_a_disk(

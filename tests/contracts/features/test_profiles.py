@@ -150,7 +150,7 @@ def test_a_materialization_killed_midway_leaves_readers_served_and_is_completed_
         begun = [act for act in acts if act["outcome"] == "begun"]
         return len(begun) >= 3 or process.poll() is not None
 
-    wait_until(third_view_is_being_written, "three views begun", limit_s=200)
+    wait_until(third_view_is_being_written, "three views begun", limit_s=900)  # of Spark, when busy
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (installation.home / "feast" / "materialized.json").exists()
