@@ -112,8 +112,11 @@ def _own_server(settings: Settings) -> Iterator[tuple[Popen[bytes], int]]:
 
 
 def _import_while_it_starts(settings: Settings) -> None:
-    import flows.pipeline  # noqa: F401  (takes seconds)
+    import flows.pipeline  # noqa: F401  (all of these take seconds)
+    import tasks.lineage.journal
+    from tasks.registry.connection import load_mlflow
 
+    load_mlflow()
     if not settings.store.root.exists():  # a first run will need these too
         # Feast turns on warnings that the import of Great Expectations would then give.
         import tasks.validation.runner

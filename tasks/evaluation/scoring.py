@@ -10,12 +10,11 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
-import torch
 from numpy.typing import NDArray
 
 from tasks.contracts.base import Artifact, TimeWindow
@@ -23,6 +22,9 @@ from tasks.contracts.data import DatasetSchema, ValidatedDataset
 from tasks.evaluation.config import MONTH, EvaluationConfig
 from tasks.kernel.errors import ArtifactError, ConfigurationError, DataContractError
 from tasks.kernel.settings import ArtifactStore
+
+if TYPE_CHECKING:  # whoever opens no program needs no PyTorch, which takes a second to import
+    import torch
 
 SCORE, BASELINE_MODEL_SCORE, PREDICTED = "score", "yardstick_score", "predicted"
 
@@ -125,6 +127,8 @@ class Program:
         Raises:
             ArtifactError: it is absent, damaged, or no `torch.export` program.
         """
+        import torch
+
         path = store.path(artifact)
         try:
             with warnings.catch_warnings():  # torch 2.13 warns of a change inside its own loader
@@ -146,6 +150,8 @@ class Program:
             DataContractError: a column is absent, or the program's answer is not one probability
                 (or finite number) a row.
         """
+        import torch
+
         categorical, numeric = self.columns.model_inputs(frame)
         try:
             with torch.inference_mode():

@@ -7,8 +7,12 @@ fields, log lines and the words of errors.
 
 import ast
 import hashlib
+import json
+import os
 from collections.abc import Collection, Iterable, Iterator
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from threading import Lock
 
@@ -44,10 +48,10 @@ def statements_digest(
             raise FileNotFoundError(f"{name} is no module below {root}; name one that is there")
     while waiting:
         name = waiting.pop()
-        path = _file_of(name, root)
-        if path is None or name in reached or _is_below(name, without):
+        if name in reached or (name != start and not _is_below(name, followed)):
             continue
-        if name != start and not _is_below(name, followed):
+        path = None if _is_below(name, without) else _file_of(name, root)
+        if path is None:
             continue
         stat = path.stat()
         reached[name], named = _read(path, stat.st_mtime_ns, stat.st_size)
@@ -57,11 +61,33 @@ def statements_digest(
 
 
 @lru_cache(maxsize=4096)
-def _read(path: Path, _modified_ns: int, _num_bytes: int) -> tuple[str, tuple[str, ...]]:
+def _read(path: Path, modified_ns: int, num_bytes: int) -> tuple[str, tuple[str, ...]]:
     """Digest of a module's statements, and the dotted names in it that may be modules.
 
-    Kept as long as the file bears the same time and size: a process asks for it many times.
+    Kept as long as the file bears the same time and size: in the process, which asks many times,
+    and beside Python's own compiled file, which holds for as long.
     """
+    is_of = [_parsed_by(), modified_ns, num_bytes]
+    kept = Path(cache_from_source(str(path))).with_suffix(".statements")
+    with suppress(OSError, ValueError):
+        found, digest, names = json.loads(kept.read_text(encoding="utf-8"))
+        if found == is_of:
+            return str(digest), tuple(names)
+    digest, named = _parsed(path)
+    with suppress(OSError):  # the code may lie where this user cannot write
+        aside = kept.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps([is_of, digest, named]), encoding="utf-8")
+        aside.replace(kept)
+    return digest, named
+
+
+@cache
+def _parsed_by() -> str:
+    """Digest of this module: another way to parse keeps other results."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+
+
+def _parsed(path: Path) -> tuple[str, tuple[str, ...]]:
     with PARSING:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     named = tuple(sorted(set(_named_modules(tree))))

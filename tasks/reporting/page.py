@@ -44,9 +44,8 @@ from tasks.kernel.settings import (
 )
 from tasks.kernel.values import flattened, plain
 from tasks.reporting import facts, quantities
-from tasks.reporting.drawing import STYLE_SHEET
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
-from tasks.reporting.pictures import Pictures, draw
+from tasks.reporting.gallery import Pictures, pictures_of
 from tasks.reporting.quantities import count, decimal, difference, estimate
 
 FOLDER = Path(__file__).parent
@@ -56,7 +55,7 @@ _UNBROKEN = re.compile(
 
 
 def render_page(
-    record: RunRecord, stored: Sequence[StoredArtifact], docs: str, pictures: Pictures | None = None
+    record: RunRecord, stored: Sequence[StoredArtifact], docs: str, pictures: Pictures
 ) -> str:
     """The whole HTML page, self-contained: no script and no address that a browser would load.
 
@@ -64,13 +63,13 @@ def render_page(
         record: what the run did.
         stored: every artifact that the record names, and whether it is whole.
         docs: where the data docs lie, from the page's folder.
-        pictures: of the run; they are drawn here where none are given.
+        pictures: of the run.
     """
     template = page_environment().get_template("report.html.j2")
     return template.render(
         record=record,
         facts=facts,
-        pictures=pictures or draw(record),
+        pictures=pictures,
         stored=stored,
         docs=docs,
         checks=checks(record, stored),
@@ -89,8 +88,8 @@ def page_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name, sheet in (("chart_style", STYLE_SHEET), ("page_style", FOLDER / "report.css")):
-        environment.globals[name] = Markup(sheet.read_text(encoding="utf-8"))
+    for name, sheet in (("chart_style", "charts.css"), ("page_style", "report.css")):
+        environment.globals[name] = Markup((FOLDER / sheet).read_text(encoding="utf-8"))
     environment.filters.update(prose=prose, flattened=flattened)
     environment.tests["is_shown"] = quantities.is_shown
     environment.filters.update(getmembers(quantities, isfunction))
@@ -237,9 +236,7 @@ class ReportFiles:
     latest_path: Path
 
 
-def write_report(
-    record: RunRecord, store: ArtifactStore, folder: Path, pictures: Pictures | None = None
-) -> ReportFiles:
+def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> ReportFiles:
     """Write `<folder>/<run id>/report.html` and `report.json`, and let `latest` lead to the newest.
 
     The same record gives the same files, so it can be repeated. The page is written after its
@@ -249,7 +246,6 @@ def write_report(
         record: what the run did.
         store: holds the artifacts that the record names; each is read to check its digest.
         folder: folder of all reports.
-        pictures: of the run; they are drawn here where none are given.
 
     Raises:
         ConfigurationError: the run id cannot be the name of a folder.
@@ -260,7 +256,8 @@ def write_report(
     target = folder / record.run_id
     write_atomically(target / FACTS, facts_as_json(record, stored))
     docs = os.path.relpath(store.root.parent / DATA_DOCS, target)
-    write_atomically(target / PAGE, render_page(record, stored, docs, pictures))
+    page = render_page(record, stored, docs, pictures_of(record, store))
+    write_atomically(target / PAGE, page)
     send(target)
     _lead_to(target, folder / LATEST, record.started)
     return ReportFiles(target / PAGE, target / FACTS, folder / LATEST / PAGE)

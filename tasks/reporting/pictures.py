@@ -1,8 +1,5 @@
 """The pictures of one run, drawn from its record; page and Prefect artifacts show the same."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from markupsafe import Markup
 
 from tasks.contracts.evaluation import EvaluationReport, Metric, MetricSet, SliceMetrics
@@ -29,6 +26,7 @@ from tasks.reporting.facts import (
     slices_by_column,
     with_label_unit,
 )
+from tasks.reporting.gallery import Picture, Pictures
 from tasks.reporting.quantities import (
     count,
     decimal,
@@ -41,35 +39,6 @@ from tasks.reporting.quantities import (
 
 MOST_SLICES = 24
 HEADING_IN_ROWS = 5
-Drawings = Mapping[str, Markup]
-"""Pictures by the key under which the Prefect UI shows them."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture and its caption."""
-
-    caption: str
-    drawing: Markup
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Everything that is drawn of one run; None stands for what was not measured."""
-
-    losses: Markup
-    validation_quality: Markup
-    curves: dict[str, Picture]
-    compared: list[Picture]
-    slices: tuple[list[Picture], list[Picture]]
-    features: Markup | None
-    trades: list[Picture]
-
-    def gallery(self) -> dict[str, Markup]:
-        """The pictures worth showing beside a run, by key."""
-        features = {"features": self.features} if self.features is not None else {}
-        curves = {key: picture.drawing for key, picture in self.curves.items()}
-        return {**curves, "learning-curve": self.losses, **features}
 
 
 def draw(record: RunRecord) -> Pictures:

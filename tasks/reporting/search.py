@@ -21,8 +21,8 @@ from tasks.reporting.drawing import (
     limits,
     whole_numbers,
 )
+from tasks.reporting.gallery import Drawings
 from tasks.reporting.page import page_environment
-from tasks.reporting.pictures import Drawings
 from tasks.reporting.quantities import decimal, is_shown, shortened, significant
 
 PAGE, FACTS = "search.html", "search.json"

@@ -38,11 +38,11 @@ def publish_report(record: RunRecord) -> ReportFiles:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
+    from tasks.reporting.gallery import pictures_of
     from tasks.reporting.page import announcement, write_report
-    from tasks.reporting.pictures import draw
 
-    settings, pictures = Settings.from_environment(), draw(record)
-    files = write_report(record, settings.store, settings.reports, pictures)
+    settings = Settings.from_environment()
+    files = write_report(record, settings.store, settings.reports)
     mlflow = platform_address(settings.home, "mlflow_url")  # reports are beside it
     folder = settings.reports.relative_to(settings.home).as_posix()
     create_markdown_artifact(
@@ -50,7 +50,7 @@ def publish_report(record: RunRecord) -> ReportFiles:
         key="run-report",
         description=f"Report of {record.run_id}",
     )
-    _show(pictures.gallery(), "picture", record.run_id)
+    _show(pictures_of(record, settings.store).gallery(), "picture", record.run_id)
     return files
 
 

@@ -27,6 +27,22 @@ def test_every_device_that_cuda_shows_is_found_by_its_uuid() -> None:
     assert uuids <= {gpu.uuid for gpu in found.gpus} or all(gpu.mig_profile for gpu in found.gpus)
 
 
+def test_a_class_of_ones_own_is_this_hosts_by_its_device_and_no_other(tmp_path: Path) -> None:
+    name = torch.cuda.get_device_name().split()[1]  # as in `NVIDIA H100 80GB HBM3`
+    gib = torch.cuda.get_device_properties(0).total_memory >> 30
+    classes = "".join(
+        f"gpu-{each}: {{description: {each}., requires: {{gpu: {needs}}}}}\n"
+        for each, needs in (
+            ("here", f"{{model: {name}, memory_gib: {gib // 2}, count: 1}}"),
+            ("larger", f"{{model: {name}, memory_gib: {2 * gib}}}"),
+            ("other", "{model: of another name}"),
+            ("slice", "{mig_profile: 9g}"),
+        )
+    )
+    (tmp_path / "hardware.yaml").write_text(classes)
+    assert hardware_classes(tmp_path) == ("cpu", "gpu", "gpu-here")
+
+
 def test_a_process_under_a_lease_sees_the_leased_device_and_no_other(tmp_path: Path) -> None:
     found = HostDevices.of_this_process()
     wanted = found.gpus[-1]

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from tasks.contracts.run import RunRecord
 from tasks.kernel.settings import ArtifactStore
 from tasks.reporting.page import render_page, stored_artifacts
+from tasks.reporting.pictures import draw
 
 DATA_DOCS = "../../data_docs/current/index.html"
 """The one link that leaves the page: to the pages beside it in the state folder."""
@@ -44,7 +45,7 @@ class Page(HTMLParser):
 
 
 def rendered(record: RunRecord, store: ArtifactStore) -> tuple[str, Page]:
-    text = render_page(record, stored_artifacts(record, store), DATA_DOCS)
+    text = render_page(record, stored_artifacts(record, store), DATA_DOCS, draw(record))
     return text, Page(text)
 
 

@@ -1,9 +1,11 @@
 """What decides a stage's content key of its code, and what does not."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from tasks.kernel import code_digest as code_digest_module
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.settings import PROJECT_ROOT, code_digest
 
@@ -104,3 +106,26 @@ def test_the_training_of_this_project_is_reached_and_its_measuring_is_not() -> N
         assert code_digest(str(launcher), without=[f"tasks.training.{reached}"]) != whole, reached
     assert code_digest(str(launcher), without=["tasks.training.search"]) == whole
     assert code_digest(str(launcher), without=["tasks.training.telemetry"]) != whole
+
+
+@pytest.mark.parametrize("left", ["whole", "torn"])
+def test_what_was_parsed_is_kept_beside_compiled_code_until_the_file_changes(
+    root: Path, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in root.rglob("*.py"):
+        (module.parent / "__pycache__").mkdir(exist_ok=True)
+    before = digest(root)
+    kept = sorted(root.rglob("*.statements"))
+    assert [each.name.partition(".")[0] for each in kept] == [
+        *("model", "lazily", "shown", "story", "worker", "shift")
+    ]
+    if left == "torn":
+        for each in kept:
+            each.write_bytes(each.read_bytes()[:-9])
+    else:
+        monkeypatch.setattr(ast, "parse", lambda _: pytest.fail("it was parsed again"))
+    code_digest_module._read.cache_clear()  # as in another process
+    assert digest(root) == before
+    monkeypatch.undo()
+    (root / "tasks/room/shown.py").write_text("SHOWN = 20\n")
+    assert digest(root) != before

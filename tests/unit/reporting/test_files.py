@@ -97,6 +97,18 @@ def test_a_damaged_and_an_absent_artifact_are_named(store: ArtifactStore, report
     assert facts["damaged"] == sorted([record.model.program.uri, record.model.log.uri])
 
 
+def test_a_run_that_shows_the_same_finds_its_pictures(store: ArtifactStore, reports: Path) -> None:
+    record = run_record(store)
+    write_report(record, store, reports)
+    builds = store.num_builds
+    page = write_report(later(record, 1, "again"), store, reports).page_path.read_text()
+    assert store.num_builds == builds
+    assert "<svg" in page
+    other = record.model_copy(update={"variants": record.variants[:1]})
+    write_report(later(other, 2, "other"), store, reports)
+    assert store.num_builds == builds + 1
+
+
 def test_writing_twice_changes_nothing(store: ArtifactStore, reports: Path) -> None:
     record = run_record(store)
     first = write_report(record, store, reports)
