@@ -29,11 +29,12 @@ from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
+from tasks.kernel.parts import described
 from tasks.kernel.settings import Settings, StagedFolder
 
 logger = logging.getLogger(__name__)
 
-DATA_FILE = "data.parquet"
+DATA_FILE, PARTS_FILE = "data.parquet", "parts.json"
 ROW_GROUP_ROWS = 8192
 """Small enough that ranks can share a snapshot by row group."""
 
@@ -69,6 +70,7 @@ def build_training_set(
         job, num_rows = retrieve(feast, registered, spec, frame, folder.path / DATA_FILE)
         pins = pin(feast, service, tables, config, store, job, folder)
         frame.unlink()
+        (folder.path / PARTS_FILE).write_text(described(folder.path / DATA_FILE))
         return FeatureSnapshot(
             data=folder.artifact(DATA_FILE),
             num_rows=num_rows,
@@ -83,6 +85,7 @@ def build_training_set(
             class_shares=_class_shares(folder.path / DATA_FILE, columns),
             excluded=excluded,
             pins=pins,
+            parts=folder.artifact(PARTS_FILE),
         )
 
     return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)

@@ -40,8 +40,10 @@ CHANGE_ATTEMPTS = 50
 AccessName = Literal[
     "endpoint", "region", "access_key_id", "secret_access_key", "session_token"
 ]  # fmt: skip
+MEND = "Remove it, and run the stage that makes it again, or bring a backup with `falaj restore`"
 # In the text of an error, since obstore has no class for it.
 _NO_BUCKET = "NoSuchBucket"
+_CUT = "InvalidRange"
 _FULL = re.compile(
     "status code: 507|InsufficientStorage|No space left|os error 28|QuotaExceeded|StorageFull"
 )
@@ -99,13 +101,19 @@ class Location:
         parts = urlsplit(self.url)
         return Path(parts.path) if parts.scheme == "file" else None
 
-    def read(self, name: str) -> bytes | None:
-        """Content of a small object; None where there is none."""
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """Content of a small object, or some bytes of one; None where there is none.
+
+        Raises:
+            ArtifactError: it ends before `start`.
+        """
         import obstore
 
         try:
             with self._explained(name):
-                return bytes(obstore.get(self._store, name).bytes())
+                if length is None:
+                    return bytes(obstore.get(self._store, name).bytes())
+                return bytes(obstore.get_range(self._store, name, start=start, length=length))
         except FileNotFoundError:
             return None
 
@@ -201,8 +209,7 @@ class Location:
             if sha256 and seen.hexdigest() != sha256:
                 raise ArtifactError(
                     f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
-                    f"{sha256[:12]}: it was changed or damaged. Remove it, and run the stage that "
-                    "makes it again, or bring a backup with `falaj restore`"
+                    f"{sha256[:12]}: it was changed or damaged. {MEND}"
                 )
 
     def send_content(self, path: Path) -> tuple[str, int]:
@@ -269,6 +276,8 @@ class Location:
                 ) from exc
             if isinstance(exc, FileNotFoundError):
                 raise
+            if _CUT in str(exc):
+                raise ArtifactError(f"{where} is shorter than it was. {MEND}") from exc
             if isinstance(exc, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
                 raise StorageError(
                     f"{where}: the store refused the key ({_reason(exc)}); expected one that may "

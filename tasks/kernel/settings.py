@@ -670,6 +670,10 @@ class ArtifactStore:
             )
         return path
 
+    def is_here(self, artifact: Artifact) -> bool:
+        """False where its path would have to be brought from the location."""
+        return self.location is None or self._locate(artifact.uri).exists()
+
     def holds(self, artifact: Artifact) -> bool:
         """True where the artifact is present and whole."""
         try:

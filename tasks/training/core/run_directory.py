@@ -2,7 +2,7 @@
 
 job.json            driver -> ranks: what to do
 checkpoints/        rank 0: states between two steps, kept over attempts
-rows/               ranks: decoded rows where they are streamed, kept over attempts
+rows/               ranks: decoded rows, and row groups of a remote snapshot, kept over attempts
 epochs.jsonl        rank 0 -> driver: one line an epoch
 telemetry-0000N.json rank N -> driver: what it does and what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
@@ -65,10 +65,22 @@ class TrainingRequest:
         return self.dataset.snapshot.columns
 
 
+class RemoteSnapshot(Contract):
+    """A snapshot in a location, of which ranks bring the row groups that they hold."""
+
+    url: str
+    """Of the location."""
+    sha256: str
+    parts_path: Path
+    """Local file with what `parts.described` gave."""
+
+
 class TrainingJob(Contract):
     """What the ranks are asked to do."""
 
     snapshot_path: Path
+    """The whole, or what is there of a remote one."""
+    remote: RemoteSnapshot | None = None
     columns: DatasetSchema
     splits: DataSplits
     config: TrainingConfig
@@ -120,6 +132,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.rows = path / "rows"
+        self.partial_snapshot = self.rows / "snapshot.parquet"
         # The rows of a training that continues the champion's, and those with a teacher's outputs.
         self.snapshot = path / "snapshot.parquet"
         self.distillation_snapshot = path / "distillation.parquet"
@@ -172,7 +185,8 @@ class RunDirectory:
         file = self.path / ACCESS_FILE
         with refused_writes_explained(file):
             file.unlink(missing_ok=True)  # what a killed driver left
-        if not job.config.checkpoints.is_on_s3:
+        reads_s3 = job.remote is not None and Location(job.remote.url).folder is None
+        if not job.config.checkpoints.is_on_s3 and not reads_s3:
             yield
             return
         try:
@@ -189,7 +203,7 @@ class RunDirectory:
                 not the driver's.
         """
         file = self.path / ACCESS_FILE
-        if not url.startswith("s3://"):
+        if Location(url).folder is not None:
             return Location(url)
         try:
             return Location(url, ACCESS.validate_json(file.read_bytes()))

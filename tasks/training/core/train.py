@@ -101,7 +101,7 @@ class TrainingSession:
             check_module(self._job)
         self._clock.begin("reading rows")
         self._sources = open_sources(
-            self._job, exchange, folder=self._run.rows, on_progress=self._clock.advance
+            self._job, exchange, self._run.rows, self._clock.advance, self._run.location
         )
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)

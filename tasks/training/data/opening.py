@@ -14,6 +14,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.location import Location
+from tasks.kernel.parts import PartialCopy
 from tasks.training.config import PIECE_ROWS
 from tasks.training.core.objective import StepPlan
 from tasks.training.core.run_directory import TrainingJob
@@ -55,7 +57,11 @@ class Sources:
 
 
 def open_sources(
-    job: TrainingJob, ranks: Communicator, folder: Path, on_progress: Callable[[], None]
+    job: TrainingJob,
+    ranks: Communicator,
+    folder: Path,
+    on_progress: Callable[[], None],
+    reach: Callable[[str], Location] = Location,
 ) -> Sources:
     """A rank's training and validation rows, and the preprocessing of all. Collective.
 
@@ -67,14 +73,21 @@ def open_sources(
         ranks: all ranks; rank r of n holds the shards with shard % n == r.
         folder: on this host's local disk; takes decoded rows.
         on_progress: called after each row group.
+        reach: gives the location of a remote snapshot; on ranks `RunDirectory.location`.
 
     Raises:
         DataContractError: the snapshot is not what was promised, or a window lacks rows.
+        ArtifactError: a remote snapshot is absent or damaged.
+        TransientError: its location does not answer.
         StorageError: the disk refused decoded rows.
     """
     config, splits = job.config, job.splits
+    path, remote, partial = job.snapshot_path, job.remote, None
+    if remote:
+        partial = PartialCopy(path, reach(remote.url), remote.sha256, remote.parts_path)
+    is_distilled = job.distillation is not None
     snapshot = SnapshotFile(
-        job.snapshot_path, job.columns, config.num_shards, is_distilled=job.distillation is not None
+        path, job.columns, config.num_shards, is_distilled=is_distilled, partial=partial
     )
     shards = range(ranks.rank, config.num_shards, ranks.size)
     training, validation = (
@@ -82,6 +95,8 @@ def open_sources(
         for window in (splits.train, splits.validation)
     )
     snapshot.close()
+    if partial and remote:
+        LOGGER.info("brought %.1f MB from %s", partial.num_bytes_brought / 1e6, remote.url)
     num_rows = _check_labels(training, job, splits.train, ranks)
     _check_labels(validation, job, splits.validation, ranks)
     _check_shards(training, job)

@@ -17,6 +17,7 @@ from tasks.metadata.database import held_everywhere
 from tasks.training.checkpoints.store import open_store
 from tasks.training.config import ONLY_MEASURES, CheckpointConfig, TrainingConfig
 from tasks.training.core.run_directory import (
+    RemoteSnapshot,
     RunDirectory,
     RunResult,
     TrainingJob,
@@ -92,7 +93,14 @@ def launch_training(
 def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
     snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
-    path = store.path(snapshot.data)
+    derived = request.distillation or (initial is not None and config.replay_share is not None)
+    remote = None
+    if derived or store.location is None or not snapshot.parts or store.is_here(snapshot.data):
+        path = store.path(snapshot.data)
+    else:
+        path, url = run.partial_snapshot, store.location.url
+        parts_path = store.path(snapshot.parts)
+        remote = RemoteSnapshot(url=url, sha256=snapshot.data.sha256, parts_path=parts_path)
     if initial is not None and config.replay_share is not None:
         from tasks.training.data.derived import write_replayed  # imports pandas
 
@@ -108,6 +116,7 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
     LOGGER.info("%s", in_words(num_ranks, threads))
     return TrainingJob(
         snapshot_path=path,
+        remote=remote,
         columns=request.columns,
         splits=request.splits,
         config=config.model_copy(update={"checkpoints": _checkpoints(config, store)}),

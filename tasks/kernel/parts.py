@@ -1,0 +1,95 @@
+"""Files of which a machine brings only what it reads: row groups of Parquet, and the footer.
+
+A part is a row group with the bytes before it; the last part is the footer. Each has a digest of
+its own, so that what was brought can be checked without the rest of the file.
+"""
+
+import hashlib
+import json
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+from tasks.kernel import files
+from tasks.kernel.errors import ArtifactError, refused_writes_explained
+from tasks.kernel.location import MEND, Location, object_name
+
+NUM_LOCKS = 64
+"""Files that serve as locks of the parts of one copy."""
+
+
+def described(path: Path) -> str:
+    """Length and SHA-256 of each part of a Parquet file, in their order, as JSON."""
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(path)
+    ends = [0]
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = map(group.column, range(group.num_columns))
+        begun = ((c.dictionary_page_offset or c.data_page_offset, c) for c in columns)
+        ends.append(max(start + column.total_compressed_size for start, column in begun))
+    ends.append(path.stat().st_size)
+    with path.open("rb") as file:
+        contents = (file.read(end - start) for start, end in pairwise(ends))
+        return json.dumps([(len(c), hashlib.sha256(c).hexdigest()) for c in contents])
+
+
+class PartialCopy:
+    """A local file with holes where nothing was brought; the processes of a host share it.
+
+    What is there its digest alone says, so a process that is killed, and a loss of power, leave
+    nothing to mend.
+
+    Args:
+        path: the file; it is made, with its whole size.
+        location: holds the content.
+        sha256: of the whole.
+        parts: file with what `described` gave.
+    """
+
+    def __init__(self, path: Path, location: Location, sha256: str, parts: Path) -> None:
+        self.path, self.sha256 = path, sha256
+        self.num_bytes_brought = 0
+        self._location = location
+        found = json.loads(parts.read_bytes())
+        starts = accumulate((length for length, _ in found), initial=0)
+        self._parts = [(start, *part) for start, part in zip(starts, found, strict=False)]
+        with refused_writes_explained(path):
+            files.make_folder(path.parent)
+            with path.open("ab") as file:
+                file.truncate(sum(length for length, _ in found))
+
+    def bring(self, number: int) -> None:
+        """Bring a row group, or with -1 the footer, unless it is there.
+
+        Raises:
+            ArtifactError: the content is absent or damaged.
+            TransientError: the location does not answer.
+            StorageError: the location or the disk refuses.
+        """
+        start, length, sha256 = self._parts[number]
+        lock = self.path.with_name(f"{self.path.name}.{number % NUM_LOCKS}.lock")
+        # Two processes of a host need the same row group, one brings it.
+        with files.locked(lock), self.path.open("r+b") as file:
+            file.seek(start)
+            if hashlib.sha256(file.read(length)).hexdigest() == sha256:
+                return
+            content = self._brought(number, start, length, sha256)
+            self.num_bytes_brought += length
+            file.seek(start)
+            with refused_writes_explained(self.path):
+                file.write(content)
+                file.flush()
+
+    def _brought(self, number: int, start: int, length: int, sha256: str) -> bytes:
+        name = object_name(self.sha256)
+        part = "the footer" if number < 0 else f"row group {number}"
+        where = f"{part} of {self._location}/{name}"
+        content = self._location.read(name, start, length)
+        if content is None:
+            raise ArtifactError(f"{where} is absent. {MEND}")
+        if (seen := hashlib.sha256(content).hexdigest()) != sha256:
+            raise ArtifactError(
+                f"{where} has SHA-256 {seen[:12]}, expected {sha256[:12]}: it was changed or "
+                f"damaged. {MEND}"
+            )
+        return content
