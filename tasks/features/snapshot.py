@@ -29,12 +29,12 @@ from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
-from tasks.kernel.parts import described
+from tasks.kernel.parts import PARTS_FILE, described
 from tasks.kernel.settings import Settings, StagedFolder
 
 logger = logging.getLogger(__name__)
 
-DATA_FILE, PARTS_FILE = "data.parquet", "parts.json"
+DATA_FILE = "data.parquet"
 ROW_GROUP_ROWS = 8192
 """Small enough that ranks can share a snapshot by row group."""
 

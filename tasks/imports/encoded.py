@@ -31,11 +31,10 @@ from tasks.imports.program import MOST_ROWS, export_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.extras import require_extras
 from tasks.kernel.files import digest_of
-from tasks.kernel.parts import described
+from tasks.kernel.parts import PARTS_FILE, described
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
-SNAPSHOTS, DATA_FILE, PARTS_FILE = "snapshots", "data.parquet", "parts.json"
-ROW_GROUP_ROWS = 8192
+SNAPSHOTS, DATA_FILE, ROW_GROUP_ROWS = "snapshots", "data.parquet", 8192
 """As the room of features has them."""
 FOLDER = "encoder"
 SCHEME = 1

@@ -1,11 +1,15 @@
 """Files of which a machine brings only what it reads: row groups of Parquet, and the footer.
 
 A part is a row group with the bytes before it; the last part is the footer. Each has a digest of
-its own, so that what was brought can be checked without the rest of the file.
+its own, so that what was brought can be checked without the rest of the file. A partial copy is in
+`.partial/` of its artifact's folder, beside the file of digests; what reads the artifact as a whole
+completes it.
 """
 
 import hashlib
 import json
+import os
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, refused_writes_explained
 from tasks.kernel.location import MEND, Location, object_name
 
+PARTS_FILE, PARTIAL = "parts.json", ".partial"
 NUM_LOCKS = 64
 """Files that serve as locks of the parts of one copy."""
 
@@ -40,17 +45,16 @@ class PartialCopy:
     nothing to mend.
 
     Args:
-        path: the file; it is made, with its whole size.
+        path: the file, in `.partial/`; it is made, with its whole size.
         location: holds the content.
         sha256: of the whole.
-        parts: file with what `described` gave.
     """
 
-    def __init__(self, path: Path, location: Location, sha256: str, parts: Path) -> None:
+    def __init__(self, path: Path, location: Location, sha256: str) -> None:
         self.path, self.sha256 = path, sha256
         self.num_bytes_brought = 0
         self._location = location
-        found = json.loads(parts.read_bytes())
+        found = json.loads(path.parent.with_name(PARTS_FILE).read_bytes())
         starts = accumulate((length for length, _ in found), initial=0)
         self._parts = [(start, *part) for start, part in zip(starts, found, strict=False)]
         with refused_writes_explained(path):
@@ -79,6 +83,18 @@ class PartialCopy:
             with refused_writes_explained(self.path):
                 file.write(content)
                 file.flush()
+
+    def complete(self, target: Path) -> None:
+        """Bring what is missing, and give the file a second name.
+
+        Raises:
+            ArtifactError, TransientError, StorageError: as `bring`.
+        """
+        for number in range(-1, len(self._parts) - 1):
+            self.bring(number)
+        # Not renamed: ranks may be reading it.
+        with refused_writes_explained(target), suppress(FileExistsError):
+            os.link(self.path, target)
 
     def _brought(self, number: int, start: int, length: int, sha256: str) -> bytes:
         name = object_name(self.sha256)

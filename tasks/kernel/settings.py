@@ -26,6 +26,7 @@ from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.location import Entry, Location, object_name
+from tasks.kernel.parts import PARTIAL, PartialCopy
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -609,7 +610,11 @@ class ArtifactStore:
         with suppress(FileNotFoundError):
             os.utime(folder / SHARED)
             for file, sha256 in lacking:
-                self.location.bring(object_name(sha256), folder / file, sha256=sha256)
+                partial = folder / PARTIAL / file
+                if partial.exists() and not anew:
+                    PartialCopy(partial, self.location, sha256).complete(folder / file)
+                else:
+                    self.location.bring(object_name(sha256), folder / file, sha256=sha256)
 
     def _make_room(self) -> None:
         """Remove the copies that were not used for the longest time, down to the bound."""
@@ -670,9 +675,18 @@ class ArtifactStore:
             )
         return path
 
-    def is_here(self, artifact: Artifact) -> bool:
-        """False where its path would have to be brought from the location."""
-        return self.location is None or self._locate(artifact.uri).exists()
+    def partial(self, artifact: Artifact, parts: Artifact | None) -> tuple[Path, str] | None:
+        """Where a `PartialCopy` belongs, and from where it is brought; None: use the whole.
+
+        Args:
+            artifact: the file; where it is here, it is used.
+            parts: names its parts; None in older values.
+        """
+        path = self._locate(artifact.uri)
+        if self.location is None or parts is None or path.exists():
+            return None
+        self.path(parts)
+        return path.parent / PARTIAL / path.name, self.location.url
 
     def holds(self, artifact: Artifact) -> bool:
         """True where the artifact is present and whole."""

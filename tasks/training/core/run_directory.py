@@ -2,7 +2,7 @@
 
 job.json            driver -> ranks: what to do
 checkpoints/        rank 0: states between two steps, kept over attempts
-rows/               ranks: decoded rows, and row groups of a remote snapshot, kept over attempts
+rows/               ranks: decoded rows where they are streamed, kept over attempts
 epochs.jsonl        rank 0 -> driver: one line an epoch
 telemetry-0000N.json rank N -> driver: what it does and what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
@@ -71,15 +71,13 @@ class RemoteSnapshot(Contract):
     url: str
     """Of the location."""
     sha256: str
-    parts_path: Path
-    """Local file with what `parts.described` gave."""
 
 
 class TrainingJob(Contract):
     """What the ranks are asked to do."""
 
     snapshot_path: Path
-    """The whole, or what is there of a remote one."""
+    """The whole, or the `PartialCopy` of a remote one."""
     remote: RemoteSnapshot | None = None
     columns: DatasetSchema
     splits: DataSplits
@@ -132,7 +130,6 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.rows = path / "rows"
-        self.partial_snapshot = self.rows / "snapshot.parquet"
         # The rows of a training that continues the champion's, and those with a teacher's outputs.
         self.snapshot = path / "snapshot.parquet"
         self.distillation_snapshot = path / "distillation.parquet"

@@ -93,14 +93,10 @@ def launch_training(
 def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
     snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
-    derived = request.distillation or (initial is not None and config.replay_share is not None)
-    remote = None
-    if derived or store.location is None or not snapshot.parts or store.is_here(snapshot.data):
-        path = store.path(snapshot.data)
-    else:
-        path, url = run.partial_snapshot, store.location.url
-        parts_path = store.path(snapshot.parts)
-        remote = RemoteSnapshot(url=url, sha256=snapshot.data.sha256, parts_path=parts_path)
+    is_derived = request.distillation or (initial and config.replay_share is not None)
+    partial = None if is_derived else store.partial(snapshot.data, snapshot.parts)
+    path, url = partial or (store.path(snapshot.data), "")
+    remote = RemoteSnapshot(url=url, sha256=snapshot.data.sha256) if url else None
     if initial is not None and config.replay_share is not None:
         from tasks.training.data.derived import write_replayed  # imports pandas
 

@@ -1,13 +1,16 @@
 """Ranks read their rows from S3: what they bring, and what a bad store does to them."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.kernel.errors import TransientError
+from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location
+from tasks.kernel.parts import PARTIAL, PARTS_FILE
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.core.run_directory import RemoteSnapshot, TrainingJob, TrainingRequest
 from tasks.training.data.decode import SnapshotFile
@@ -28,9 +31,7 @@ def remote(s3: str, bucket: str, tmp_path: Path) -> TrainingJob:
     """A job whose rows are in the bucket."""
     here = ArtifactStore(tmp_path / "built", Location.of(bucket))
     snapshot = dataset(here, frame(ROWS)).snapshot
-    assert snapshot.parts is not None
-    parts = here.path(snapshot.parts)
-    found = RemoteSnapshot(url=bucket, sha256=snapshot.data.sha256, parts_path=parts)
+    found = RemoteSnapshot(url=bucket, sha256=snapshot.data.sha256)
     return job(tmp_path).model_copy(update={"remote": found})
 
 
@@ -48,7 +49,10 @@ def open_on_hosts(
 
     def open_rank(ranks: ThreadCommunicator) -> Sources:
         host = folder / f"host-{ranks.rank}"
-        own = work.model_copy(update={"snapshot_path": host / "snapshot.parquet"})
+        host.mkdir(exist_ok=True)
+        (parts,) = folder.glob("built/snapshots/*/parts.json")
+        shutil.copy(parts, host)
+        own = work.model_copy(update={"snapshot_path": host / PARTIAL / "data.parquet"})
         return open_sources(own, ranks, host, on_progress)
 
     return on_threads(size, open_rank)
@@ -59,9 +63,8 @@ def test_each_host_brings_its_share_of_the_rows_and_the_footer(
 ) -> None:
     # Row groups are dealt whole, as those of a snapshot of millions of rows.
     monkeypatch.setattr("tasks.training.data.decode.BLOCKS_PER_SHARD", 4)
-    assert remote.remote is not None
-    parts = json.loads(remote.remote.parts_path.read_text())
     (data,) = tmp_path.glob("built/snapshots/*/data.parquet")
+    parts = json.loads(data.with_name(PARTS_FILE).read_text())
     windows = remote.splits.train, remote.splits.validation
     local = SnapshotFile(data, COLUMNS, remote.config.num_shards)
     used = sum(parts[number][0] for window in windows for number in local.groups(window))
@@ -105,9 +108,10 @@ def test_a_model_that_is_trained_from_the_location_has_the_digest_of_one_trained
     built, elsewhere = (ArtifactStore(tmp_path / n, Location.of(bucket)) for n in ("a", "b"))
     request = TrainingRequest(dataset(built, frame(runs.NUM_ROWS)), splits(), runs.CONFIG)
     remote = launch_training(request, elsewhere, tmp_path / "work")
-    log = elsewhere.path(remote.log).read_text()
-    assert f"MB from {bucket}" in log
+    assert f"MB from {bucket}" in elsewhere.path(remote.log).read_text()
     assert list(elsewhere.root.glob("snapshots/*/data.parquet")) == []
+    data = request.dataset.snapshot.data
+    assert digest_of(elsewhere.path(data)) == data.sha256, "what reads all of it completes it"
     local = runs.train(tmp_path / "local")
     assert (remote.program.sha256, remote.checkpoint.sha256) == (
         local.program.sha256,

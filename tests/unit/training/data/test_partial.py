@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ArtifactError, StorageError
+from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
-from tasks.kernel.parts import PartialCopy, described
+from tasks.kernel.parts import PARTIAL, PartialCopy, described
+from tasks.kernel.settings import ArtifactStore
 from tasks.training.core.run_directory import RemoteSnapshot
 from tasks.training.data.decode import SnapshotFile
-from tests.support.data.builders import COLUMNS, frame, month
+from tests.support.data.builders import COLUMNS, dataset, frame, month
 from tests.support.training.reading_ranks import job, opened, write
 
 
@@ -48,8 +50,7 @@ class Stored:
     def copy(self) -> PartialCopy:
         """What a host that has nothing yet opens, or has opened before."""
         location = Location.of((self.folder / "lake").as_uri())
-        path = self.folder / "host" / "rows" / "snapshot.parquet"
-        return PartialCopy(path, location, self.sha256, self.folder / "parts.json")
+        return PartialCopy(self.folder / PARTIAL / "data.parquet", location, self.sha256)
 
 
 def decoded(snapshot: SnapshotFile, shards: Sequence[int], window: TimeWindow) -> list[bytes]:
@@ -60,6 +61,21 @@ def decoded(snapshot: SnapshotFile, shards: Sequence[int], window: TimeWindow) -
     ]
     snapshot.close()
     return rows
+
+
+def counted_reads(patch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each request for a part from now on."""
+    read: list[int] = []
+    reading = Location.read
+
+    def counted(
+        self: Location, name: str, start: int = 0, length: int | None = None
+    ) -> bytes | None:
+        read.append(length or 0)
+        return reading(self, name, start, length)
+
+    patch.setattr(Location, "read", counted)
+    return read
 
 
 @settings(max_examples=30)
@@ -129,9 +145,31 @@ def test_what_is_there_is_not_brought_again_and_what_was_lost_is(tmp_path: Path)
     stored.copy().bring(3)
 
 
+def test_what_needs_the_whole_completes_what_ranks_have_brought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = Location.of((tmp_path / "lake").as_uri())
+    here, there = (ArtifactStore(tmp_path / name, location) for name in ("a", "b"))
+    snapshot = dataset(here, frame(3000)).snapshot
+    assert here.partial(snapshot.data, snapshot.parts) is None
+    assert there.partial(snapshot.data, None) is None
+    path, url = there.partial(snapshot.data, snapshot.parts) or (Path(), "")
+    assert url == location.url
+    copy = PartialCopy(path, location, snapshot.data.sha256)
+    for number in (0, 5, -1):
+        copy.bring(number)
+    read = counted_reads(monkeypatch)
+    whole = there.path(snapshot.data)
+    assert sum(read) == snapshot.data.num_bytes - copy.num_bytes_brought
+    assert there.partial(snapshot.data, snapshot.parts) is None
+    copy.bring(3)
+    whole.write_bytes(b"damaged")
+    assert digest_of(there.path(snapshot.data)) == snapshot.data.sha256
+
+
 def test_a_disk_that_refuses_the_copy_is_a_storage_error(tmp_path: Path) -> None:
     stored = Stored.of(tmp_path)
-    (tmp_path / "host").symlink_to("/proc/self")  # a folder in which nothing can be made
+    (tmp_path / PARTIAL).symlink_to("/proc/self")  # a folder in which nothing can be made
     with pytest.raises(StorageError, match="the disk refused a write"):
         stored.copy()
 
@@ -141,21 +179,10 @@ def test_ranks_of_a_host_bring_each_row_group_once_and_read_what_they_would_read
 ) -> None:
     stored = Stored.of(tmp_path, 1600, 100)
     local = job(tmp_path)
-    remote = RemoteSnapshot(
-        url=(tmp_path / "lake").as_uri(), sha256=stored.sha256, parts_path=tmp_path / "parts.json"
-    )
-    path = tmp_path / "host" / "rows" / "snapshot.parquet"
+    remote = RemoteSnapshot(url=(tmp_path / "lake").as_uri(), sha256=stored.sha256)
+    path = tmp_path / PARTIAL / "data.parquet"
     work = local.model_copy(update={"snapshot_path": path, "remote": remote})
-    read: list[int] = []
-    reading = Location.read
-
-    def counted(
-        self: Location, name: str, start: int = 0, length: int | None = None
-    ) -> bytes | None:
-        read.append(length or 0)
-        return reading(self, name, start, length)
-
-    monkeypatch.setattr(Location, "read", counted)
+    read = counted_reads(monkeypatch)
     here, there = opened(local, tmp_path, 3), opened(work, tmp_path / "host", 3)
     whole = SnapshotFile(stored.whole, COLUMNS, 4)
     wanted = {*whole.groups(local.splits.train), *whole.groups(local.splits.validation), -1}
