@@ -29,7 +29,6 @@ from tasks.features.tables.build import features_folder
 from tasks.features.tables.evidence import pin
 from tasks.features.tables.ledger import SNAPSHOTS, training_set_key
 from tasks.kernel.errors import ConfigurationError, DataContractError, FeatureStoreError
-from tasks.kernel.parts import PARTS_FILE, described
 from tasks.kernel.settings import Settings, StagedFolder
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,6 @@ def build_training_set(
         job, num_rows = retrieve(feast, registered, spec, frame, folder.path / DATA_FILE)
         pins = pin(feast, service, tables, config, store, job, folder)
         frame.unlink()
-        (folder.path / PARTS_FILE).write_text(described(folder.path / DATA_FILE))
         return FeatureSnapshot(
             data=folder.artifact(DATA_FILE),
             num_rows=num_rows,
@@ -85,7 +83,7 @@ def build_training_set(
             class_shares=_class_shares(folder.path / DATA_FILE, columns),
             excluded=excluded,
             pins=pins,
-            parts=folder.artifact(PARTS_FILE),
+            parts=folder.parts(DATA_FILE),
         )
 
     return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)

@@ -31,7 +31,6 @@ from tasks.imports.program import MOST_ROWS, export_encoder
 from tasks.kernel.errors import ArtifactError, ConfigurationError
 from tasks.kernel.extras import require_extras
 from tasks.kernel.files import digest_of
-from tasks.kernel.parts import PARTS_FILE, described
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 
 SNAPSHOTS, DATA_FILE, ROW_GROUP_ROWS = "snapshots", "data.parquet", 8192
@@ -80,14 +79,13 @@ def encode_snapshot(
             numeric = (*columns.numeric, *encoder.numbers)
             columns = columns.model_copy(update={"numeric": numeric, "encoders": encoders})
         pq.write_table(table, folder.path / DATA_FILE, row_group_size=ROW_GROUP_ROWS)
-        (folder.path / PARTS_FILE).write_text(described(folder.path / DATA_FILE))
         return snapshot.model_copy(
             update={
                 "data": folder.artifact(DATA_FILE),
                 "columns": columns,
                 "encoders": {column: files for column, (_, files) in made.items()},
                 "retrieved_sha256": snapshot.data.sha256,
-                "parts": folder.artifact(PARTS_FILE),
+                "parts": folder.parts(DATA_FILE),
             }
         )
 

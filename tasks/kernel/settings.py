@@ -26,7 +26,7 @@ from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.location import Entry, Location, object_name
-from tasks.kernel.parts import PARTIAL, PartialCopy
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, described
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -757,6 +757,11 @@ class StagedFolder:
             sha256=files.digest_of(path),
             num_bytes=files.size_of(path),
         )
+
+    def parts(self, name: str) -> Artifact:
+        """Describe the parts of the Parquet file `name`, so that they can be brought alone."""
+        (self.path / PARTS_FILE).write_text(described(self.path / name))
+        return self.artifact(PARTS_FILE)
 
 
 def _build_name(kind: str, key: str) -> str:

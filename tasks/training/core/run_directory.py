@@ -199,21 +199,17 @@ class RunDirectory:
             ConfigurationError: it is on S3, and the driver has handed over nothing, or the file is
                 not the driver's.
         """
-        file = self.path / ACCESS_FILE
         if Location(url).folder is not None:
             return Location(url)
+        file = self.path / ACCESS_FILE
         try:
             return Location(url, ACCESS.validate_json(file.read_bytes()))
-        except FileNotFoundError as exc:
-            raise ConfigurationError(
-                f"{file} is not there; expected the address and the keys of the S3 service, which "
-                "the driver writes for its ranks while they run"
-            ) from exc
-        except ValidationError as exc:
+        except (FileNotFoundError, ValidationError) as exc:
+            seen = "something else" if isinstance(exc, ValidationError) else "not there"
             # Without the cause: its text would show the keys.
             raise ConfigurationError(
-                f"{file} is not what the driver writes there ({exc.error_count()} fault(s)); start "
-                "the run again"
+                f"{file} is {seen}; expected the address and the keys of the S3 service, which the "
+                "driver writes for its ranks while they run. Start the run again"
             ) from None
 
     def write_error(self, error: RankError) -> None:

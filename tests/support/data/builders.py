@@ -23,7 +23,6 @@ from tasks.contracts.drift import FeatureDrift
 from tasks.contracts.evaluation import Metric, MetricSet
 from tasks.contracts.release import ModelVariant
 from tasks.contracts.training import CompressedModel, EpochMetrics, ModelCompression, TrainedModel
-from tasks.kernel.parts import described
 from tasks.kernel.settings import ArtifactStore, StagedFolder, content_key
 
 YEAR = TimeWindow(start=datetime(2013, 1, 1, tzinfo=UTC), end=datetime(2014, 1, 1, tzinfo=UTC))
@@ -108,7 +107,6 @@ def dataset(
 
     def build(folder: StagedFolder) -> ValidatedDataset:
         rows.to_parquet(folder.path / "data.parquet", row_group_size=256, index=False)
-        (folder.path / "parts.json").write_text(described(folder.path / "data.parquet"))
         (folder.path / "validation.json").write_text(json.dumps({"success": True}))
         snapshot = FeatureSnapshot(
             data=folder.artifact("data.parquet"),
@@ -122,7 +120,7 @@ def dataset(
             positive_rate=float(labels.mean()) if columns.task == "classification" else None,
             label_summary=summary,
             excluded=(ExcludedRows(reason="cancelled", num_rows=7),),
-            parts=folder.artifact("parts.json"),
+            parts=folder.parts("data.parquet"),
         )
         validation = ValidationResult(
             suite="training_set",

@@ -134,7 +134,7 @@ def test_a_run_finds_its_store_by_a_file_that_is_the_owners_alone_and_gone_in_th
         for name, value in driver.items():
             patch.setenv(name, value)
         assert open_store(CONFIG, run.path).newest() == ref
-    with pytest.raises(ConfigurationError, match="which the driver writes for its ranks"):
+    with pytest.raises(ConfigurationError, match="is not there; expected the address"):
         open_store(CONFIG, run.path, run.location)
     with pytest.raises(KeyError), run.access_handed_over(job, driver):
         raise KeyError
@@ -155,7 +155,9 @@ def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
     keys = s3_access({"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET})
     assert SECRET not in f"{Location('s3://lake', keys)!r} {Location('s3://lake', keys)}"
     (tmp_path / ACCESS_FILE).write_text(f'{{"secret_access_key": "{SECRET}", "more": "{SECRET}"}}')
-    with pytest.raises(ConfigurationError, match="start the run again") as caught:
+    with pytest.raises(
+        ConfigurationError, match="is something else; expected the address"
+    ) as caught:
         RunDirectory(tmp_path).location("s3://lake")
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
