@@ -48,13 +48,19 @@ class PartialCopy:
         path: the file, in `.partial/`; it is made, with its whole size.
         location: holds the content.
         sha256: of the whole.
+        parts_sha256: of the file of digests, which is brought where it is not there.
     """
 
-    def __init__(self, path: Path, location: Location, sha256: str) -> None:
+    def __init__(
+        self, path: Path, location: Location, sha256: str, parts_sha256: str | None = None
+    ) -> None:
         self.path, self.sha256 = path, sha256
         self.num_bytes_brought = 0
         self._location = location
-        found = json.loads(path.parent.with_name(PARTS_FILE).read_bytes())
+        parts = path.parent.with_name(PARTS_FILE)
+        if parts_sha256 and not parts.exists():
+            location.bring(object_name(parts_sha256), parts, sha256=parts_sha256)
+        found = json.loads(parts.read_bytes())
         starts = accumulate((length for length, _ in found), initial=0)
         self._parts = [(start, *part) for start, part in zip(starts, found, strict=False)]
         with refused_writes_explained(path):

@@ -71,6 +71,7 @@ class RemoteSnapshot(Contract):
     url: str
     """Of the location."""
     sha256: str
+    parts_sha256: str
 
 
 class TrainingJob(Contract):

@@ -84,7 +84,8 @@ def open_sources(
     config, splits = job.config, job.splits
     path, remote, partial = job.snapshot_path, job.remote, None
     if remote:
-        partial = PartialCopy(path, reach(remote.url), remote.sha256)
+        location = reach(remote.url)
+        partial = PartialCopy(path, location, remote.sha256, remote.parts_sha256)
     is_distilled = job.distillation is not None
     snapshot = SnapshotFile(
         path, job.columns, config.num_shards, is_distilled=is_distilled, partial=partial

@@ -94,9 +94,13 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
     """What the ranks are asked to do, and how many they are."""
     snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
     is_derived = request.distillation or (initial and config.replay_share is not None)
-    partial = None if is_derived else store.partial(snapshot.data, snapshot.parts)
-    path, url = partial or (store.path(snapshot.data), "")
-    remote = RemoteSnapshot(url=url, sha256=snapshot.data.sha256) if url else None
+    data, parts = snapshot.data, None if is_derived else snapshot.parts
+    partial, remote = store.partial(data, parts), None
+    if parts and partial:
+        path, url = partial
+        remote = RemoteSnapshot(url=url, sha256=data.sha256, parts_sha256=parts.sha256)
+    else:
+        path = store.path(data)
     if initial is not None and config.replay_share is not None:
         from tasks.training.data.derived import write_replayed  # imports pandas
 

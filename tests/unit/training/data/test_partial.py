@@ -17,7 +17,7 @@ from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ArtifactError, StorageError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
-from tasks.kernel.parts import PARTIAL, PartialCopy, described
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, described
 from tasks.kernel.settings import ArtifactStore
 from tasks.training.core.run_directory import RemoteSnapshot
 from tasks.training.data.decode import SnapshotFile
@@ -38,9 +38,9 @@ class Stored:
     def of(cls, folder: Path, num_rows: int = 600, group_rows: int = 60) -> "Stored":
         write(folder, frame(num_rows), group_rows)
         whole = folder / "data.parquet"
-        (folder / "parts.json").write_text(described(whole))
+        (folder / PARTS_FILE).write_text(described(whole))
         digest, _ = Location.of((folder / "lake").as_uri()).send_content(whole)
-        return cls(folder, whole, digest, json.loads((folder / "parts.json").read_text()))
+        return cls(folder, whole, digest, json.loads((folder / PARTS_FILE).read_text()))
 
     @property
     def content(self) -> Path:
@@ -179,7 +179,11 @@ def test_ranks_of_a_host_bring_each_row_group_once_and_read_what_they_would_read
 ) -> None:
     stored = Stored.of(tmp_path, 1600, 100)
     local = job(tmp_path)
-    remote = RemoteSnapshot(url=(tmp_path / "lake").as_uri(), sha256=stored.sha256)
+    remote = RemoteSnapshot(
+        url=(tmp_path / "lake").as_uri(),
+        sha256=stored.sha256,
+        parts_sha256=digest_of(tmp_path / PARTS_FILE),
+    )
     path = tmp_path / PARTIAL / "data.parquet"
     work = local.model_copy(update={"snapshot_path": path, "remote": remote})
     read = counted_reads(monkeypatch)
