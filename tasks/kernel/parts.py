@@ -16,6 +16,7 @@ from pathlib import Path
 from tasks.kernel import files
 from tasks.kernel.errors import ArtifactError, refused_writes_explained
 from tasks.kernel.location import MEND, Location, object_name
+from tasks.kernel.values import Contract
 
 PARTS_FILE, PARTIAL = "parts.json", ".partial"
 NUM_LOCKS = 64
@@ -38,6 +39,18 @@ def described(path: Path) -> str:
         return json.dumps([(len(c), hashlib.sha256(c).hexdigest()) for c in contents])
 
 
+class RemoteFile(Contract):
+    """A file in a location, of which parts are brought."""
+
+    path: Path
+    """Where they go: a file in `.partial/`."""
+    url: str
+    """Of the location."""
+    sha256: str
+    parts_sha256: str | None = None
+    """Of the file of digests, which is brought where it is not there."""
+
+
 class PartialCopy:
     """A local file with holes where nothing was brought; the processes of a host share it.
 
@@ -45,27 +58,23 @@ class PartialCopy:
     nothing to mend.
 
     Args:
-        path: the file, in `.partial/`; it is made, with its whole size.
-        location: holds the content.
-        sha256: of the whole.
-        parts_sha256: of the file of digests, which is brought where it is not there.
+        remote: the file; it is made, with its whole size.
+        location: reaches its URL.
     """
 
-    def __init__(
-        self, path: Path, location: Location, sha256: str, parts_sha256: str | None = None
-    ) -> None:
-        self.path, self.sha256 = path, sha256
+    def __init__(self, remote: RemoteFile, location: Location) -> None:
+        self.path, self.sha256 = remote.path, remote.sha256
         self.num_bytes_brought = 0
         self._location = location
-        parts = path.parent.with_name(PARTS_FILE)
-        if parts_sha256 and not parts.exists():
-            location.bring(object_name(parts_sha256), parts, sha256=parts_sha256)
+        parts, digest = self.path.parent.with_name(PARTS_FILE), remote.parts_sha256
+        if digest and not parts.exists():
+            location.bring(object_name(digest), parts, sha256=digest)
         found = json.loads(parts.read_bytes())
         starts = accumulate((length for length, _ in found), initial=0)
         self._parts = [(start, *part) for start, part in zip(starts, found, strict=False)]
-        with refused_writes_explained(path):
-            files.make_folder(path.parent)
-            with path.open("ab") as file:
+        with refused_writes_explained(self.path):
+            files.make_folder(self.path.parent)
+            with self.path.open("ab") as file:
                 file.truncate(sum(length for length, _ in found))
 
     def bring(self, number: int) -> None:
@@ -83,7 +92,15 @@ class PartialCopy:
             file.seek(start)
             if hashlib.sha256(file.read(length)).hexdigest() == sha256:
                 return
-            content = self._brought(number, start, length, sha256)
+            name = object_name(self.sha256)
+            content = self._location.read(name, start, length)
+            if content is None or (seen := hashlib.sha256(content).hexdigest()) != sha256:
+                part = "the footer" if number < 0 else f"row group {number}"
+                fault = "is absent" if content is None else f"has SHA-256 {seen[:12]}"
+                raise ArtifactError(
+                    f"{part} of {self._location}/{name} {fault}, expected {sha256[:12]}: it was "
+                    f"changed or damaged. {MEND}"
+                )
             self.num_bytes_brought += length
             file.seek(start)
             with refused_writes_explained(self.path):
@@ -101,17 +118,3 @@ class PartialCopy:
         # Not renamed: ranks may be reading it.
         with refused_writes_explained(target), suppress(FileExistsError):
             os.link(self.path, target)
-
-    def _brought(self, number: int, start: int, length: int, sha256: str) -> bytes:
-        name = object_name(self.sha256)
-        part = "the footer" if number < 0 else f"row group {number}"
-        where = f"{part} of {self._location}/{name}"
-        content = self._location.read(name, start, length)
-        if content is None:
-            raise ArtifactError(f"{where} is absent. {MEND}")
-        if (seen := hashlib.sha256(content).hexdigest()) != sha256:
-            raise ArtifactError(
-                f"{where} has SHA-256 {seen[:12]}, expected {sha256[:12]}: it was changed or "
-                f"damaged. {MEND}"
-            )
-        return content

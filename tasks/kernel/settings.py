@@ -26,7 +26,7 @@ from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.location import Entry, Location, object_name
-from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, described
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -610,9 +610,10 @@ class ArtifactStore:
         with suppress(FileNotFoundError):
             os.utime(folder / SHARED)
             for file, sha256 in lacking:
-                partial = folder / PARTIAL / file
-                if partial.exists() and not anew:
-                    PartialCopy(partial, self.location, sha256).complete(folder / file)
+                path, url = folder / PARTIAL / file, self.location.url
+                if path.exists() and not anew:
+                    remote = RemoteFile(path=path, url=url, sha256=sha256)
+                    PartialCopy(remote, self.location).complete(folder / file)
                 else:
                     self.location.bring(object_name(sha256), folder / file, sha256=sha256)
 
@@ -675,8 +676,8 @@ class ArtifactStore:
             )
         return path
 
-    def partial(self, artifact: Artifact, parts: Artifact | None) -> tuple[Path, str] | None:
-        """Where a `PartialCopy` belongs, and from where it is brought; None: use the whole.
+    def remote(self, artifact: Artifact, parts: Artifact | None) -> RemoteFile | None:
+        """What a `PartialCopy` is made of; None: use the whole.
 
         Args:
             artifact: the file; where it is here, it is used.
@@ -686,7 +687,9 @@ class ArtifactStore:
         if self.location is None or parts is None or path.exists():
             return None
         self.path(parts)
-        return path.parent / PARTIAL / path.name, self.location.url
+        path, url = path.parent / PARTIAL / path.name, self.location.url
+        sha256, parts_sha256 = artifact.sha256, parts.sha256
+        return RemoteFile(path=path, url=url, sha256=sha256, parts_sha256=parts_sha256)
 
     def holds(self, artifact: Artifact) -> bool:
         """True where the artifact is present and whole."""

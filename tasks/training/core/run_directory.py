@@ -26,6 +26,7 @@ from tasks.contracts.training import DistillationTargets, EpochMetrics, Starting
 from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
 from tasks.kernel.files import locked, write_atomically
 from tasks.kernel.location import AccessName, Location, s3_access
+from tasks.kernel.parts import RemoteFile
 from tasks.training.config import TrainingConfig
 
 ACCESS_FILE = "s3-access.json"
@@ -65,21 +66,12 @@ class TrainingRequest:
         return self.dataset.snapshot.columns
 
 
-class RemoteSnapshot(Contract):
-    """A snapshot in a location, of which ranks bring the row groups that they hold."""
-
-    url: str
-    """Of the location."""
-    sha256: str
-    parts_sha256: str
-
-
 class TrainingJob(Contract):
     """What the ranks are asked to do."""
 
     snapshot_path: Path
     """The whole, or the `PartialCopy` of a remote one."""
-    remote: RemoteSnapshot | None = None
+    remote: RemoteFile | None = None
     columns: DatasetSchema
     splits: DataSplits
     config: TrainingConfig

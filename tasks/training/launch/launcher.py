@@ -17,7 +17,6 @@ from tasks.metadata.database import held_everywhere
 from tasks.training.checkpoints.store import open_store
 from tasks.training.config import ONLY_MEASURES, CheckpointConfig, TrainingConfig
 from tasks.training.core.run_directory import (
-    RemoteSnapshot,
     RunDirectory,
     RunResult,
     TrainingJob,
@@ -94,13 +93,8 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
     """What the ranks are asked to do, and how many they are."""
     snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
     is_derived = request.distillation or (initial and config.replay_share is not None)
-    data, parts = snapshot.data, None if is_derived else snapshot.parts
-    partial, remote = store.partial(data, parts), None
-    if parts and partial:
-        path, url = partial
-        remote = RemoteSnapshot(url=url, sha256=data.sha256, parts_sha256=parts.sha256)
-    else:
-        path = store.path(data)
+    remote = None if is_derived else store.remote(snapshot.data, snapshot.parts)
+    path = remote.path if remote else store.path(snapshot.data)
     if initial is not None and config.replay_share is not None:
         from tasks.training.data.derived import write_replayed  # imports pandas
 

@@ -1,6 +1,7 @@
 """Ranks read their rows from S3: what they bring, and what a bad store does to them."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 from tasks.kernel.errors import TransientError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location
-from tasks.kernel.parts import PARTIAL, PARTS_FILE
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, RemoteFile
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.core.run_directory import RemoteSnapshot, TrainingJob, TrainingRequest
+from tasks.training.core.run_directory import RunDirectory, TrainingJob, TrainingRequest
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.launch.launcher import launch_training
@@ -31,9 +32,8 @@ def remote(s3: str, bucket: str, tmp_path: Path) -> TrainingJob:
     here = ArtifactStore(tmp_path / "built", Location.of(bucket))
     snapshot = dataset(here, frame(ROWS)).snapshot
     assert snapshot.parts is not None
-    found = RemoteSnapshot(
-        url=bucket, sha256=snapshot.data.sha256, parts_sha256=snapshot.parts.sha256
-    )
+    digests = snapshot.data.sha256, snapshot.parts.sha256
+    found = RemoteFile(path=tmp_path, url=bucket, sha256=digests[0], parts_sha256=digests[1])
     return job(tmp_path).model_copy(update={"remote": found})
 
 
@@ -51,8 +51,13 @@ def open_on_hosts(
 
     def open_rank(ranks: ThreadCommunicator) -> Sources:
         host = folder / f"host-{ranks.rank}"
-        own = work.model_copy(update={"snapshot_path": host / PARTIAL / "data.parquet"})
-        return open_sources(own, ranks, host, on_progress)
+        path = host / PARTIAL / "data.parquet"
+        assert work.remote is not None
+        remote = work.remote.model_copy(update={"path": path})
+        own = work.model_copy(update={"snapshot_path": path, "remote": remote})
+        run = RunDirectory(host)
+        with run.access_handed_over(own, os.environ):
+            return open_sources(own, ranks, run, on_progress)
 
     return on_threads(size, open_rank)
 
@@ -108,7 +113,7 @@ def test_a_model_that_is_trained_from_the_location_has_the_digest_of_one_trained
     built, elsewhere = (ArtifactStore(tmp_path / n, Location.of(bucket)) for n in ("a", "b"))
     request = TrainingRequest(dataset(built, frame(runs.NUM_ROWS)), splits(), runs.CONFIG)
     remote = launch_training(request, elsewhere, tmp_path / "work")
-    assert f"MB from {bucket}" in elsewhere.path(remote.log).read_text()
+    assert "MB of the snapshot" in elsewhere.path(remote.log).read_text()
     assert list(elsewhere.root.glob("snapshots/*/data.parquet")) == []
     data = request.dataset.snapshot.data
     assert digest_of(elsewhere.path(data)) == data.sha256, "what reads all of it completes it"

@@ -17,9 +17,8 @@ from tasks.contracts.base import TimeWindow
 from tasks.kernel.errors import ArtifactError, StorageError
 from tasks.kernel.files import digest_of
 from tasks.kernel.location import Location, object_name
-from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, described
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
 from tasks.kernel.settings import ArtifactStore
-from tasks.training.core.run_directory import RemoteSnapshot
 from tasks.training.data.decode import SnapshotFile
 from tests.support.data.builders import COLUMNS, dataset, frame, month
 from tests.support.training.reading_ranks import job, opened, write
@@ -47,10 +46,14 @@ class Stored:
         """The object in the location."""
         return self.folder / "lake" / object_name(self.sha256)
 
+    @property
+    def remote(self) -> RemoteFile:
+        path, url = self.folder / PARTIAL / "data.parquet", (self.folder / "lake").as_uri()
+        return RemoteFile(path=path, url=url, sha256=self.sha256)
+
     def copy(self) -> PartialCopy:
         """What a host that has nothing yet opens, or has opened before."""
-        location = Location.of((self.folder / "lake").as_uri())
-        return PartialCopy(self.folder / PARTIAL / "data.parquet", location, self.sha256)
+        return PartialCopy(self.remote, Location.of(self.remote.url))
 
 
 def decoded(snapshot: SnapshotFile, shards: Sequence[int], window: TimeWindow) -> list[bytes]:
@@ -125,7 +128,9 @@ def test_content_that_was_cut_or_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is shorter than it was"):
         stored.copy().bring(-1)
     stored.content.unlink()
-    with pytest.raises(ArtifactError, match=r"the footer of .* is absent. Remove it, and run"):
+    with pytest.raises(
+        ArtifactError, match=r"the footer of .* is absent, expected .* Remove it, and run"
+    ):
         stored.copy().bring(-1)
 
 
@@ -151,17 +156,17 @@ def test_what_needs_the_whole_completes_what_ranks_have_brought(
     location = Location.of((tmp_path / "lake").as_uri())
     here, there = (ArtifactStore(tmp_path / name, location) for name in ("a", "b"))
     snapshot = dataset(here, frame(3000)).snapshot
-    assert here.partial(snapshot.data, snapshot.parts) is None
-    assert there.partial(snapshot.data, None) is None
-    path, url = there.partial(snapshot.data, snapshot.parts) or (Path(), "")
-    assert url == location.url
-    copy = PartialCopy(path, location, snapshot.data.sha256)
+    assert here.remote(snapshot.data, snapshot.parts) is None
+    assert there.remote(snapshot.data, None) is None
+    remote = there.remote(snapshot.data, snapshot.parts)
+    assert remote is not None
+    copy = PartialCopy(remote, Location.of(remote.url))
     for number in (0, 5, -1):
         copy.bring(number)
     read = counted_reads(monkeypatch)
     whole = there.path(snapshot.data)
     assert sum(read) == snapshot.data.num_bytes - copy.num_bytes_brought
-    assert there.partial(snapshot.data, snapshot.parts) is None
+    assert there.remote(snapshot.data, snapshot.parts) is None
     copy.bring(3)
     whole.write_bytes(b"damaged")
     assert digest_of(there.path(snapshot.data)) == snapshot.data.sha256
@@ -179,13 +184,8 @@ def test_ranks_of_a_host_bring_each_row_group_once_and_read_what_they_would_read
 ) -> None:
     stored = Stored.of(tmp_path, 1600, 100)
     local = job(tmp_path)
-    remote = RemoteSnapshot(
-        url=(tmp_path / "lake").as_uri(),
-        sha256=stored.sha256,
-        parts_sha256=digest_of(tmp_path / PARTS_FILE),
-    )
-    path = tmp_path / PARTIAL / "data.parquet"
-    work = local.model_copy(update={"snapshot_path": path, "remote": remote})
+    path = stored.remote.path
+    work = local.model_copy(update={"snapshot_path": path, "remote": stored.remote})
     read = counted_reads(monkeypatch)
     here, there = opened(local, tmp_path, 3), opened(work, tmp_path / "host", 3)
     whole = SnapshotFile(stored.whole, COLUMNS, 4)
