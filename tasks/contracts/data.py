@@ -389,6 +389,9 @@ class FeatureSnapshot(Contract):
     retrieved_sha256: str | None = Field(
         default=None, description="Digest of the rows before columns were encoded, where any were."
     )
+    parts: Artifact | None = Field(
+        default=None, description="Length and digest of each row group; None in older snapshots."
+    )
 
 
 class ValidatedDataset(Contract):

@@ -83,6 +83,7 @@ def build_training_set(
             class_shares=_class_shares(folder.path / DATA_FILE, columns),
             excluded=excluded,
             pins=pins,
+            parts=folder.parts(DATA_FILE),
         )
 
     return store.build_once(SNAPSHOTS, key, FeatureSnapshot, build)

@@ -85,6 +85,7 @@ def encode_snapshot(
                 "columns": columns,
                 "encoders": {column: files for column, (_, files) in made.items()},
                 "retrieved_sha256": snapshot.data.sha256,
+                "parts": folder.parts(DATA_FILE),
             }
         )
 

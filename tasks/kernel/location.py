@@ -13,11 +13,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tasks.kernel import files
@@ -37,8 +37,13 @@ WHOLE_UPLOAD_BYTES = 256_000_000
 """Larger ones go in parts; what a killed process leaves of these a lifecycle rule has to remove."""
 CHUNK_BYTES = 8_000_000
 CHANGE_ATTEMPTS = 50
+AccessName = Literal[
+    "endpoint", "region", "access_key_id", "secret_access_key", "session_token"
+]  # fmt: skip
+MEND = "Remove it, and run the stage that makes it again, or bring a backup with `falaj restore`"
 # In the text of an error, since obstore has no class for it.
 _NO_BUCKET = "NoSuchBucket"
+_CUT = "InvalidRange"
 _FULL = re.compile(
     "status code: 507|InsufficientStorage|No space left|os error 28|QuotaExceeded|StorageFull"
 )
@@ -56,9 +61,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Location:
-    """Objects below one URL. A name is relative, with slashes."""
+    """Objects below one URL. A name is relative, with slashes.
+
+    Args:
+        url: without a slash at its end.
+        access: what `s3_access` gives; None: from this process's variables.
+    """
 
     url: str
+    access: Mapping[AccessName, str] | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.url
 
     @classmethod
     def of(cls, url: str, variable: str = "FALAJ_STATE") -> Location:
@@ -87,13 +101,19 @@ class Location:
         parts = urlsplit(self.url)
         return Path(parts.path) if parts.scheme == "file" else None
 
-    def read(self, name: str) -> bytes | None:
-        """Content of a small object; None where there is none."""
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """Content of a small object, or some bytes of one; None where there is none.
+
+        Raises:
+            ArtifactError: it ends before `start`.
+        """
         import obstore
 
         try:
             with self._explained(name):
-                return bytes(obstore.get(self._store, name).bytes())
+                if length is None:
+                    return bytes(obstore.get(self._store, name).bytes())
+                return bytes(obstore.get_range(self._store, name, start=start, length=length))
         except FileNotFoundError:
             return None
 
@@ -112,8 +132,9 @@ class Location:
         import obstore
 
         with self._explained(name):
-            whole = not isinstance(content, Path) or content.stat().st_size < WHOLE_UPLOAD_BYTES
-            obstore.put(self._made_store, name, content, use_multipart=not whole)
+            size = content.stat().st_size if isinstance(content, Path) else len(content)
+            in_parts = size >= WHOLE_UPLOAD_BYTES
+            obstore.put(self._made_store, name, content, use_multipart=in_parts)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that nobody has written; False where somebody has."""
@@ -188,8 +209,7 @@ class Location:
             if sha256 and seen.hexdigest() != sha256:
                 raise ArtifactError(
                     f"{self.url}/{name} has SHA-256 {seen.hexdigest()[:12]}, expected "
-                    f"{sha256[:12]}: it was changed or damaged. Remove it, and run the stage that "
-                    "makes it again, or bring a backup with `falaj restore`"
+                    f"{sha256[:12]}: it was changed or damaged. {MEND}"
                 )
 
     def send_content(self, path: Path) -> tuple[str, int]:
@@ -222,7 +242,8 @@ class Location:
     @property
     def _store(self) -> ObjectStore:
         if self.folder is None:
-            return _open(self.url, tuple(s3_access(os.environ).items()))
+            access = s3_access(os.environ) if self.access is None else self.access
+            return _open(self.url, tuple(access.items()))
         if not self.folder.exists():
             raise FileNotFoundError(self.folder)
         return _open(self.url, ())
@@ -247,20 +268,22 @@ class Location:
         where = f"{self.url}/{name}"
         try:
             yield
-        except FileNotFoundError as exc:
-            if _NO_BUCKET not in str(exc):
+        except (FileNotFoundError, exceptions.BaseError) as exc:
+            if _NO_BUCKET in str(exc):
+                raise StorageError(
+                    f"{where}: there is no such bucket; make it, or correct its name or "
+                    "AWS_ENDPOINT_URL. Nothing was changed"
+                ) from exc
+            if isinstance(exc, FileNotFoundError):
                 raise
-            raise StorageError(
-                f"{where}: there is no such bucket; make it, or correct FALAJ_STATE and "
-                "AWS_ENDPOINT_URL. Nothing was changed"
-            ) from exc
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as exc:
-            raise StorageError(
-                f"{where}: the store refused the key ({_reason(exc)}); expected one that may list, "
-                "read, write and delete there. Mend AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
-                "the bucket's policy; nothing was changed"
-            ) from exc
-        except exceptions.BaseError as exc:
+            if _CUT in str(exc):
+                raise ArtifactError(f"{where} is shorter than it was. {MEND}") from exc
+            if isinstance(exc, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+                raise StorageError(
+                    f"{where}: the store refused the key ({_reason(exc)}); expected one that may "
+                    "list, read, write and delete there. Mend AWS_ACCESS_KEY_ID, "
+                    "AWS_SECRET_ACCESS_KEY or the bucket's policy; nothing was changed"
+                ) from exc
             if _FULL.search(str(exc)):
                 raise StorageError(
                     f"{where}: the store is full ({_reason(exc)}); free space in it (`falaj prune` "
@@ -277,7 +300,7 @@ def object_name(sha256: str) -> str:
     return f"{OBJECTS}/{sha256[:2]}/{sha256}"
 
 
-def s3_access(environment: Mapping[str, str]) -> dict[str, str]:
+def s3_access(environment: Mapping[str, str]) -> dict[AccessName, str]:
     """Address and keys of S3 in the usual variables, by obstore's names.
 
     Without keys the machine's own role is asked.
@@ -289,7 +312,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[str, str]:
     def first(*names: str) -> str:
         return next((environment[name] for name in names if environment.get(name)), "")
 
-    found = {
+    found: dict[AccessName, str] = {
         "endpoint": first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "region": first("AWS_REGION", "AWS_DEFAULT_REGION"),
         "access_key_id": first("AWS_ACCESS_KEY_ID"),
@@ -305,7 +328,7 @@ def s3_access(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def _open(url: str, access: tuple[tuple[str, str], ...]) -> ObjectStore:
+def _open(url: str, access: tuple[tuple[AccessName, str], ...]) -> ObjectStore:
     from obstore.store import LocalStore, S3Store
 
     parts, given = urlsplit(url), dict[str, Any](access)

@@ -26,6 +26,7 @@ from tasks.kernel import files
 from tasks.kernel.code_digest import statements_digest
 from tasks.kernel.errors import ArtifactError, ConfigurationError, refused_writes_explained
 from tasks.kernel.location import Entry, Location, object_name
+from tasks.kernel.parts import PARTIAL, PARTS_FILE, PartialCopy, RemoteFile, described
 from tasks.kernel.values import Artifact
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -609,7 +610,12 @@ class ArtifactStore:
         with suppress(FileNotFoundError):
             os.utime(folder / SHARED)
             for file, sha256 in lacking:
-                self.location.bring(object_name(sha256), folder / file, sha256=sha256)
+                path, url = folder / PARTIAL / file, self.location.url
+                if path.exists() and not anew:
+                    remote = RemoteFile(path=path, url=url, sha256=sha256)
+                    PartialCopy(remote, self.location).complete(folder / file)
+                else:
+                    self.location.bring(object_name(sha256), folder / file, sha256=sha256)
 
     def _make_room(self) -> None:
         """Remove the copies that were not used for the longest time, down to the bound."""
@@ -669,6 +675,21 @@ class ArtifactStore:
                 f"was changed or damaged. Remove {path.parent} and run again to rebuild it"
             )
         return path
+
+    def remote(self, artifact: Artifact, parts: Artifact | None) -> RemoteFile | None:
+        """What a `PartialCopy` is made of; None: use the whole.
+
+        Args:
+            artifact: the file; where it is here, it is used.
+            parts: names its parts; None in older values.
+        """
+        path = self._locate(artifact.uri)
+        if self.location is None or parts is None or path.exists():
+            return None
+        self.path(parts)
+        path, url = path.parent / PARTIAL / path.name, self.location.url
+        sha256, parts_sha256 = artifact.sha256, parts.sha256
+        return RemoteFile(path=path, url=url, sha256=sha256, parts_sha256=parts_sha256)
 
     def holds(self, artifact: Artifact) -> bool:
         """True where the artifact is present and whole."""
@@ -739,6 +760,11 @@ class StagedFolder:
             sha256=files.digest_of(path),
             num_bytes=files.size_of(path),
         )
+
+    def parts(self, name: str) -> Artifact:
+        """Describe the parts of the Parquet file `name`, so that they can be brought alone."""
+        (self.path / PARTS_FILE).write_text(described(self.path / name))
+        return self.artifact(PARTS_FILE)
 
 
 def _build_name(kind: str, key: str) -> str:

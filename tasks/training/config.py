@@ -13,7 +13,7 @@ from tasks.training.strategies.config import StrategyConfig
 # Folders below each other; none of them is `.` or `..`, and neither a query nor a fragment follows.
 FOLDERS = r"(?:/(?!\.{1,2}(?:/|$))[^/?#\0]*)*"
 LOCAL_URI = re.compile(rf"file://({FOLDERS})")
-S3_URI = re.compile(rf"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{FOLDERS})")
+S3_URI = re.compile(rf"s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]{FOLDERS}")
 
 
 class CheckpointConfig(Contract):
@@ -36,7 +36,7 @@ class CheckpointConfig(Contract):
 
     @model_validator(mode="after")
     def _uri_names_a_location(self) -> Self:
-        if self.uri and not (self.local_folder or self.bucket_and_prefix):
+        if self.uri and not (self.local_folder or self.is_on_s3):
             # Without the URI: what stands before an @ may be a password.
             raise ValueError(
                 "uri is no location for checkpoints; expected file:///folder or "
@@ -47,17 +47,13 @@ class CheckpointConfig(Contract):
     @property
     def local_folder(self) -> str:
         """Absolute folder that `uri` names; empty where it names none."""
-        return _path(LOCAL_URI, self.uri)
+        match = LOCAL_URI.fullmatch(self.uri)
+        return match[1].rstrip("/") if match else ""
 
     @property
-    def bucket_and_prefix(self) -> str:
-        """`bucket/prefix` that `uri` names; empty where it names none."""
-        return _path(S3_URI, self.uri)
-
-
-def _path(pattern: re.Pattern[str], uri: str) -> str:
-    match = pattern.fullmatch(uri)
-    return match[1].rstrip("/") if match else ""
+    def is_on_s3(self) -> bool:
+        """True where `uri` names a prefix of a bucket."""
+        return S3_URI.fullmatch(self.uri) is not None
 
 
 class TelemetryConfig(Contract):

@@ -11,7 +11,7 @@ from pyarrow.fs import FileSelector, S3FileSystem
 
 from tasks.contracts.training import EpochMetrics
 from tasks.kernel.errors import StorageError, TransientError
-from tasks.training.checkpoints.location import FILE_NAME
+from tasks.training.core.run_directory import ACCESS_FILE
 from tests.support.host.processes import pids_whose_command_holds
 from tests.support.ranks import runs
 from tests.support.services.servers import s3_server
@@ -52,7 +52,7 @@ def test_a_run_with_checkpoints_on_s3_goes_on_from_there_and_leaves_nothing(
                 seen.append(Path(f"/proc/{pid}/cmdline").read_bytes())
                 seen.append(Path(f"/proc/{pid}/environ").read_bytes())
             modes.extend(
-                file.stat().st_mode & 0o777 for file in tmp_path.glob(f"work/*/{FILE_NAME}")
+                file.stat().st_mode & 0o777 for file in tmp_path.glob(f"work/*/{ACCESS_FILE}")
             )
             os.kill(runs.pid_of_rank(1, tmp_path), signal.SIGKILL)
 
@@ -61,7 +61,7 @@ def test_a_run_with_checkpoints_on_s3_goes_on_from_there_and_leaves_nothing(
     assert modes == [0o600]
     assert len(seen) >= 8  # two guards and two ranks
     assert not any(SECRET.encode() in text for text in seen)
-    assert not list(tmp_path.glob(f"work/*/{FILE_NAME}"))
+    assert not list(tmp_path.glob(f"work/*/{ACCESS_FILE}"))
     assert any(name.endswith("/manifest.json") for name in objects(s3))
     model = runs.train(tmp_path, runs.config(checkpoints=on_s3))
     log = runs.log_of(model, tmp_path)

@@ -26,7 +26,7 @@ from infra.bench.figures import (
     seconds,
 )
 from infra.bench.parts import Bench
-from tasks.training.checkpoints.location import Location
+from tasks.training.checkpoints.disk import Disk
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
@@ -135,4 +135,4 @@ def _write_plainly(path: Path, weights: Tensor) -> None:
 
 
 def _store(folder: Path) -> CheckpointStore:
-    return CheckpointStore(Location(folder))
+    return CheckpointStore(Disk(folder))

@@ -14,13 +14,14 @@ import logging
 import pickle
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tasks.kernel.errors import ArtifactError, TrainingError
-from tasks.training.checkpoints.location import Location, S3Access, S3Location, read_access
+from tasks.kernel.location import Location
+from tasks.training.checkpoints.disk import Disk
 from tasks.training.config import CheckpointConfig
 
 if TYPE_CHECKING:  # whoever starts ranks needs no PyTorch
@@ -144,7 +145,7 @@ class CheckpointStore:
         location: where the files are; holds checkpoints of this run alone.
     """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location | Disk) -> None:
         self._location = location
         self._known_complete: set[str] = set()
 
@@ -160,7 +161,7 @@ class CheckpointStore:
             TransientError: the store does not answer.
             StorageError: the store refuses.
         """
-        files = self._location.list_files()
+        files = self._files()
         for name in sorted({name.partition("/")[0] for name in files} - _complete(files)):
             LOGGER.warning("%s in %s is no complete checkpoint: passed over", name, self)
         for ref in _refs(files):
@@ -208,13 +209,13 @@ class CheckpointStore:
         Raises:
             StorageError, TransientError: as `save`.
         """
-        files = self._location.list_files()
+        files = self._files()
         kept: set[str] = set()
         for ref in _refs(files):
             if len(kept) < num_kept and self._is_complete(ref):
                 kept.add(ref.name)
         # Where none is complete, all that is left is evidence.
-        self._remove(_folders(files) - (kept or _complete(files)))
+        self._remove(files, _folders(files) - (kept or _complete(files)))
 
     def clear(self) -> None:
         """Remove all checkpoints of the run; for when its result is published.
@@ -222,11 +223,18 @@ class CheckpointStore:
         Raises:
             StorageError, TransientError: as `save`.
         """
-        self._remove(_folders(self._location.list_files()))
+        files = self._files()
+        self._remove(files, _folders(files))
 
-    def _remove(self, folders: Set[str]) -> None:
+    def _files(self) -> set[str]:
+        return set(self._location.entries(""))
+
+    def _remove(self, files: Set[str], folders: Set[str]) -> None:
+        """Each one's manifest first, and on a disk the folder itself last."""
         for folder in sorted(folders):
-            self._location.remove(folder, MANIFEST_NAME)
+            names = (name for name in files if name.startswith(f"{folder}/"))
+            longest_first = sorted(names, key=len, reverse=True)
+            self._location.remove(sorted(longest_first, key=f"{folder}/{MANIFEST_NAME}".__ne__))
 
     def _is_complete(self, ref: CheckpointRef) -> bool:
         try:
@@ -245,15 +253,18 @@ class CheckpointStore:
 
     def _read(self, ref: CheckpointRef) -> bytes:
         """The content of the state's file."""
-        try:
-            expected = _digest(self._location.read(f"{ref.name}/{MANIFEST_NAME}"))
-            content = self._location.read(f"{ref.name}/{STATE_NAME}")
-        except OSError as exc:
-            raise ArtifactError(f"it cannot be read ({exc.strerror or exc})") from exc
+        expected = _digest(self._file(ref, MANIFEST_NAME))
+        content = self._file(ref, STATE_NAME)
         if (seen := hashlib.sha256(content).hexdigest()) != expected:
             raise ArtifactError(
                 f"{STATE_NAME} has SHA-256 {seen[:12]}, expected {str(expected)[:12]}"
             )
+        return content
+
+    def _file(self, ref: CheckpointRef, name: str) -> bytes:
+        content = self._location.read(f"{ref.name}/{name}")
+        if content is None:
+            raise ArtifactError(f"it lacks {name}")
         return content
 
     @contextmanager
@@ -296,7 +307,7 @@ def _refs(files: Set[str]) -> list[CheckpointRef]:
 
 
 def open_store(
-    config: CheckpointConfig, run_path: Path, environment: Mapping[str, str] | None = None
+    config: CheckpointConfig, run_path: Path, reach: Callable[[str], Location] = Location
 ) -> CheckpointStore:
     """The store of the run whose directory is `run_path`.
 
@@ -305,18 +316,16 @@ def open_store(
     Args:
         config: where checkpoints are.
         run_path: the run directory.
-        environment: the driver's, with its keys for S3. None on ranks, which have the driver's
-            file, see `location.S3Access`.
+        reach: gives the location of a URL of S3; on ranks `RunDirectory.location`.
 
     Raises:
-        ConfigurationError: the keys for S3 are not there, or only one half of them.
+        ConfigurationError: the access to S3 is not there, or only one half of its keys.
     """
-    if config.bucket_and_prefix:
-        access = read_access(run_path) if environment is None else S3Access.of_driver(environment)
-        return CheckpointStore(S3Location(f"{config.bucket_and_prefix}/{run_path.name}", access))
+    if config.is_on_s3:
+        return CheckpointStore(reach(f"{config.uri.rstrip('/')}/{run_path.name}"))
     if config.local_folder:
-        return CheckpointStore(Location(Path(config.local_folder) / run_path.name))
-    return CheckpointStore(Location(run_path / "checkpoints"))
+        return CheckpointStore(Disk(Path(config.local_folder) / run_path.name))
+    return CheckpointStore(Disk(run_path / "checkpoints"))
 
 
 def agreed_newest(store: CheckpointStore, ranks: Communicator) -> CheckpointRef | None:

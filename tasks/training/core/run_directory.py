@@ -7,24 +7,30 @@ epochs.jsonl        rank 0 -> driver: one line an epoch
 telemetry-0000N.json rank N -> driver: what it does and what its time goes into, every few seconds
 rank-0000N.json     rank N -> driver: the error that ended it
 result.json         rank 0 -> driver: last of all; model.pt2 and best.pt are complete when it exists
+s3-access.json      driver -> ranks: address and keys of S3, while they run and where they need it
 training.log        driver: every line that a rank printed, all attempts
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from tasks.contracts.base import Contract
 from tasks.contracts.data import DatasetSchema, DataSplits, ValidatedDataset
 from tasks.contracts.telemetry import TrainingTelemetry
 from tasks.contracts.training import DistillationTargets, EpochMetrics, StartingPoint
-from tasks.kernel.errors import TransientError, refused_writes_explained
+from tasks.kernel.errors import ConfigurationError, TransientError, refused_writes_explained
 from tasks.kernel.files import locked, write_atomically
+from tasks.kernel.location import AccessName, Location, s3_access
+from tasks.kernel.parts import RemoteFile
 from tasks.training.config import TrainingConfig
 
+ACCESS_FILE = "s3-access.json"
+ACCESS = TypeAdapter(dict[AccessName, str])
 # The exit code of a rank that could not even write down its error.
 EXIT_REPORT_REFUSED = 74
 # What an attempt writes for the driver, which the next one must not take for its own.
@@ -64,6 +70,8 @@ class TrainingJob(Contract):
     """What the ranks are asked to do."""
 
     snapshot_path: Path
+    """The whole, or the `PartialCopy` of a remote one."""
+    remote: RemoteFile | None = None
     columns: DatasetSchema
     splits: DataSplits
     config: TrainingConfig
@@ -150,6 +158,52 @@ class RunDirectory:
     def read_job(self) -> TrainingJob:
         """What the driver asks for."""
         return TrainingJob.model_validate_json((self.path / "job.json").read_text())
+
+    @contextmanager
+    def access_handed_over(
+        self, job: TrainingJob, environment: Mapping[str, str]
+    ) -> Iterator[None]:
+        """Driver: give the ranks what they need to reach S3, while the context lasts.
+
+        A file of mode 0600, so that no key is in an environment or on a command line; none where
+        the job needs no S3. Where the driver has no keys, the ranks ask the machine's role.
+
+        Raises:
+            ConfigurationError: there is a key without its secret.
+            StorageError: the disk refused the write.
+        """
+        file = self.path / ACCESS_FILE
+        with refused_writes_explained(file):
+            file.unlink(missing_ok=True)  # what a killed driver left
+        reads_s3 = job.remote is not None and Location(job.remote.url).folder is None
+        if not job.config.checkpoints.is_on_s3 and not reads_s3:
+            yield
+            return
+        try:
+            write_atomically(file, json.dumps(s3_access(environment)), private=True)
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+    def location(self, url: str) -> Location:
+        """Rank: a location, reached as the driver has handed over.
+
+        Raises:
+            ConfigurationError: it is on S3, and the driver has handed over nothing, or the file is
+                not the driver's.
+        """
+        if Location(url).folder is not None:
+            return Location(url)
+        file = self.path / ACCESS_FILE
+        try:
+            return Location(url, ACCESS.validate_json(file.read_bytes()))
+        except (FileNotFoundError, ValidationError) as exc:
+            seen = "something else" if isinstance(exc, ValidationError) else "not there"
+            # Without the cause: its text would show the keys.
+            raise ConfigurationError(
+                f"{file} is {seen}; expected the address and the keys of the S3 service, which the "
+                "driver writes for its ranks while they run. Start the run again"
+            ) from None
 
     def write_error(self, error: RankError) -> None:
         """Report the error that ends a rank.

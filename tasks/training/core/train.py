@@ -100,9 +100,7 @@ class TrainingSession:
             self._clock.begin("checking the module")
             check_module(self._job)
         self._clock.begin("reading rows")
-        self._sources = open_sources(
-            self._job, exchange, folder=self._run.rows, on_progress=self._clock.advance
-        )
+        self._sources = open_sources(self._job, exchange, self._run, self._clock.advance)
         self._clock.begin("building the network")
         torch.manual_seed(self._config.seed)
         self._objective = objective_of(self._sources.preprocessing)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema, category_code
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.parts import PartialCopy
 from tasks.training.data.preprocess import Float32Array, Int32Array, Int64Array
 
 # With row groups at most this share of a shard, each is one block and is read by one rank alone.
@@ -184,18 +185,29 @@ class SnapshotFile:
         columns: which column is what.
         num_shards: virtual shards V.
         is_distilled: whether the snapshot has the outputs of a teacher, in column `TEACHER_OUTPUT`.
+        partial: brings what is read of it; None: the file is whole.
 
     Raises:
         DataContractError: the file is no Parquet, or a column is missing or of a wrong type.
+        ArtifactError, TransientError, StorageError: as `PartialCopy.bring`.
     """
 
     def __init__(
-        self, path: Path, columns: DatasetSchema, num_shards: int, *, is_distilled: bool = False
+        self,
+        path: Path,
+        columns: DatasetSchema,
+        num_shards: int,
+        *,
+        is_distilled: bool = False,
+        partial: PartialCopy | None = None,
     ) -> None:
         self.path = path
         self.columns = columns
         self.layout = RowLayout(len(columns.numeric), len(columns.categorical), is_distilled)
         self.num_shards = num_shards
+        self._partial = partial
+        if partial:
+            partial.bring(-1)
         try:
             # Dictionary columns: a category's text is decoded once, not once a row.
             self._file = pq.ParquetFile(path, read_dictionary=list(columns.categorical))
@@ -204,6 +216,14 @@ class SnapshotFile:
                 f"snapshot {path.name} cannot be read as Parquet ({exc}); build it again"
             ) from exc
         check_types(self._file.schema_arrow, columns)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Another one for other content."""
+        if self._partial:
+            return (self._partial.sha256,)
+        file = self.path.stat()
+        return str(self.path), file.st_size, file.st_mtime_ns
 
     @property
     def num_groups(self) -> int:
@@ -237,7 +257,12 @@ class SnapshotFile:
 
         Raises:
             DataContractError: the row group is damaged, or a label is none of the task's.
+            ArtifactError, TransientError, StorageError: as `PartialCopy.bring`.
         """
+        if dealt.shards().isdisjoint(shards):
+            return
+        if self._partial:
+            self._partial.bring(group)
         owners, begin = dealt.owners(), 0
         for table in self._tables(group):
             part = owners[begin : begin + table.num_rows]

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -14,9 +13,10 @@ from tasks.contracts.base import TimeWindow
 from tasks.contracts.data import DatasetSchema
 from tasks.kernel.cores import usable_cores
 from tasks.kernel.errors import DataContractError
+from tasks.kernel.parts import PartialCopy
 from tasks.training.config import PIECE_ROWS
 from tasks.training.core.objective import StepPlan
-from tasks.training.core.run_directory import TrainingJob
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
 from tasks.training.data.decode import RowFacts, SnapshotFile
 from tasks.training.data.preprocess import (
     MAX_MAGNITUDE,
@@ -55,33 +55,39 @@ class Sources:
 
 
 def open_sources(
-    job: TrainingJob, ranks: Communicator, folder: Path, on_progress: Callable[[], None]
+    job: TrainingJob, ranks: Communicator, run: RunDirectory, on_progress: Callable[[], None]
 ) -> Sources:
     """A rank's training and validation rows, and the preprocessing of all. Collective.
 
-    May be called again after the ranks have changed: what was decoded into `folder` on this host is
+    May be called again after the ranks have changed: what was decoded on this host is
     found again, and the preprocessing comes out the same.
 
     Args:
         job: snapshot, windows and configuration.
         ranks: all ranks; rank r of n holds the shards with shard % n == r.
-        folder: on this host's local disk; takes decoded rows.
+        run: takes decoded rows, on this host's local disk; has the access to a remote snapshot.
         on_progress: called after each row group.
 
     Raises:
         DataContractError: the snapshot is not what was promised, or a window lacks rows.
+        ArtifactError: a remote snapshot is absent or damaged.
+        TransientError: its location does not answer.
         StorageError: the disk refused decoded rows.
     """
     config, splits = job.config, job.splits
+    partial = PartialCopy(job.remote, run.location(job.remote.url)) if job.remote else None
+    path, is_distilled = job.snapshot_path, job.distillation is not None
     snapshot = SnapshotFile(
-        job.snapshot_path, job.columns, config.num_shards, is_distilled=job.distillation is not None
+        path, job.columns, config.num_shards, is_distilled=is_distilled, partial=partial
     )
     shards = range(ranks.rank, config.num_shards, ranks.size)
     training, validation = (
-        RowStore(folder, snapshot, window, shards, on_progress)
+        RowStore(run.rows, snapshot, window, shards, on_progress)
         for window in (splits.train, splits.validation)
     )
     snapshot.close()
+    if partial:
+        LOGGER.info("brought %.1f MB of the snapshot", partial.num_bytes_brought / 1e6)
     num_rows = _check_labels(training, job, splits.train, ranks)
     _check_labels(validation, job, splits.validation, ranks)
     _check_shards(training, job)

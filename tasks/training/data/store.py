@@ -42,7 +42,7 @@ class RowStore:
         on_progress: called after each row group.
 
     Raises:
-        DataContractError: as `SnapshotFile.decode`.
+        DataContractError, ArtifactError, TransientError: as `SnapshotFile.decode`.
         StorageError: the disk refused a write.
     """
 
@@ -157,13 +157,10 @@ def _identity(snapshot: SnapshotFile, window: TimeWindow) -> str:
     Another start of the machine too: rows are not flushed to disk, so after a loss of power a file
     may have its size and not its content.
     """
-    file = snapshot.path.stat()
     return content_key(
         FILE_FORMAT,
         boot_id(),
-        str(snapshot.path),
-        file.st_size,
-        file.st_mtime_ns,
+        *snapshot.identity,
         snapshot.columns,
         snapshot.layout.width,
         snapshot.num_shards,

@@ -14,7 +14,6 @@ from tasks.kernel.files import scratch_folder, write_atomically
 from tasks.kernel.guard import GRACE_S
 from tasks.kernel.settings import ArtifactStore, StagedFolder, code_digest, content_key
 from tasks.metadata.database import held_everywhere
-from tasks.training.checkpoints.location import access_handed_over
 from tasks.training.checkpoints.store import open_store
 from tasks.training.config import ONLY_MEASURES, CheckpointConfig, TrainingConfig
 from tasks.training.core.run_directory import (
@@ -84,7 +83,7 @@ def launch_training(
         # What is measured, and at which prices, makes no other model.
         key = content_key(*inputs, config.model_dump(mode="json", exclude={"telemetry"}))
         model = store.build_once("models", key, TrainedModel, build)
-        open_store(_checkpoints(config, store), run.path, os.environ).clear()
+        open_store(_checkpoints(config, store), run.path).clear()
         with refused_writes_explained(run.path):
             shutil.rmtree(run.path, ignore_errors=True)
     return model
@@ -93,7 +92,9 @@ def launch_training(
 def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) -> TrainingJob:
     """What the ranks are asked to do, and how many they are."""
     snapshot, config, initial = request.dataset.snapshot, request.config, request.initial
-    path = store.path(snapshot.data)
+    is_derived = request.distillation or (initial and config.replay_share is not None)
+    remote = None if is_derived else store.remote(snapshot.data, snapshot.parts)
+    path = remote.path if remote else store.path(snapshot.data)
     if initial is not None and config.replay_share is not None:
         from tasks.training.data.derived import write_replayed  # imports pandas
 
@@ -109,6 +110,7 @@ def _planned(request: TrainingRequest, store: ArtifactStore, run: RunDirectory) 
     LOGGER.info("%s", in_words(num_ranks, threads))
     return TrainingJob(
         snapshot_path=path,
+        remote=remote,
         columns=request.columns,
         splits=request.splits,
         config=config.model_copy(update={"checkpoints": _checkpoints(config, store)}),
@@ -168,11 +170,7 @@ def run_job(
     on_cuda = config.device == "cuda"
     devices = DeviceMeter(os.environ.get("CUDA_VISIBLE_DEVICES")) if on_cuda else None
     sampler = TelemetrySampler(run.path, config.telemetry, devices=devices)
-    with (
-        RankLog(run.log) as log,
-        access_handed_over(config.checkpoints, run.path, os.environ),
-        sampler,
-    ):
+    with RankLog(run.log) as log, run.access_handed_over(job, os.environ), sampler:
         log.note(f"--- attempt at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}, {job.num_ranks} ranks")
         if config.elastic.enabled:
             _run_elastic(run, job, lock, monitor, log)

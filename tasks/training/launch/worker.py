@@ -142,7 +142,7 @@ def writer_of(
     job: TrainingJob, run: RunDirectory, *, asynchronous: bool = False
 ) -> CheckpointWriter:
     """What writes the checkpoints of a run where its configuration says, and as often."""
-    store = open_store(job.config.checkpoints, run.path)
+    store = open_store(job.config.checkpoints, run.path, run.location)
     return CheckpointWriter(store, job.config.checkpoints.every_s, asynchronous=asynchronous)
 
 

@@ -120,6 +120,7 @@ def dataset(
             positive_rate=float(labels.mean()) if columns.task == "classification" else None,
             label_summary=summary,
             excluded=(ExcludedRows(reason="cancelled", num_rows=7),),
+            parts=folder.parts("data.parquet"),
         )
         validation = ValidationResult(
             suite="training_set",

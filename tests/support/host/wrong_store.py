@@ -19,6 +19,7 @@ class WrongStore(ThreadingHTTPServer):
         delay_s: before each answer.
         busy: so many of the next requests are answered with 503.
         cuts: so many of the next uploads break off in the middle.
+        sent_bytes: of the bodies of all answers.
         old_listings: a listing is answered as it was when it was first asked for.
         unconditional: it takes each write that should have been refused.
     """
@@ -28,7 +29,7 @@ class WrongStore(ThreadingHTTPServer):
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = urlsplit(endpoint).netloc
-        self.delay_s, self.busy, self.cuts = 0.0, 0, 0
+        self.delay_s, self.busy, self.cuts, self.sent_bytes = 0.0, 0, 0, 0
         self.old_listings = self.unconditional = False
         self.listings: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
@@ -88,6 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":
+            self.server.sent_bytes += len(content)
             self.wfile.write(content)
 
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _pass_on  # noqa: N815

@@ -9,9 +9,9 @@ import random
 from pathlib import Path
 
 import torch
-from pydantic import SecretStr
 
-from tasks.training.checkpoints.location import Location, S3Access, S3Location
+from tasks.kernel.location import AccessName, Location
+from tasks.training.checkpoints.disk import Disk
 from tasks.training.checkpoints.store import CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
@@ -22,19 +22,17 @@ ROWS = 60_000
 KEY = "test"
 
 
-def access(endpoint: str) -> S3Access:
+def access(endpoint: str) -> dict[AccessName, str]:
     """Of the tests' S3 service."""
-    return S3Access(
-        endpoint_override=endpoint, region="us-east-1", access_key=KEY, secret_key=SecretStr(KEY)
-    )
+    return {"endpoint": endpoint, "access_key_id": KEY, "secret_access_key": KEY}
 
 
 def store_at(where: list[str]) -> CheckpointStore:
     """The store of a command: one word is a folder, two are an endpoint and a prefix."""
     if len(where) == 1:
-        return CheckpointStore(Location(Path(where[0])))
+        return CheckpointStore(Disk(Path(where[0])))
     endpoint, prefix = where
-    return CheckpointStore(S3Location(prefix, access(endpoint)))
+    return CheckpointStore(Location(f"s3://{prefix}", access(endpoint)))
 
 
 def state_of(epoch: int) -> State:

@@ -9,7 +9,7 @@ import torch
 
 from tasks.training.config import ReadingConfig, TrainingConfig
 from tasks.training.core.objective import StepPlan
-from tasks.training.core.run_directory import TrainingJob
+from tasks.training.core.run_directory import RunDirectory, TrainingJob
 from tasks.training.data.decode import SnapshotFile
 from tasks.training.data.opening import Sources, open_sources
 from tasks.training.data.preprocess import Preprocessing
@@ -67,6 +67,6 @@ def training_job(**changes: Any) -> TrainingJob:
 
 def opened(work: TrainingJob, folder: Path, size: int) -> list[Sources]:
     def open_rank(ranks: ThreadCommunicator) -> Sources:
-        return open_sources(work, ranks, folder=folder / "rows", on_progress=lambda: None)
+        return open_sources(work, ranks, RunDirectory(folder), lambda: None)
 
     return on_threads(size, open_rank)

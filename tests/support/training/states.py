@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.training.checkpoints.location import Location
+from tasks.training.checkpoints.disk import Disk
 from tasks.training.checkpoints.store import CheckpointRef, CheckpointStore
 from tasks.training.strategies.base import State
 
 
 def store_in(folder: Path) -> CheckpointStore:
-    return CheckpointStore(Location(folder))
+    return CheckpointStore(Disk(folder))
 
 
 def state_after(epoch: int, rows: int = 40) -> State:

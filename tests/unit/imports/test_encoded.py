@@ -1,6 +1,7 @@
 """Columns of texts and images as numbers: which, in which order, and when they are made again."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ def test_numbers_stand_beside_the_rows_they_are_of(
     assert made.columns.given[-1] == "review"
     assert "review_0" not in made.columns.given
     assert made.retrieved_sha256 == plain.data.sha256
+    assert made.parts is not None
+    lengths = [length for length, _ in json.loads(shared.path(made.parts).read_text())]
+    assert sum(lengths) == made.data.num_bytes
 
 
 def test_it_is_done_again_for_other_rows_or_weights_alone(

@@ -1,11 +1,14 @@
 """What follows from a use case's columns, and what it is like when all of it runs."""
 
+import hashlib
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from feast import Entity, FeatureService, FeatureView
 from feast.permissions.permission import Permission
@@ -218,6 +221,18 @@ def test_one_file_gives_rows_with_what_was_known_at_their_moment(run: Run) -> No
     assert row["habits__amount_mean_7d"] == pytest.approx(run.orders["amount"][week].mean())
     assert row["customers__town"] in ("Nizwa", "Sur", "Ibri")
     assert set(run.rows["gift"]) == {"true", "false"}
+
+
+def test_a_training_set_comes_with_the_digests_of_its_parts(run: Run) -> None:
+    data, parts = run.snapshot.data, run.snapshot.parts
+    assert parts is not None
+    digests = json.loads(run.settings.store.path(parts).read_text())
+    content = run.settings.store.path(data).read_bytes()
+    for length, sha256 in digests:
+        assert hashlib.sha256(content[:length]).hexdigest() == sha256
+        content = content[length:]
+    assert content == b""
+    assert len(digests) == 1 + pq.read_metadata(run.settings.store.path(data)).num_row_groups
 
 
 def test_a_snapshot_is_made_again_from_the_sql_that_its_declaration_was_compiled_to(

@@ -11,33 +11,25 @@ from pyarrow.fs import FileSelector, S3FileSystem
 from pydantic import ValidationError
 
 from tasks.kernel.errors import ConfigurationError, StorageError, TransientError
-from tasks.training.checkpoints import location
-from tasks.training.checkpoints.location import (
-    FILE_NAME,
-    S3Access,
-    S3Location,
-    access_handed_over,
-    read_access,
-)
+from tasks.kernel.location import Location, s3_access
 from tasks.training.checkpoints.store import MANIFEST_NAME, STATE_NAME, CheckpointStore, open_store
 from tasks.training.checkpoints.writer import CheckpointWriter
-from tasks.training.config import CheckpointConfig
+from tasks.training.config import CheckpointConfig, TrainingConfig
+from tasks.training.core.run_directory import ACCESS_FILE, RunDirectory
 from tests.support.services.servers import s3_server
-from tests.support.training.checkpoint_writer import KEY, access, store_at
+from tests.support.state import make_bucket
+from tests.support.training.checkpoint_writer import KEY, store_at
+from tests.support.training.reading_ranks import training_job
 from tests.support.training.states import assert_equal, state_after
 
 SECRET = "marker-of-a-secret-77d1"
 CONFIG = CheckpointConfig(uri="s3://lake/all-runs")
 
 
-def client(endpoint: str) -> S3FileSystem:
-    return S3FileSystem(**access(endpoint).arguments(), allow_bucket_creation=True)
-
-
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     with s3_server() as endpoint:
-        client(endpoint).create_dir("lake")
+        make_bucket(endpoint, "lake")
         yield endpoint
 
 
@@ -53,7 +45,7 @@ def store(endpoint: str, prefix: str) -> CheckpointStore:
 
 @pytest.fixture
 def s3(endpoint: str) -> S3FileSystem:
-    return client(endpoint)
+    return S3FileSystem(endpoint_override=endpoint, access_key=KEY, secret_key=KEY)
 
 
 def keys(s3: S3FileSystem, prefix: str) -> list[str]:
@@ -62,8 +54,9 @@ def keys(s3: S3FileSystem, prefix: str) -> list[str]:
 
 
 def test_states_come_back_old_ones_are_pruned_and_a_finished_run_leaves_nothing(
-    store: CheckpointStore, s3: S3FileSystem, prefix: str
+    store: CheckpointStore, s3: S3FileSystem, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tasks.kernel.location.WHOLE_UPLOAD_BYTES", 10_000_000)
     assert store.newest() is None
     large = {"w": torch.arange(6 << 20, dtype=torch.int32)}  # 24 MiB: many requests
     with CheckpointWriter(store, 60) as writer:
@@ -91,19 +84,19 @@ def test_a_damaged_one_is_passed_over_and_what_a_killed_writer_left_goes(
 
 def test_a_bucket_that_is_not_there_is_noticed_before_the_first_checkpoint(endpoint: str) -> None:
     missing = store_at([endpoint, "no-such-bucket/x"])
-    with pytest.raises(StorageError, match="there is no bucket no-such-bucket"):
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/x.* there is no such bucket"):
         missing.newest()
-    with pytest.raises(StorageError, match=r"s3://no-such-bucket/x/.* the store refused .*BUCKET"):
+    with pytest.raises(StorageError, match=r"s3://no-such-bucket/x/.* there is no such bucket"):
         missing.save(1, 0, state_after(1))
 
 
 def test_a_server_that_dies_costs_the_checkpoint_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(location, "S3_ATTEMPTS", 2)
+    monkeypatch.setattr("tasks.kernel.location.RETRIES", 1)
     with s3_server() as endpoint:
-        client(endpoint).create_dir("lake")
-        store = CheckpointStore(S3Location("lake/run", access(endpoint)))
+        make_bucket(endpoint, "lake")
+        store = store_at([endpoint, "lake/run"])
         port = int(endpoint.rpartition(":")[2])
         for child in psutil.Process().children(recursive=True):
             if any(c.laddr and c.laddr.port == port for c in child.net_connections()):
@@ -111,53 +104,61 @@ def test_a_server_that_dies_costs_the_checkpoint_that_is_written(
                 child.wait()
         writer = CheckpointWriter(store, 60, asynchronous=True)
         writer.save(1, 0, state_after(1))
-        with pytest.raises(TransientError, match="a new attempt resumes from the newest complete"):
+        with pytest.raises(TransientError, match=r"s3://lake/run/.* does not answer"):
             writer.close()
 
 
 def test_a_run_finds_its_store_by_a_file_that_is_the_owners_alone_and_gone_in_the_end(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     driver = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": KEY,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": endpoint,
     }
-    run = tmp_path / "run-a"
-    run.mkdir()
-    (run / FILE_NAME).symlink_to(tmp_path / "elsewhere")  # as somebody may who wants the keys
-    with access_handed_over(CONFIG, run, driver):
-        assert stat.S_IMODE((run / FILE_NAME).lstat().st_mode) == 0o600
-        store = open_store(CONFIG, run)
+    job, run = (
+        training_job(config=TrainingConfig(checkpoints=CONFIG)),
+        RunDirectory(tmp_path / "run-a"),
+    )
+    run.make()
+    file = run.path / ACCESS_FILE
+    file.symlink_to(tmp_path / "elsewhere")  # as somebody may who wants the keys
+    with run.access_handed_over(job, driver):
+        assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+        store = open_store(CONFIG, run.path, run.location)
     assert not (tmp_path / "elsewhere").exists()
     ref = store.save(1, 0, state_after(1))
     assert str(store) == "s3://lake/all-runs/run-a"
-    assert open_store(CONFIG, run, driver).newest() == ref
-    with pytest.raises(ConfigurationError, match="which the driver writes for its ranks"):
-        open_store(CONFIG, run)
-    with pytest.raises(KeyError), access_handed_over(CONFIG, run, driver):
+    with monkeypatch.context() as patch:
+        for name, value in driver.items():
+            patch.setenv(name, value)
+        assert open_store(CONFIG, run.path).newest() == ref
+    with pytest.raises(ConfigurationError, match="is not there; expected the address"):
+        open_store(CONFIG, run.path, run.location)
+    with pytest.raises(KeyError), run.access_handed_over(job, driver):
         raise KeyError
-    (run / FILE_NAME).write_text("{}")  # what a killed driver left
-    with access_handed_over(CheckpointConfig(), run, driver):
-        assert list(run.iterdir()) == []
+    file.write_text("{}")  # what a killed driver left
+    with run.access_handed_over(training_job(), driver):
+        assert list(run.path.iterdir()) == []
 
 
-def test_without_keys_the_machines_own_chain_is_asked_and_half_a_key_is_refused() -> None:
-    assert S3Access.of_driver({}).arguments() == {}
+def test_without_keys_the_machines_own_role_is_asked_and_half_a_key_is_refused() -> None:
+    assert s3_access({}) == {}
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         with pytest.raises(ConfigurationError, match="the other is not") as caught:
-            S3Access.of_driver({name: SECRET})
+            s3_access({name: SECRET})
         assert SECRET not in str(caught.value)
 
 
 def test_no_secret_is_ever_printed(tmp_path: Path) -> None:
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET}
-    assert SECRET not in repr(S3Access.of_driver(keys))
-    (tmp_path / FILE_NAME).write_text(f'{{"secret_key": "{SECRET}", "unknown": "{SECRET}"}}')
-    with pytest.raises(ConfigurationError, match="start the run again") as caught:
-        read_access(tmp_path)
+    keys = s3_access({"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET})
+    assert SECRET not in f"{Location('s3://lake', keys)!r} {Location('s3://lake', keys)}"
+    (tmp_path / ACCESS_FILE).write_text(f'{{"secret_access_key": "{SECRET}", "more": "{SECRET}"}}')
+    with pytest.raises(
+        ConfigurationError, match="is something else; expected the address"
+    ) as caught:
+        RunDirectory(tmp_path).location("s3://lake")
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks.kernel.errors import StorageError, TrainingError
-from tasks.training.checkpoints.location import Location
+from tasks.training.checkpoints.disk import Disk
 from tasks.training.checkpoints.store import MANIFEST_NAME, CheckpointStore
 from tasks.training.checkpoints.writer import CheckpointWriter
 from tasks.training.strategies.base import State
@@ -14,7 +14,7 @@ from tests.support.training.checkpoint_writer import kill_and_look
 from tests.support.training.states import assert_equal, state_after, store_in
 
 
-class HeldLocation(Location):
+class HeldDisk(Disk):
     """A folder whose writes wait until they are let go, or fail."""
 
     def __init__(self, root: Path) -> None:
@@ -32,8 +32,8 @@ class HeldLocation(Location):
 
 
 @pytest.fixture
-def location(tmp_path: Path) -> Iterator[HeldLocation]:
-    held = HeldLocation(tmp_path)
+def location(tmp_path: Path) -> Iterator[HeldDisk]:
+    held = HeldDisk(tmp_path)
     yield held
     held.may_go_on.set()
 
@@ -71,7 +71,7 @@ def test_checkpoints_are_written_and_pruned_and_what_follows_one_follows_when_it
 
 
 def test_training_may_change_the_state_while_it_is_written(
-    location: HeldLocation, tmp_path: Path
+    location: HeldDisk, tmp_path: Path
 ) -> None:
     weights = torch.zeros(50)
     state = {"network": {"w": weights}, "history": [1]}
@@ -85,7 +85,7 @@ def test_training_may_change_the_state_while_it_is_written(
 
 
 def test_within_an_epoch_one_is_left_out_while_another_is_written_and_at_its_end_never(
-    location: HeldLocation, tmp_path: Path
+    location: HeldDisk, tmp_path: Path
 ) -> None:
     writer = writer_of(CheckpointStore(location))
     writer.save(1, 10, state_after(1))
@@ -102,7 +102,7 @@ def test_within_an_epoch_one_is_left_out_while_another_is_written_and_at_its_end
 
 @pytest.mark.parametrize("at_the_end", [True, False])
 def test_a_refused_write_is_an_error_of_the_training_thread(
-    at_the_end: bool, location: HeldLocation, tmp_path: Path
+    at_the_end: bool, location: HeldDisk, tmp_path: Path
 ) -> None:
     followed: list[int] = []
     writer = writer_of(CheckpointStore(location))
@@ -117,7 +117,7 @@ def test_a_refused_write_is_an_error_of_the_training_thread(
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_the_error_that_ended_training_is_not_hidden_and_what_was_saved_is_written(
-    is_full: bool, location: HeldLocation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_full: bool, location: HeldDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     location.is_full = is_full
     location.may_go_on.set()
