@@ -38,6 +38,8 @@ from tasks.kernel.settings import (
     URI_SCHEME,
     ArtifactStore,
     bring,
+    code_digest,
+    content_key,
     named_artifacts,
     put,
     send,
@@ -45,7 +47,7 @@ from tasks.kernel.settings import (
 from tasks.kernel.values import flattened, plain
 from tasks.reporting import facts, quantities
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
-from tasks.reporting.gallery import Pictures, pictures_of
+from tasks.reporting.gallery import Pictures
 from tasks.reporting.quantities import count, decimal, difference, estimate
 
 FOLDER = Path(__file__).parent
@@ -261,6 +263,24 @@ def write_report(record: RunRecord, store: ArtifactStore, folder: Path) -> Repor
     send(target)
     _lead_to(target, folder / LATEST, record.started)
     return ReportFiles(target / PAGE, target / FACTS, folder / LATEST / PAGE)
+
+
+def pictures_of(record: RunRecord, store: ArtifactStore) -> Pictures:
+    """The pictures of a run, drawn here unless one that shows the same was drawn before.
+
+    Raises:
+        StorageError: the disk refused a write.
+    """
+
+    def build(_: object) -> Pictures:
+        from tasks.reporting.pictures import draw  # imports matplotlib, which takes half a second
+
+        return draw(record)
+
+    code = code_digest(str(FOLDER / "pictures.py"))
+    shown = record.model_dump(mode="json", include={"model", "evaluation", "variants"})
+    key = content_key(code, shown, record.refresh.monitoring)
+    return store.build_once("pictures", key, Pictures, build)
 
 
 def facts_as_json(record: RunRecord, stored: Sequence[StoredArtifact]) -> str:

@@ -38,8 +38,7 @@ def publish_report(record: RunRecord) -> ReportFiles:
         ConfigurationError: the run id cannot name a folder. Not retried.
         StorageError: the disk refused a write. Not retried.
     """
-    from tasks.reporting.gallery import pictures_of
-    from tasks.reporting.page import announcement, write_report
+    from tasks.reporting.page import announcement, pictures_of, write_report
 
     settings = Settings.from_environment()
     files = write_report(record, settings.store, settings.reports)
