@@ -42,7 +42,7 @@ from tasks.kernel.settings import (
     put,
     send,
 )
-from tasks.kernel.values import flattened, plain
+from tasks.kernel.values import flattened, in_utc, plain
 from tasks.reporting import facts, quantities
 from tasks.reporting.drawing import STYLE_SHEET
 from tasks.reporting.facts import drift_result, key_figures, promotion_result
@@ -298,7 +298,7 @@ def _lead_to(target: Path, latest: Path, started: datetime) -> None:
             f"{latest} is a file or folder, expected a link to the newest report; the report "
             f"itself is whole in {target}. Move {latest} away and run again"
         )
-    if _started(_newest(latest) / FACTS) > _in_utc(started):
+    if _started(_newest(latest) / FACTS) > in_utc(started):
         return
     with refused_writes_explained(latest), scratch_folder(".latest", latest.parent) as aside:
         link = aside / LATEST
@@ -321,13 +321,9 @@ def _started(facts_path: Path) -> datetime:
     """When the run of these facts started; the beginning of time where they cannot be read."""
     try:
         facts = json.loads(facts_path.read_text(encoding="utf-8"))
-        return _in_utc(datetime.fromisoformat(facts["started"]))
+        return in_utc(datetime.fromisoformat(facts["started"]))
     except (OSError, ValueError, KeyError, TypeError):
         return _BEGINNING
-
-
-def _in_utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def announcement(record: RunRecord, files: ReportFiles, address: str | None = None) -> str:
