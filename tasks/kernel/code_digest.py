@@ -69,14 +69,20 @@ def _read(path: Path, _modified_ns: int, _num_bytes: int) -> tuple[str, tuple[st
     return hashlib.sha256(statements.encode()).hexdigest(), named
 
 
-def _named_modules(tree: ast.Module) -> Iterator[str]:
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that a module imports, at any level: modules, and what may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+
+
+def _named_modules(tree: ast.Module) -> Iterator[str]:
+    yield from imported_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value.startswith(f"{ROOMS}."):
                 yield node.value.partition(":")[0]
 

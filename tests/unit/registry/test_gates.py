@@ -53,7 +53,7 @@ def test_all_gates_open_on_good_evidence_and_each_says_why(good: Evidence) -> No
         "'not_worse' wants the lower bound at or above -0.0050"
     )
     assert calibration == "calibration error 0.0100 [0.0080, 0.0120], ceiling 0.0500"
-    assert part.startswith("worst of 2 slices is carrier=EV (4,000 rows) with AUC 0.7000 (0.6900")
+    assert part.startswith("worst of 2 slices is carrier=EV (4,000 rows) with AUC 0.7000 [0.6900")
     assert hardware == "kept variants: cpu: onnx-fp32"
     assert age == "the test window ended 2014-01-01; no age limit is set"
 
