@@ -8,11 +8,10 @@ milliseconds once MLflow is imported, and does only what is lacking.
 
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import INPUTS, NO_CACHE, RUN_ID
+from prefect.cache_policies import INPUTS, RUN_ID
 from prefect.logging import get_run_logger
 
 from tasks.contracts.base import ModelVersionRef, TimeWindow
@@ -31,7 +30,7 @@ from tasks.contracts.release import (
     TrainedVersion,
 )
 from tasks.contracts.training import CandidateModel, StartingPoint, StudyRecord, TrialRecord
-from tasks.kernel.retry_policy import RETRIED
+from tasks.kernel.retry_policy import uncached
 from tasks.kernel.settings import ArtifactStore, Settings
 from tasks.registry import approval, candidate, model_folder, programs, promotion
 from tasks.registry.approval import Answer, Question
@@ -43,13 +42,7 @@ from tasks.registry.promotion import OpenQuestion
 EARLIEST_S = 60.0
 """Seconds before the end of a question for which whoever comes to close it waits."""
 
-_POLICY: dict[str, Any] = {
-    **RETRIED,
-    "timeout_seconds": 600,
-    "persist_result": True,
-    "result_serializer": "json",
-    "cache_policy": NO_CACHE,
-}
+_POLICY = uncached(600, kept=True)
 
 
 def _installation() -> tuple[RegistryLocation, ArtifactStore]:
