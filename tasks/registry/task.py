@@ -45,9 +45,12 @@ EARLIEST_S = 60.0
 _POLICY = uncached(600, kept=True)
 
 
+def _location() -> RegistryLocation:
+    return RegistryLocation.of(Settings.from_environment())
+
+
 def _installation() -> tuple[RegistryLocation, ArtifactStore]:
-    settings = Settings.from_environment()
-    return RegistryLocation.of(settings), settings.store
+    return _location(), Settings.from_environment().store
 
 
 @task(name="claim-model-name", task_run_name="claim-{config.model_name}", **_POLICY)
@@ -67,9 +70,8 @@ def claim_model_name(
     Raises:
         ConfigurationError: it belongs to another use case. Not retried.
     """
-    location, _ = _installation()
     whose = candidate.IMPORTS if use_case is None else use_case
-    candidate.claim_model_name(whose, service, config, location, reserve=reserve)
+    candidate.claim_model_name(whose, service, config, _location(), reserve=reserve)
 
 
 @task(name="find-incumbent", task_run_name="find-incumbent-{config.model_name}", **_POLICY)
@@ -78,8 +80,7 @@ def find_incumbent(trained: CandidateModel, config: RegistryConfig) -> Registere
 
     Safe to retry: it only reads, and copies the program into the store under its digest.
     """
-    location, store = _installation()
-    return programs.find_incumbent(trained, config, location, store)
+    return programs.find_incumbent(trained, config, *_installation())
 
 
 @task(name="find-start", task_run_name="find-start-{config.model_name}", **_POLICY)
@@ -96,8 +97,7 @@ def find_start(
     Raises:
         RegistryError: the champion's files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    start = programs.find_start(dataset, splits, training, config.model_name, location, store)
+    start = programs.find_start(dataset, splits, training, config.model_name, *_installation())
     if start is None:
         get_run_logger().info("%s has no earlier champion to begin with", config.model_name)
     return start
@@ -114,8 +114,7 @@ def find_calibration_source(
     Raises:
         RegistryError: there is no champion, or its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    return programs.find_calibration_source(fit, holdout, config.model_name, location, store)
+    return programs.find_calibration_source(fit, holdout, config.model_name, *_installation())
 
 
 @task(name="find-compression-parent", task_run_name="find-parent-{config.model_name}", **_POLICY)
@@ -129,8 +128,7 @@ def find_compression_parent(version: int | None, config: RegistryConfig) -> Comp
     Raises:
         RegistryError: there is none, or its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    return programs.find_compression_parent(version, config.model_name, location, store)
+    return programs.find_compression_parent(version, config.model_name, *_installation())
 
 
 @task(name="find-champion", task_run_name="find-champion-{config.model_name}", **_POLICY)
@@ -145,8 +143,7 @@ def find_champion(config: RegistryConfig) -> RegisteredProgram | None:
     Raises:
         RegistryError: its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    champion = programs.find_champion(config.model_name, location, store)
+    champion = programs.find_champion(config.model_name, *_installation())
     if champion is None:
         get_run_logger().info("%s has no version yet: train a first one", config.model_name)
     return champion
@@ -161,8 +158,7 @@ def fetch_version(version: ModelVersionRef) -> RegisteredProgram:
     Raises:
         RegistryError: the version is gone, or its files are missing or damaged. Not retried.
     """
-    location, store = _installation()
-    return programs.fetch_version(version, location, store)
+    return programs.fetch_version(version, *_installation())
 
 
 @task(name="find-trained-version", task_run_name="find-version-{config.model_name}", **_POLICY)
@@ -175,8 +171,7 @@ def find_trained(config: RegistryConfig, number: int | None) -> TrainedVersion:
         RegistryError: there is no such version, it is damaged, or was trained elsewhere. Not
             retried.
     """
-    location, _ = _installation()
-    return programs.find_trained(config.model_name, number, location)
+    return programs.find_trained(config.model_name, number, _location())
 
 
 @task(name="find-filed-version", task_run_name="find-version-{config.model_name}", **_POLICY)
@@ -188,8 +183,7 @@ def find_filed(config: RegistryConfig, number: int) -> FiledVersion:
     Raises:
         RegistryError: it is not there, or lacks one of them. Not retried.
     """
-    location, _ = _installation()
-    return programs.find_filed(config.model_name, number, location)
+    return programs.find_filed(config.model_name, number, _location())
 
 
 @task(name="register-candidate", task_run_name="register-{config.model_name}", **_POLICY)
@@ -241,8 +235,7 @@ def record_trials(study: str, trials: tuple[TrialRecord, ...], config: RegistryC
 
     Safe to retry: a trial has one run, and one that was cut off is written anew.
     """
-    location, _ = _installation()
-    return candidate.record_trials(study, trials, config, location)
+    return candidate.record_trials(study, trials, config, _location())
 
 
 @task(name="end-study", task_run_name="end-{record.study}", **_POLICY)
@@ -251,7 +244,7 @@ def end_study(record: StudyRecord, config: RegistryConfig) -> None:
 
     Safe to retry: what is there already is left, and the numbers are the same.
     """
-    candidate.end_study(record, config, _installation()[0])
+    candidate.end_study(record, config, _location())
 
 
 @task(
@@ -266,8 +259,7 @@ def attach_variants(
 
     Safe to retry: folders are named by digest and the list that names them is replaced last.
     """
-    location, store = _installation()
-    return model_folder.attach_variants(version, variants, location, store)
+    return model_folder.attach_variants(version, variants, *_installation())
 
 
 @task(
@@ -364,7 +356,7 @@ def close_promotion_question(model: str, version: int, digest: str) -> bool:
 
     Safe to retry: a question is closed once.
     """
-    location, _ = _installation()
+    location = _location()
     left_s = approval.seconds_left(model, version, location, datetime.now(UTC), digest)
     if left_s is not None and left_s <= EARLIEST_S:
         time.sleep(left_s)
@@ -393,8 +385,7 @@ def find_champion_state(model_name: str) -> ChampionState | None:
 
     Safe to retry: it only reads.
     """
-    location, _ = _installation()
-    return promotion.find_champion_state(model_name, location, datetime.now(UTC))
+    return promotion.find_champion_state(model_name, _location(), datetime.now(UTC))
 
 
 @task(name="roll-back", task_run_name="roll-back-{model_name}-{replaced}", **_POLICY)
@@ -406,6 +397,5 @@ def roll_back(model_name: str, replaced: int, reason: str, order_id: str) -> Rol
     Raises:
         RegistryError: another version is the champion, or the one before cannot serve. Not retried.
     """
-    location, _ = _installation()
     now = datetime.now(UTC)
-    return promotion.roll_back(model_name, replaced, reason, order_id, location, now)
+    return promotion.roll_back(model_name, replaced, reason, order_id, _location(), now)
